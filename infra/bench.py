@@ -12,11 +12,12 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine, report
+from benchmarks.bound import rates_of
 from benchmarks.cases import CASES, INPUTS, NOMINAL, Pair, Probe, Run, runs_of
-from benchmarks.files import read_all, size_of
+from benchmarks.files import drop_from_cache, read_all, size_of
 from benchmarks.inputs import LAYERS, SHARD
 from benchmarks.judge import Summary, judge, summarise
 from benchmarks.measure import RowFailedError, measure
@@ -30,12 +31,14 @@ INFRA = Path(__file__).resolve().parent
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _PART = 0.22  # size of a shard of the resharded checkpoint, as a fraction of the checkpoint
 _ABOUT = f"""\
-Compares wherry with the real tools for the same jobs, and with a copy that hashes the same bytes.
+Compares wherry with the real tools for the same jobs, with a copy that hashes the same bytes, and with the bound that
+follows from the rates of the machine.
 
-It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each
-system by the system's own library, runs every row in a separate process, and writes medians, ratios and whether they
-meet the requirements to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
-could not be measured. With the default size it needs 50 GB of disk, and about five minutes a round.
+It first measures these rates: hashes, codecs, copies, and the device under the scratch folder. Then it makes a
+synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each system by the
+system's own library, runs every row in a separate process, and writes medians, ratios and whether they meet the
+requirements to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or could
+not be measured. With the default size it needs 50 GB of disk, and about five minutes a round.
 """
 
 
@@ -86,6 +89,7 @@ def main() -> int:
 
 def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:
     described = machine.describe(scratch)
+    described["rates"] = measure_rates(scratch, asked.size)
     failed = not_yet(cases)
     runs = {run.name: run for case in cases if case.name not in failed for run in runs_of(case)}
     failed |= {run.name: f"{run.package} is not installed" for run in runs.values() if is_absent(run)}
@@ -104,6 +108,14 @@ def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespac
         if name not in failed
     }
     return conclude(cases, described, found, failed, asked.results)
+
+
+def measure_rates(scratch: Path, size: int) -> dict[str, Any]:
+    """What the machine does, measured in a process of its own that imports nothing of wherry."""
+    say("measuring the rates of the machine")
+    command = [sys.executable, "-m", "benchmarks.rates", str(scratch), str(size)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=INFRA)
+    return json.loads(done.stdout)
 
 
 def one_round(
@@ -129,13 +141,14 @@ def one_round(
 
 def conclude(
     cases: Sequence[Pair | Probe],
-    described: dict[str, object],
+    described: dict[str, Any],
     found: dict[str, Summary],
     failed: dict[str, str],
     results: Path,
 ) -> int:
     """Write the results; return 1 if any requirement is not reached."""
-    verdicts = [verdict for case in cases for verdict in judge(case, found, failed)]
+    rates = rates_of(described["rates"])
+    verdicts = [verdict for case in cases for verdict in judge(case, found, failed, rates)]
     print("\n" + report.write(results, described, verdicts, [*found.values()]))
     problems = report.problems(verdicts)
     for problem in problems:
@@ -186,18 +199,26 @@ def make_input(name: str, inputs: dict[str, Path], scratch: Path, size: int) -> 
 
 
 def run_once(run: Run, source: Path | None, scratch: Path, size: int) -> Cost:
-    """Run one process: with its source in the page cache and without dirty pages; delete its target afterwards."""
+    """Run one process without dirty pages, its source in the page cache unless the run is cold; delete its target."""
     folder = scratch / "out"
     folder.mkdir()
     try:
-        if source and not INPUTS[run.source].sparse:
-            read_all(source)
-        os.sync()
+        prepare(run, source)
         words = fill(run.command, source, folder / run.target, size)
-        return measure(words, environment(scratch), INFRA, speaks=run.speaks)
+        cost = measure(words, environment(scratch), INFRA, speaks=run.speaks)
+        return cost._replace(written=size_of(folder))
     finally:
         shutil.rmtree(folder)
         os.sync()
+
+
+def prepare(run: Run, source: Path | None) -> None:
+    """Bring the source into the page cache, or drop it from there, and leave no dirty pages."""
+    if source and run.cold:
+        drop_from_cache(source)
+    elif source and not INPUTS[run.source].sparse:
+        read_all(source)
+    os.sync()
 
 
 def fill(command: Sequence[str], source: Path | None, target: Path, size: int) -> list[str]:

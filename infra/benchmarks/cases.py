@@ -1,4 +1,4 @@
-"""The tables of issues 3 and 5 as data: which conversions are measured, against which peers, and what ours must reach.
+"""The tables of issues 3, 5 and 14 as data: which conversions are measured, against which peers, and what is required.
 
 A `Pair` compares processes that do the same job on the same input; a `Probe` measures one number of ours. A new
 format is a new entry in `CASES`, with an input in `INPUTS` when it reads something new. Words of a command that
@@ -17,7 +17,7 @@ _CONVERT = ("{python}", "-m", "wherry.cli", "convert")
 _NO_READ_BACK = ("--verify", "none")
 _SCANNED = ("--set", "scan_layers=true")
 _BUDGET = ("--memory", "128MiB")
-_SMALL = 130_000_000
+_SMALL = 130_000_000  # peak bytes of a row whose tensors are copied as they are
 NOMINAL = (
     2_200_000_000  # bytes of the issue's input; the sizes of the memory rows keep their proportion to it
 )
@@ -33,6 +33,7 @@ class Run(NamedTuple):
         command: the process.
         speaks: whether it prints a JSON object with `seconds`; the real tools' own commands do not.
         package: distribution that it needs in the environment.
+        cold: whether its source is read from storage; otherwise it is in the page cache before the run.
     """
 
     name: str
@@ -41,6 +42,29 @@ class Run(NamedTuple):
     command: Command
     speaks: bool = True
     package: str = "wherry"
+    cold: bool = False
+
+
+class Required(NamedTuple):
+    """What a row must reach; None where nothing is required.
+
+    Attributes:
+        faster: the peer's time divided by ours, at least.
+        faster_read_back: the same for ours with read-back.
+        read_back: our time with read-back divided by our time without, at most.
+        multiple: our time divided by the bound, at most.
+        multiple_read_back: the same with read-back.
+        memory: peak resident bytes of ours, at most.
+        goals: names of attributes that are goals of this project; the issue does not require them.
+    """
+
+    faster: float
+    faster_read_back: float | None = None
+    read_back: float | None = None
+    multiple: float | None = None
+    multiple_read_back: float | None = None
+    memory: int | None = None
+    goals: tuple[str, ...] = ()
 
 
 class Pair(NamedTuple):
@@ -51,20 +75,20 @@ class Pair(NamedTuple):
         ours: without read-back.
         default: with it, where the job has one.
         peers: what ours is compared with, each on its own.
-        faster: the peer's time divided by ours must be at least this.
-        halved: whether the default must reach half of `faster`.
-        memory: peak resident bytes that ours may have.
+        required: what ours must reach.
         formats: what wherry must be able to write for it.
+        codecs: operations of `rates.py` that the tensors go through; empty where they are copied as they are.
+        floor: whether the copy of the source is measured too; not where ours writes nothing.
     """
 
     name: str
     ours: Run
     default: Run | None
     peers: tuple[Run, ...]
-    faster: float
-    halved: bool = True
-    memory: int | None = _SMALL
+    required: Required
     formats: tuple[str, ...] = ()
+    codecs: tuple[str, ...] = ()
+    floor: bool = True
 
 
 class Probe(NamedTuple):
@@ -140,8 +164,8 @@ INPUTS: dict[str, Made] = {
 
 
 def floor(source: str) -> Run:
-    """Copy every byte of an input durably and hash it; what no conversion can beat by much."""
-    return Run(f"copy + SHA-256 ({source})", source, "copy", (*WORK, "copy-and-hash", "{source}", "{target}"))
+    """Copy every byte of an input durably and hash it; no conversion can be faster."""
+    return Run(f"copy + BLAKE3 ({source})", source, "copy", (*WORK, "copy-and-hash", "{source}", "{target}"))
 
 
 def peer(name: str, what: str, source: str, target: str, package: str) -> Run:
@@ -164,11 +188,18 @@ def ours(name: str, source: str, target: str, to: str, *options: str) -> tuple[R
 
 
 def _pair(
-    source: str, to: str, peers: tuple[Run, ...], faster: float, memory: int = _SMALL,
-    *, file: str = "out", name: str = "", options: Command = (),
+    source: str, to: str, peers: tuple[Run, ...], required: Required,
+    *, file: str = "out", name: str = "", options: Command = (), codecs: tuple[str, ...] = (),
 ) -> Pair:  # fmt: skip
     """A conversion from the input `source` to the format `to`."""
-    return Pair(name, *ours(name, source, file, to, *options), peers, faster, memory=memory, formats=(to,))
+    return Pair(name, *ours(name, source, file, to, *options), peers, required, (to,), codecs)
+
+
+def _raw(faster: float, faster_read_back: float) -> Required:
+    """What every row must reach whose tensors are copied as they are."""
+    return Required(
+        faster, faster_read_back, read_back=1.4, multiple=1.4, multiple_read_back=1.4, memory=_SMALL
+    )
 
 
 _FILE = "model.safetensors"
@@ -182,17 +213,21 @@ _COPY = Run(
     "cp -r && sync", "huggingface", "out",
     ("sh", "-c", 'cp -r "$1" "$2" && sync', "sh", "{source}", "{target}"), speaks=False,
 )  # fmt: skip
-_SIGNATURE = ("--signature", "{source}/model.sig", "--public_key", "{source}/public.pem")
 _SIGNING = Run(
-    "model-signing sha256", "signed", "out",
-    ("{bin}/model_signing", "verify", "key", "{source}/model", *_SIGNATURE), speaks=False, package="model-signing",
-)  # fmt: skip
+    "model-signing BLAKE3",
+    "signed",
+    "out",
+    (*WORK, "verify-signature", "{source}"),
+    package="model-signing",
+    cold=True,
+)
 _VERIFY = ("{python}", "-m", "wherry.cli", "verify", "{source}/model", "--level", "digest", "--json")
 
 
 def _relaid(source: str, to: str, name: str, *options: str) -> Pair:
-    """A conversion that moves every axis, beside a plain copy: at most 2.5 times its time, within a stated budget."""
-    pair = _pair(source, to, (floor(source),), 0.4, 300_000_000, name=name, options=(*_BUDGET, *options))
+    """A conversion that moves every axis, beside a plain copy, within a stated budget of memory."""
+    required = Required(0.75, memory=300_000_000)
+    pair = _pair(source, to, (floor(source),), required, name=name, options=(*_BUDGET, *options))
     return pair._replace(default=None)
 
 
@@ -215,36 +250,40 @@ def _planned(source: str) -> Run:
 
 
 CASES: tuple[Pair | Probe, ...] = (
-    _pair("torch", "dcp", (peer("torch_save_to_dcp", "torch-to-dcp", "torch", "out", "torch"),), 4.5,
+    _pair("torch", "dcp", (peer("torch_save_to_dcp", "torch-to-dcp", "torch", "out", "torch"),), _raw(5, 3.5),
           name="torch .pt → DCP"),
-    _pair("dcp", "torch-zip", (peer("dcp_to_torch_save", "dcp-to-torch", "dcp", "model.pt", "torch"),), 4.5,
+    _pair("dcp", "torch-zip", (peer("dcp_to_torch_save", "dcp-to-torch", "dcp", "model.pt", "torch"),), _raw(5, 3.5),
           file="model.pt", name="DCP → torch .pt"),
-    _pair("dcp", "safetensors", (peer("DCP load + save_file", "dcp-to-safetensors", "dcp", _FILE, "torch"),), 5,
-          file=_FILE, name="DCP → safetensors"),
-    _pair("huggingface", "dcp", (peer("dcp.save", "safetensors-to-dcp", "huggingface", "out", "torch"),), 4,
-          name="safetensors → DCP"),
+    _pair("dcp", "safetensors", (peer("DCP load + save_file", "dcp-to-safetensors", "dcp", _FILE, "torch"),),
+          _raw(5, 3.5), file=_FILE, name="DCP → safetensors"),
+    _pair("huggingface", "dcp", (peer("dcp.save", "safetensors-to-dcp", "huggingface", "out", "torch"),),
+          _raw(4.5, 3.2), name="safetensors → DCP"),
     _pair("torch", "safetensors",
-          (peer("torch.load(mmap) + save_file", "torch-to-safetensors", "torch", _FILE, "torch"),), 2.5,
+          (peer("torch.load(mmap) + save_file", "torch-to-safetensors", "torch", _FILE, "torch"),), _raw(2.5, 1.8),
           file=_FILE, name="torch .pt → safetensors"),
-    _pair("huggingface", "huggingface", _RESHARDING, 4.5, name="safetensors reshard",
+    _pair("huggingface", "huggingface", _RESHARDING, _raw(4.5, 3.2), name="safetensors reshard",
           options=("--set", "max_shard_size={part}")),
-    _pair("huggingface", "orbax", (_STANDARD,), 3.5, 400_000_000, name="safetensors → Orbax, zstd",
-          options=("--set", "compression=zstd")),
-    _pair("huggingface", "orbax", (_STANDARD,), 4, 400_000_000, name="safetensors → Orbax, uncompressed"),
+    _pair("huggingface", "orbax", (_STANDARD,), Required(3.5, 2.2, memory=400_000_000),
+          name="safetensors → Orbax, zstd", options=("--set", "compression=zstd"), codecs=("zstd encode bfloat16",)),
+    _pair("huggingface", "orbax", (_STANDARD,), _raw(5, 3.5), name="safetensors → Orbax, uncompressed"),
     _pair("orbax", "safetensors",
-          (peer("restore + save_file", "orbax-to-safetensors", "orbax", _FILE, "orbax-checkpoint"),), 3.5,
-          300_000_000, file=_FILE, name="Orbax → safetensors"),
-    _pair("huggingface", "huggingface", (_COPY,), 0.8, name="same-layout rewrite with digests",
-          options=("--set", "max_shard_size={shard}"))._replace(halved=False, memory=None),
-    Pair("verify (digest of all tensors)", Run("verify: wherry", "signed", "out", _VERIFY), None, (_SIGNING,), 1.2),
+          (peer("restore + save_file", "orbax-to-safetensors", "orbax", _FILE, "orbax-checkpoint"),),
+          Required(3.5, 2.5, memory=300_000_000), file=_FILE, name="Orbax → safetensors",
+          codecs=("zstd decode bfloat16",)),
+    _pair("huggingface", "huggingface", (_COPY,), _raw(0.8, 0.6), name="same-layout rewrite with digests",
+          options=("--set", "max_shard_size={shard}")),
+    Pair("verify (digest of all tensors)", Run("verify: wherry", "signed", "out", _VERIFY, cold=True), None,
+         (_SIGNING,), Required(1.2, multiple=1.3, memory=_SMALL), floor=False),
     _relaid("kernels of 1 GB", "maxtext", "Hugging Face → MaxText, layers into scanned kernels of 1 GB", *_SCANNED),
     _relaid("scanned kernels of 1 GB", "huggingface", "MaxText → Hugging Face, scanned kernels of 1 GB into layers"),
     _pair("t5x", "huggingface",
-          (peer("tensorstore read + save_file", "t5x-to-huggingface", "t5x", _FILE, "tensorstore"),), 1.8, 300_000_000,
-          name="T5X, gzip zarr → Hugging Face"),
+          (peer("tensorstore read + save_file", "t5x-to-huggingface", "t5x", _FILE, "tensorstore"),),
+          Required(1.6, 1.4, memory=300_000_000, goals=("faster_read_back",)), name="T5X, gzip zarr → Hugging Face",
+          codecs=("gzip decode float32",)),
     _pair("paxml", "maxtext",
-          (peer("load, transpose, StandardCheckpointer", "paxml-to-maxtext", "paxml", "out", "orbax-checkpoint"),), 3,
-          400_000_000, name="PaxML GPT-3 → MaxText", options=_SCANNED),
+          (peer("load, transpose, StandardCheckpointer", "paxml-to-maxtext", "paxml", "out", "orbax-checkpoint"),),
+          Required(2.5, 2.1, memory=400_000_000, goals=("faster_read_back",)), name="PaxML GPT-3 → MaxText",
+          options=_SCANNED, codecs=("zstd decode float32",)),
     Probe("1 GB kernel, every axis order", (Run("kernel", "", "out", (*WORK, "kernel", "{size}")),),
           "value", 2.5, "× copy + SHA-256"),
     Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _sized("dcp"), "peak", 1.1, "× the smallest peak", ("dcp",)),
@@ -263,4 +302,5 @@ def runs_of(case: Pair | Probe) -> tuple[Run, ...]:
     if isinstance(case, Probe):
         return case.runs
     read_back = () if case.default is None else (case.default,)
-    return (floor(case.ours.source), case.ours, *read_back, *case.peers)
+    copy = (floor(case.ours.source),) if case.floor else ()
+    return tuple(dict.fromkeys((*copy, case.ours, *read_back, *case.peers)))

@@ -1,6 +1,7 @@
-"""Holds what was measured against what is required: medians of the rounds, one verdict for each comparison.
+"""Compares what was measured with what is required: medians of the rounds, one judgement for each requirement.
 
-A row that could not be measured is a verdict too, with the reason; nothing is left out.
+Each pair gets a verdict for each peer, and one for the machine: the bound, the cost of read-back, and memory. A row
+that could not be measured is a verdict too, with the reason; nothing is left out.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.cases import Pair, Probe, Run, floor, runs_of
+from benchmarks.bound import Bound, Job, bound
+from benchmarks.cases import Pair, Probe, Run, floor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from benchmarks.bound import Rates
     from benchmarks.measure import Cost
+
+PEER, MACHINE, PROBE = "peer", "machine", "probe"
 
 
 class Summary(NamedTuple):
@@ -22,6 +27,7 @@ class Summary(NamedTuple):
     run: str
     source: str
     source_bytes: int
+    written_bytes: int
     rounds: int
     wall_s: float
     wall_least_s: float
@@ -33,43 +39,98 @@ class Summary(NamedTuple):
     value: float | None
 
 
-class Verdict(NamedTuple):
-    """One line of the table.
+class Rule(NamedTuple):
+    """How one kind of requirement is judged and told.
 
     Attributes:
+        at_least: whether the number must not be smaller; otherwise it must not be larger.
+        text: what is said when it is not met.
+        unit: what the numbers are divided by before they are printed.
+    """
+
+    at_least: bool
+    text: str
+    unit: float = 1.0
+
+
+# Attribute of `Required` → rule.
+RULES = {
+    "faster": Rule(True, "{:.2f}× of {:g}×"),
+    "faster_read_back": Rule(True, "with read-back {:.2f}× of {:g}×"),
+    "read_back": Rule(False, "read-back takes the time {:.2f}×, at most {:g}×"),
+    "multiple": Rule(False, "{:.2f}× the bound, at most {:g}×"),
+    "multiple_read_back": Rule(False, "with read-back {:.2f}× the bound, at most {:g}×"),
+    "memory": Rule(False, "peak {:.0f} MB of {:.0f} MB", 1e6),
+    "value": Rule(False, "{:.3g} of {:g}"),
+}
+
+
+class Judgement(NamedTuple):
+    """One requirement of a row.
+
+    Attributes:
+        of: a key of `RULES`.
+        measured, required: the numbers.
+        reached: whether it is met.
+        goal: whether it is a goal of this project, which does not count for the row.
+    """
+
+    of: str
+    measured: float
+    required: float
+    reached: bool
+    goal: bool = False
+
+    @property
+    def text(self) -> str:
+        """The numbers in words, for a requirement that is not met."""
+        rule = RULES[self.of]
+        return rule.text.format(self.measured / rule.unit, self.required / rule.unit)
+
+
+class Verdict(NamedTuple):
+    """One line of a table.
+
+    Attributes:
+        kind: `peer`, `machine` or `probe`.
         row: the case.
-        peer: what ours was compared with; empty for a probe.
-        measured: the ratio of a pair (the peer's time divided by ours), the number of a probe; None if not measured.
-        required: what it must be, as text.
-        bound: the same as a number.
-        reached: whether every requirement is met.
-        why: what is not met or not measured; empty if all is well.
-        unit: of `measured`.
-        ours, default, other, floor: what was measured, for a pair.
-        default_ratio: as `measured`, with read-back.
-        default_bound: what that must be; None where nothing is required.
-        memory: most resident bytes allowed.
+        peer: what ours was compared with; empty where it was not compared with a peer.
+        measures: key of `RULES` → number, required or not; empty if the row was not measured.
+        judgements: those that are required, and goals.
+        missing: why it was not measured; empty if it was.
+        unit: of the value of a probe.
+        ours, default, other, floor: what was measured.
+        bound, bound_read_back: the least times of ours on this machine, without and with read-back.
         peak_bytes: of ours, the higher of both ways.
         anonymous_bytes: the same, of memory that no file backs.
     """
 
+    kind: str
     row: str
-    peer: str
-    measured: float | None
-    required: str
-    bound: float
-    reached: bool
-    why: str
+    peer: str = ""
+    measures: Mapping[str, float] = {}
+    judgements: tuple[Judgement, ...] = ()
+    missing: str = ""
     unit: str = ""
     ours: Summary | None = None
     default: Summary | None = None
     other: Summary | None = None
     floor: Summary | None = None
-    default_ratio: float | None = None
-    default_bound: float | None = None
-    memory: int | None = None
+    bound: Bound | None = None
+    bound_read_back: Bound | None = None
     peak_bytes: int | None = None
     anonymous_bytes: int | None = None
+
+    @property
+    def why(self) -> str:
+        """What is not met or not measured; empty if every requirement is met."""
+        unmet = (one.text for one in self.judgements if not one.reached and not one.goal)
+        return self.missing or "; ".join(unmet)
+
+    @property
+    def reached(self) -> bool:
+        """Whether every requirement is met; goals do not count."""
+        return not self.why
 
 
 def summarise(run: Run, costs: Sequence[Cost], nbytes: int) -> Summary:
@@ -80,6 +141,7 @@ def summarise(run: Run, costs: Sequence[Cost], nbytes: int) -> Summary:
         run=run.name,
         source=run.source,
         source_bytes=nbytes,
+        written_bytes=max(cost.written for cost in costs),
         rounds=len(costs),
         wall_s=statistics.median(walls),
         wall_least_s=min(walls),
@@ -92,71 +154,117 @@ def summarise(run: Run, costs: Sequence[Cost], nbytes: int) -> Summary:
     )
 
 
-def judge(case: Pair | Probe, found: Mapping[str, Summary], failed: Mapping[str, str]) -> list[Verdict]:
-    """The lines of one case: one for each peer.
+def judge(
+    case: Pair | Probe, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
+) -> list[Verdict]:
+    """The lines of one case: of a pair one for each peer and one for the machine.
 
     Args:
         case: what is required.
         found: name of a run → what was measured.
         failed: name of a run, or of a case as a whole → why it was not measured.
+        rates: what the machine does.
     """
     if isinstance(case, Probe):
         return [_judge_probe(case, found, failed)]
-    return [_judge_pair(case, peer, found, failed) for peer in case.peers]
+    against = [_judge_peer(case, peer, found, failed, rates) for peer in case.peers]
+    return [*against, _judge_machine(case, found, failed, rates)]
 
 
 def _judge_probe(case: Probe, found: Mapping[str, Summary], failed: Mapping[str, str]) -> Verdict:
-    required = f"≤ {case.most:g} {case.unit}"
-    summaries = [found[run.name] for run in case.runs if run.name in found]
-    why = _missing(case, case.runs, found, failed)
-    if why:
-        return Verdict(case.name, "", None, required, case.most, reached=False, why=why, unit=case.unit)
+    verdict = Verdict(PROBE, case.name, unit=case.unit)
+    if missing := _missing(case, case.runs, found, failed):
+        return verdict._replace(missing=missing)
+    summaries = [found[run.name] for run in case.runs]
     peaks = [summary.peak_bytes for summary in summaries]
     if case.of == "peak":
-        measured = max(peaks) / min(peaks)
+        value = max(peaks) / min(peaks)
     else:
-        measured = max(summary.value for summary in summaries if summary.value is not None)
-    reached = measured <= case.most
+        value = max(summary.value for summary in summaries if summary.value is not None)
+    return verdict._replace(
+        measures={"value": value},
+        judgements=(Judgement("value", value, case.most, value <= case.most),),
+        peak_bytes=max(peaks),
+        anonymous_bytes=max(one.anonymous_bytes for one in summaries),
+    )
+
+
+def _judge_peer(
+    case: Pair, peer: Run, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
+) -> Verdict:
+    if missing := _missing(case, [*_ours(case), peer], found, failed):
+        return Verdict(PEER, case.name, peer.name, missing=missing)
+    verdict, other = _measured(PEER, case, found, rates)._replace(peer=peer.name), found[peer.name]
+    measures = {"faster": other.wall_s / found[case.ours.name].wall_s}
+    if verdict.default:
+        measures["faster_read_back"] = other.wall_s / verdict.default.wall_s
+    return verdict._replace(other=other, measures=measures, judgements=_judgements(case, measures))
+
+
+def _judge_machine(
+    case: Pair, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
+) -> Verdict:
+    copies = [floor(case.ours.source)] if case.floor else []
+    if missing := _missing(case, [*_ours(case), *copies], found, failed):
+        return Verdict(MACHINE, case.name, missing=missing)
+    verdict, ours = _measured(MACHINE, case, found, rates), found[case.ours.name]
+    peaks = [(found[run.name].peak_bytes, found[run.name].anonymous_bytes) for run in _ours(case)]
+    peak = max(peak for peak, _anonymous in peaks)
+    measures = {"memory": float(peak)}
+    if verdict.bound:
+        measures["multiple"] = ours.wall_s / verdict.bound.seconds
+    if verdict.default and verdict.bound_read_back:
+        measures["read_back"] = verdict.default.wall_s / ours.wall_s
+        measures["multiple_read_back"] = verdict.default.wall_s / verdict.bound_read_back.seconds
+    return verdict._replace(
+        floor=next((found[run.name] for run in copies), None),
+        measures=measures,
+        judgements=_judgements(case, measures),
+        peak_bytes=peak,
+        anonymous_bytes=max(anonymous for _peak, anonymous in peaks),
+    )
+
+
+def _measured(kind: str, case: Pair, found: Mapping[str, Summary], rates: Rates) -> Verdict:
+    """A verdict with our times and their bounds."""
+    ours, default = found[case.ours.name], found[case.default.name] if case.default else None
     return Verdict(
-        case.name, "", measured, required, case.most, reached, "" if reached else f"{measured:.3g} {case.unit}",
-        unit=case.unit, peak_bytes=max(peaks), anonymous_bytes=max(one.anonymous_bytes for one in summaries),
-    )  # fmt: skip
+        kind,
+        case.name,
+        ours=ours,
+        default=default,
+        bound=_bound(case, ours, rates),
+        bound_read_back=_bound(case, default, rates, read_back=True) if default else None,
+    )
 
 
-def _judge_pair(case: Pair, peer: Run, found: Mapping[str, Summary], failed: Mapping[str, str]) -> Verdict:
-    wanted = [run for run in runs_of(case) if run not in case.peers or run is peer]
-    why = _missing(case, wanted, found, failed)
-    required = f"≥ {case.faster:g}×"
-    if why:
-        return Verdict(case.name, peer.name, None, required, case.faster, reached=False, why=why)
-    ours, other = found[case.ours.name], found[peer.name]
-    default = found[case.default.name] if case.default else None
-    mine = [one for one in (ours, default) if one]
-    verdict = Verdict(
-        case.name, peer.name, other.wall_s / ours.wall_s, required, case.faster, reached=True, why="",
-        ours=ours, default=default, other=other, floor=found[floor(case.ours.source).name],
-        default_ratio=other.wall_s / default.wall_s if default else None,
-        default_bound=case.faster / 2 if default and case.halved else None,
-        memory=case.memory, peak_bytes=max(one.peak_bytes for one in mine),
-        anonymous_bytes=max(one.anonymous_bytes for one in mine),
-    )  # fmt: skip
-    why = "; ".join(_unmet(verdict))
-    return verdict._replace(reached=not why, why=why)
+def _judgements(case: Pair, measures: Mapping[str, float]) -> tuple[Judgement, ...]:
+    """One for each measured number that something is required of."""
+    required = ((name, getattr(case.required, name)) for name in RULES if name in measures)
+    return tuple(
+        Judgement(
+            name, measures[name], limit, _meets(name, measures[name], limit), name in case.required.goals
+        )
+        for name, limit in required
+        if limit is not None
+    )
 
 
-def _unmet(verdict: Verdict) -> list[str]:
-    unmet: list[str] = []
-    if verdict.measured is not None and verdict.measured < verdict.bound:
-        unmet.append(f"{verdict.measured:.2f}× of {verdict.bound:g}×")
-    if verdict.default_bound and verdict.default_ratio and verdict.default_ratio < verdict.default_bound:
-        unmet.append(f"with read-back {verdict.default_ratio:.2f}× of {verdict.default_bound:g}×")
-    if verdict.memory and verdict.peak_bytes and verdict.peak_bytes > verdict.memory:
-        unmet.append(f"peak {verdict.peak_bytes / 1e6:.0f} MB of {verdict.memory / 1e6:.0f} MB")
-    return unmet
+def _meets(name: str, measured: float, limit: float) -> bool:
+    return measured >= limit if RULES[name].at_least else measured <= limit
+
+
+def _bound(case: Pair, ours: Summary, rates: Rates, *, read_back: bool = False) -> Bound:
+    written = 0 if case.ours.cold else ours.written_bytes
+    return bound(Job(ours.source_bytes, written, case.codecs, case.ours.cold, read_back), rates)
+
+
+def _ours(case: Pair) -> list[Run]:
+    return [run for run in (case.ours, case.default) if run]
 
 
 def _missing(
-    case: Pair | Probe, runs: Sequence[Run], found: Mapping[str, Summary], failed: Mapping[str, str]
+    case: Pair | Probe, runs: Iterable[Run], found: Mapping[str, Summary], failed: Mapping[str, str]
 ) -> str:
     """Why a case was not measured; the first reason is enough for a table."""
     if case.name in failed:

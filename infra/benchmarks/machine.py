@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_SHA_FLAGS = ("sha_ni", "sha2")  # as Linux names them on x86 and on ARM
 _PACKAGES = (
-    "wherry", "tensorstore", "numpy", "safetensors", "torch", "transformers", "mergekit", "orbax-checkpoint", "jax",
-    "flax", "model-signing",
+    "wherry", "tensorstore", "blake3", "zstandard", "zlib-ng", "numpy", "safetensors", "torch", "transformers",
+    "mergekit", "orbax-checkpoint", "jax", "flax", "model-signing",
 )  # fmt: skip
 
 
@@ -21,6 +22,7 @@ def describe(scratch: Path) -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),
         "processor": _first("/proc/cpuinfo", "model name"),
+        "sha_instructions": sha_instructions(Path("/proc/cpuinfo").read_text()),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "disk": f"{file_system} on {Path(device).name}",
@@ -28,6 +30,21 @@ def describe(scratch: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "versions": {package: package_version(package) or "absent" for package in _PACKAGES},
     }
+
+
+def sha_instructions(cpuinfo: str) -> str:
+    """The flag of the processor that says it has instructions for SHA-256; empty if it has none.
+
+    Args:
+        cpuinfo: text of /proc/cpuinfo.
+    """
+    flags = {
+        flag
+        for line in cpuinfo.splitlines()
+        if line.startswith(("flags", "Features"))
+        for flag in line.split()
+    }
+    return next((flag for flag in _SHA_FLAGS if flag in flags), "")
 
 
 def package_version(package: str) -> str | None:

@@ -37,6 +37,7 @@ class Cost(NamedTuple):
         peak: bytes of resident memory of the tree at its highest, file pages that it maps included.
         anonymous: bytes of these that no file backs, at their highest.
         value: the number that the process itself measured, where that is what its row is about.
+        written: bytes of its output.
     """
 
     wall: float
@@ -45,6 +46,7 @@ class Cost(NamedTuple):
     peak: int
     anonymous: int
     value: float | None = None
+    written: int = 0
 
 
 class RowFailedError(RuntimeError):

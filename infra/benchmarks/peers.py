@@ -72,7 +72,12 @@ def mergekit_reshard(source: str, target: str, part: str) -> Callable[[], None]:
 
 
 def sign(source: str, target: str) -> Callable[[], None]:
-    """Make the input `signed`: a model that wherry wrote, with its sidecar, signed by model-signing."""
+    """Make the input `signed`: a model that wherry wrote, with its sidecar, signed by model-signing with BLAKE3.
+
+    The command `model_signing` has no option for the algorithm and always hashes with SHA-256; its library has one.
+    """
+    import model_signing
+
     folder = Path(target)
 
     def run() -> None:
@@ -89,8 +94,24 @@ def sign(source: str, target: str) -> Callable[[], None]:
         )
         subprocess.run([*convert, "--quiet"], check=True)
         private = _write_keys(folder)
-        options = ("--private_key", private, "--signature", folder / "model.sig")
-        subprocess.run([_BIN / "model_signing", "sign", "key", folder / "model", *options], check=True)
+        hashing = model_signing.hashing.Config().use_file_serialization(hashing_algorithm="blake3")
+        signing = model_signing.signing.Config().use_elliptic_key_signer(private_key=private)
+        signing.set_hashing_config(hashing).sign(folder / "model", folder / "model.sig")
+
+    return run
+
+
+def verify_signature(source: str) -> Callable[[], None]:
+    """Verify the input `signed` with model-signing, which takes the algorithm from the signature."""
+    import model_signing
+
+    folder = Path(source)
+
+    def run() -> None:
+        verifying = model_signing.verifying.Config()
+        verifying.use_elliptic_key_verifier(public_key=folder / "public.pem").verify(
+            folder / "model", folder / "model.sig"
+        )
 
     return run
 

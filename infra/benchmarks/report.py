@@ -6,28 +6,45 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import plot
-from benchmarks.judge import Summary, Verdict
+from benchmarks.judge import MACHINE, PEER, PROBE, RULES, Judgement, Summary, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from benchmarks.bound import Bound
+
 NAME = "bench-results"
 DETAILS = "## Every process"  # docs/speed.md shows what stands above this line
-_PAIRS = (
-    "row", "peer", "peer s", "ours s", "ratio", "required", "with read-back s", "ratio", "required", "floor s",
-    "peak MB", "anonymous MB", "allowed MB", "peer's peak MB", "reached",
+_RATES = ("rate of the machine", "GB/s", "one core alone", "measured with")
+_PEERS = (
+    "row", "peer", "peer s", "ours s", "ratio", "required", "with read-back s", "ratio", "required",
+    "peer's peak MB", "reached",
+)  # fmt: skip
+_MACHINES = (
+    "row", "bound s", "ours s", "multiple", "allowed", "bound with read-back s", "with read-back s", "multiple",
+    "allowed", "read-back / without", "allowed", "floor s", "peak MB", "anonymous MB", "allowed MB", "reached",
 )  # fmt: skip
 _PROBES = ("row", "measured", "required", "peak MB", "anonymous MB", "reached")
-_RUNS = ("process", "input", "GB", "s", "least – most", "work s", "CPU s", "peak MB", "anonymous MB", "value")
+_RUNS = (
+    "process", "input", "GB", "written GB", "s", "least – most", "work s", "CPU s", "peak MB", "anonymous MB", "value",
+)  # fmt: skip
 _NOTES = """\
 Each process runs alone, in turn with all others, {rounds} times; times are medians, memory is the maximum over all
 rounds and the process tree. *s* is the wall time of the process, with interpreter start and imports, until its output
 is durable (the output of a peer is synced within its time). *ratio* is the time of the peer divided by that of wherry:
 first with `--verify none`, which computes digests of every byte, as no peer does; then with the default, which also
-reads everything back from storage and has half the required ratio. *floor* copies the same bytes durably and hashes
-them. *peak* is resident memory, including mapped file pages; *anonymous* is the part without a file behind it. The
-source is in the page cache before each run.
+reads everything back from storage and has requirements of its own. The source is in the page cache before each run,
+except in the row *verify*, where wherry and its peer both read it from storage. A number that misses its requirement is
+**bold**; a *goal* is not required.
+
+The rates are measured before all rows, by a program that shares no code with wherry (`infra/benchmarks/rates.py`):
+those of the processor for each core while all cores work. *bound* is the least time that follows from them: the longer
+of device time (bytes written by the rate of writes; with read-back also bytes read, afterwards or meanwhile, whichever
+is faster) and processor time divided by the cores (copy from the page cache, codec, BLAKE3 of the source, BLAKE3 of
+what is read back), and nothing else; the word behind it says which one is the longer. *multiple* is the time of wherry
+divided by it. *floor* is a program of its own that copies the same bytes durably and hashes them with BLAKE3. *peak* is
+resident memory, including mapped file pages; *anonymous* is the part without a file behind it.
 """
 
 
@@ -38,7 +55,7 @@ def write(
     text = markdown(machine, verdicts, summaries)
     (folder / f"{NAME}.md").write_text(text)
     record = {
-        "schema": 2,
+        "schema": 3,
         "machine": machine,
         "rows": [_record(verdict) for verdict in verdicts],
         "processes": [summary._asdict() for summary in summaries],
@@ -51,14 +68,22 @@ def write(
 def markdown(machine: Mapping[str, Any], verdicts: Sequence[Verdict], summaries: Sequence[Summary]) -> str:
     """The tables, with the machine that they were measured on."""
     rounds = max((summary.rounds for summary in summaries), default=0)
-    pairs, probes = [one for one in verdicts if one.peer], [one for one in verdicts if not one.peer]
+    tables = [
+        ("", _PEERS, _peer_cells, PEER, 2),
+        ("Against the bound of this machine:", _MACHINES, _machine_cells, MACHINE, 1),
+        ("", _PROBES, _probe_cells, PROBE, 1),
+    ]
     parts = [
         "# Benchmark results",
         "Written by `infra/bench`; do not edit.",
         _machine(machine),
+        _table(_RATES, _rate_cells(machine["rates"]), 1),
         f"![ratios]({NAME}.svg)",
-        _table(_PAIRS, map(_pair_cells, pairs), 2) if pairs else "",
-        _table(_PROBES, map(_probe_cells, probes), 1) if probes else "",
+        *(
+            f"{words}\n\n{_table(head, map(cells, kept), columns)}"
+            for words, head, cells, kind, columns in tables
+            if (kept := [one for one in verdicts if one.kind == kind])
+        ),
         _unreached(verdicts),
         _NOTES.format(rounds=rounds),
         DETAILS,
@@ -83,44 +108,102 @@ def _title(verdict: Verdict) -> str:
 
 def _record(verdict: Verdict) -> dict[str, Any]:
     """A verdict; the runs that it compares are named, and found among the processes."""
-    return {
+    fields = {
         name: value.run if isinstance(value, Summary) else value for name, value in verdict._asdict().items()
     }
+    bounds = {
+        name: one and {**one._asdict(), "seconds": one.seconds}
+        for name, one in (("bound", verdict.bound), ("bound_read_back", verdict.bound_read_back))
+    }
+    judgements = [one._asdict() for one in verdict.judgements]
+    return {**fields, **bounds, "judgements": judgements, "reached": verdict.reached, "why": verdict.why}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    sha = machine["sha_instructions"]
     return (
-        f"{machine['date']} · {machine['cores']} cores ({machine['processor']}) · "
+        f"{machine['date']} · {machine['cores']} cores ({machine['processor']}, "
+        f"{f'SHA instructions: {sha}' if sha else 'no SHA instructions'}) · "
         f"{machine['memory_bytes'] / 1e9:.0f} GB memory · Linux {machine['kernel']} · {machine['disk']} · "
         f"load before the run {machine['load_before']}\n\nPython {machine['python']}, {versions}"
     )
 
 
-def _pair_cells(one: Verdict) -> list[str]:
+def _rate_cells(rates: Mapping[str, Any]) -> list[list[str]]:
+    """What the machine does: each core, then the device."""
+    cores = [
+        [f"{name}, per core", _gigabytes(one["per_core"]), _gigabytes(one["alone"]), one["implementation"]]
+        for name, one in rates["core"].items()
+    ]
+    how = "direct I/O" if rates["device"]["direct"] else "page cache: the file system has no direct I/O"
+    device = rates["device"]["rates"].items()
+    return [*cores, *([f"device: {name}", _gigabytes(one["best"]), "", how] for name, one in device)]
+
+
+def _peer_cells(one: Verdict) -> list[str]:
     return [
         one.row,
         one.peer,
         _seconds(one.other),
         _seconds(one.ours),
-        _times(one.measured),
-        one.required,
+        *_judged(one, "faster"),
         _seconds(one.default),
-        _times(one.default_ratio),
-        f"≥ {one.default_bound:g}×" if one.default_bound else "",
-        _seconds(one.floor),
-        _megabytes(one.peak_bytes),
-        _megabytes(one.anonymous_bytes),
-        _megabytes(one.memory),
+        *_judged(one, "faster_read_back"),
         _megabytes(one.other.peak_bytes if one.other else None),
         _reached(one),
     ]
 
 
+def _machine_cells(one: Verdict) -> list[str]:
+    memory = _judgement(one, "memory")
+    return [
+        one.row,
+        _least(one.bound),
+        _seconds(one.ours),
+        *_judged(one, "multiple"),
+        _least(one.bound_read_back),
+        _seconds(one.default),
+        *_judged(one, "multiple_read_back"),
+        *_judged(one, "read_back"),
+        _seconds(one.floor),
+        _bold(_megabytes(one.peak_bytes), memory),
+        _megabytes(one.anonymous_bytes),
+        _megabytes(int(memory.required) if memory else None),
+        _reached(one),
+    ]
+
+
 def _probe_cells(one: Verdict) -> list[str]:
-    measured = "" if one.measured is None else f"{one.measured:.3g} {one.unit}"
+    value = _judgement(one, "value")
+    measured = _bold(f"{value.measured:.3g} {one.unit}", value) if value else ""
+    required = f"≤ {value.required:g} {one.unit}" if value else ""
     memory = (_megabytes(one.peak_bytes), _megabytes(one.anonymous_bytes))
-    return [one.row, measured, one.required, *memory, _reached(one)]
+    return [one.row, measured, required, *memory, _reached(one)]
+
+
+def _judged(one: Verdict, name: str) -> tuple[str, str]:
+    """A ratio, and what is required of it; the ratio is bold if it misses that."""
+    found = _judgement(one, name)
+    measured = _times(one.measures.get(name))
+    if found is None:
+        return measured, ""
+    sign = "≥" if RULES[name].at_least else "≤"
+    return _bold(measured, found), f"{sign} {found.required:g}×{' (goal)' if found.goal else ''}"
+
+
+def _judgement(one: Verdict, name: str) -> Judgement | None:
+    return next((judgement for judgement in one.judgements if judgement.of == name), None)
+
+
+def _bold(text: str, judgement: Judgement | None) -> str:
+    return f"**{text}**" if judgement and not judgement.reached else text
+
+
+def _least(least: Bound | None) -> str:
+    if least is None:
+        return ""
+    return f"{least.seconds:.2f} {'device' if least.device >= least.processor else 'processor'}"
 
 
 def _run_cells(one: Summary) -> list[str]:
@@ -128,6 +211,7 @@ def _run_cells(one: Summary) -> list[str]:
         one.run,
         one.source,
         f"{one.source_bytes / 1e9:.3g}",
+        f"{one.written_bytes / 1e9:.3g}",
         f"{one.wall_s:.2f}",
         f"{one.wall_least_s:.2f} – {one.wall_most_s:.2f}",
         f"{one.work_s:.2f}",
@@ -139,7 +223,7 @@ def _run_cells(one: Summary) -> list[str]:
 
 
 def _reached(one: Verdict) -> str:
-    if one.measured is None:
+    if one.missing:
         return "**not measured**"
     return "yes" if one.reached else "**no**"
 
@@ -154,6 +238,10 @@ def _times(ratio: float | None) -> str:
 
 def _megabytes(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 1e6:.0f}"
+
+
+def _gigabytes(rate: float) -> str:
+    return f"{rate / 1e9:.3g}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:

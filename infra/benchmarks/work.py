@@ -25,6 +25,7 @@ WORKS = {
     "transformers": "peers:transformers_reshard",
     "mergekit": "peers:mergekit_reshard",
     "sign": "peers:sign",
+    "verify-signature": "peers:verify_signature",
     "t5x-to-huggingface": "peers_zarr:t5x_to_huggingface",
     "paxml-to-maxtext": "peers_zarr:paxml_to_maxtext",
     "kernel": "kernel:kernel",
