@@ -89,6 +89,7 @@ def main() -> int:
 
 def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:
     described = machine.describe(scratch)
+    say(f"{described['processor']}, {report.sha_words(described)}")
     described["rates"] = measure_rates(scratch, asked.size)
     failed = not_yet(cases)
     runs = {run.name: run for case in cases if case.name not in failed for run in runs_of(case)}
@@ -115,7 +116,10 @@ def measure_rates(scratch: Path, size: int) -> dict[str, Any]:
     say("measuring the rates of the machine")
     command = [sys.executable, "-m", "benchmarks.rates", str(scratch), str(size)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=INFRA)
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    for name, rate, _alone, implementation in report.rate_cells(found):
+        say(f"{name}: {rate} GB/s ({implementation})")
+    return found
 
 
 def one_round(

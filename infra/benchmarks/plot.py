@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchmarks.judge import Verdict
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _STEP, _BAR = 900, 390, 60, 56, 30, 11
+_WIDTH, _LEFT, _RIGHT, _TOP, _STEP, _BAR = 1200, 640, 100, 56, 30, 11
 _REACHED, _MISSED, _READ_BACK, _MARK, _GREY = "#2a7f62", "#b3432b", "#8fbfae", "#222222", "#555555"
 # Name of a ratio → where its bar begins, how high it is, and its colour.
 _PLACES = {"faster": (0, _BAR, _REACHED), "faster_read_back": (_BAR + 1, 6, _READ_BACK)}
@@ -74,10 +74,8 @@ def _bars(one: Verdict, top: int, scale: float) -> list[str]:
             parts.append(_bar(top + place, height, one.measures[name] * scale, filled))
     parts += [_mark(top, judgement.of, judgement.required * scale) for judgement in one.judgements]
     parts += [_mark(top, name, at * scale, dashes="2 2") for name, at in _bounds(one).items()]
-    return [
-        *parts,
-        _text(_LEFT + max(_ends(one)) * scale + 6, top + _BAR - 1, f"{one.measures['faster']:.1f}×"),
-    ]
+    numbers = " / ".join(f"{ratio:.1f}×" for ratio in one.measures.values())
+    return [*parts, _text(_WIDTH - 8, top + _BAR, numbers, anchor="end")]
 
 
 def _mark(top: int, name: str, x: float, dashes: str = "none") -> str:

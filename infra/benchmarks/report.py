@@ -77,7 +77,7 @@ def markdown(machine: Mapping[str, Any], verdicts: Sequence[Verdict], summaries:
         "# Benchmark results",
         "Written by `infra/bench`; do not edit.",
         _machine(machine),
-        _table(_RATES, _rate_cells(machine["rates"]), 1),
+        _table(_RATES, rate_cells(machine["rates"]), 1),
         f"![ratios]({NAME}.svg)",
         *(
             f"{words}\n\n{_table(head, map(cells, kept), columns)}"
@@ -121,16 +121,21 @@ def _record(verdict: Verdict) -> dict[str, Any]:
 
 def _machine(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    sha = machine["sha_instructions"]
     return (
         f"{machine['date']} · {machine['cores']} cores ({machine['processor']}, "
-        f"{f'SHA instructions: {sha}' if sha else 'no SHA instructions'}) · "
+        f"{sha_words(machine)}) · "
         f"{machine['memory_bytes'] / 1e9:.0f} GB memory · Linux {machine['kernel']} · {machine['disk']} · "
         f"load before the run {machine['load_before']}\n\nPython {machine['python']}, {versions}"
     )
 
 
-def _rate_cells(rates: Mapping[str, Any]) -> list[list[str]]:
+def sha_words(machine: Mapping[str, Any]) -> str:
+    """Whether the processor has instructions for SHA-256."""
+    flag = machine["sha_instructions"]
+    return f"SHA instructions: {flag}" if flag else "no SHA instructions"
+
+
+def rate_cells(rates: Mapping[str, Any]) -> list[list[str]]:
     """What the machine does: each core, then the device."""
     cores = [
         [f"{name}, per core", _gigabytes(one["per_core"]), _gigabytes(one["alone"]), one["implementation"]]
