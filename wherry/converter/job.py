@@ -20,6 +20,7 @@ from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
+from wherry.mover.readback import ReadBack
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
@@ -135,9 +136,10 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
     staging.sync_names()
-    return StagedJob(
-        job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal), recorded
-    )
+    targets = _by_source(job.plan)
+    back = ReadBack(writer, targets, job.target.uri) if job.plan.verify == "digest" else None
+    output = Output(writer, targets, journal, back)
+    return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -224,20 +226,23 @@ def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
 
 
 def _read_back(staged: StagedJob, expected: Hashes) -> dict[str, Any]:
-    clock, job = time.monotonic(), staged.job
+    """Read what the pass could not read back, and check that the metadata refers to what it did."""
+    clock, job, back = time.monotonic(), staged.job, staged.output.back
     with _opened(job, staged.staged) as written:
         _require_structure(job, written.manifest)
+        proved = () if back is None else back.proved(written)
+        rest = {path: digest for path, digest in expected.digests.items() if path not in proved}
         found = hash_checkpoint(
             written,
             job.algorithm,
             memory=job.plan.memory,
             progress=job.running.progress,
             stage="verify",
-            paths=list(expected.digests),
+            paths=list(rest),
             folder=staged.staging.spill,
             straight=True,
         )
-    failed = compare(found, expected.digests, expected.leaves)
+    failed = compare(found, rest, expected.leaves)
     if failed:
         raise MismatchError(
             f"read-back differs from what was written: {failed[0].reason}",

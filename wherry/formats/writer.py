@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
+    from wherry.formats.reader import Extent
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
+    ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
 
 
 class Writer(Protocol):
@@ -25,6 +27,12 @@ class Writer(Protocol):
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:
         """The offset of the first byte in its file; memory at the same offset within a page can use direct I/O.
+
+        None if the bytes are encoded before they are written.
+        """
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte ranges of staged files that hold canonical bytes which `write` gets, in order.
 
         None if the bytes are encoded before they are written.
         """
@@ -59,6 +67,10 @@ class BaseWriter:
         """Bytes are encoded before they are written."""
         return None
 
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:  # noqa: ARG002  of the protocol
+        """Bytes are encoded before they are written."""
+        return None
+
 
 class WriterOver(BaseWriter):
     """Delegates its tensors to another writer, whose container is part of its own."""
@@ -68,6 +80,14 @@ class WriterOver(BaseWriter):
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
         """The grid of the other writer."""
         return self._item.grid(path)
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+        """The offset in the files of the other writer."""
+        return self._item.place(path, where)
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte ranges of the other writer."""
+        return self._item.extents(path, where)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write through the other writer; its errors are passed on."""
@@ -85,3 +105,8 @@ class WriterOver(BaseWriter):
 def place_of(writer: Any) -> PlaceFunction:
     """The `place` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "place", BaseWriter().place)
+
+
+def extents_of(writer: Any) -> ExtentsFunction:
+    """The `extents` method of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "extents", BaseWriter().extents)

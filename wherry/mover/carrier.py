@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.mover.move import Move
     from wherry.mover.output import Output
+    from wherry.mover.readback import StoredPart
     from wherry.mover.source import Source
     from wherry.runtime.threads import Task
 
@@ -90,6 +91,8 @@ class Carrier:
             raise
         self.source.recorded.finish()
         self._settle()
+        if any(output.back for output in self.outputs):
+            self.crew.work(self._reads(), threads.worker_count(), numbers=False)
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """The tasks for the moves that some output still needs; other moves count as done."""
@@ -99,10 +102,21 @@ class Carrier:
                 if wanted:
                     yield partial(self._flow, wanted)
             else:
-                yield from (partial(self._carry, move) for move in self._wanted(rows))
+                for move in self._wanted(rows):
+                    yield from self._reads()
+                    yield partial(self._carry, move)
+
+    def _reads(self) -> Iterator[Task]:
+        """The tasks that read back what has become durable."""
+        for output in self.outputs:
+            if output.back is not None:
+                for part in output.back.parts():
+                    yield partial(self._read_back, output, part)
 
     def _wanted(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
+            for output in self.outputs:
+                output.resumed(move)
             if not self.outputs or any(output.wants(move) for output in self.outputs):
                 self._hasher(move.source)
                 yield move
@@ -143,6 +157,11 @@ class Carrier:
         with self.source.part(spec, move, self._place(move)) as data:
             self._deliver(move, data, hasher)
         self.meter.add(move.span.nbytes, spec.name)
+
+    def _read_back(self, output: Output, part: StoredPart) -> None:
+        move = part.move
+        with self.source.pool.buffer(move.span.nbytes, place=part.place) as data:
+            output.read_back(part, data, self._hasher(move.source), self._hashing)
 
     def _flow(self, moves: list[Move]) -> None:
         """Carry the parts of a tensor as they are decoded, one after another."""

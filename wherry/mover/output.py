@@ -20,6 +20,7 @@ from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from threading import Semaphore
 
     import numpy as np
     from typing_extensions import Buffer
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.writer import PlaceFunction, Writer
+    from wherry.mover.readback import ReadBack, StoredPart
 
 _GROUP_BYTES = 32 << 20
 _GROUP_SECONDS = 0.5
@@ -41,12 +43,14 @@ class Output:
         writer: the target format's writer.
         targets: source key path → target tensor, for the tensors that this output writes.
         journal: the moves that earlier runs finished; this run appends its own.
+        back: reads back what is durable; None if the target is not verified.
         error: why it failed; None if it did not.
     """
 
     writer: Writer
     targets: Mapping[KeyPath, TensorSpec]
     journal: Journal
+    back: ReadBack | None = None
     error: WherryError | None = None
     _where: PlaceFunction = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
@@ -126,16 +130,43 @@ class Output:
             return
         try:
             self.writer.sync()
-            self.journal.record(self._complete(finished, hashers))
+            complete = self._complete(finished, hashers)
+            self.journal.record(row for _move, row in complete)
+            if self.back is not None:
+                self.back.add(move for move, _row in complete)
         except WherryError as error:
             self.error = self.error or error
 
-    def _complete(self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]) -> list[DurableMove]:
-        rows: list[DurableMove] = []
+    def resumed(self, move: Move) -> None:
+        """Take a part that an earlier run finished: it is durable, and must be read back too."""
+        if self.back is not None and move.source in self.targets and self.journal.has(move.source, move.span):
+            self.back.add([move])
+
+    def read_back(self, part: StoredPart, data: memoryview, hasher: LeafHasher, turn: Semaphore) -> None:
+        """Read a durable part from storage and compare it; an error is stored, not raised.
+
+        Args:
+            part: the part.
+            data: memory for it.
+            hasher: the hashed leaves of the source.
+            turn: limits how many threads hash at once.
+        """
+        try:
+            if self.back is not None and self.error is None:
+                self.back.read(part, data)
+                with turn:
+                    self.back.compare(part, data, hasher)
+        except WherryError as error:
+            self.error = self.error or error
+
+    def _complete(
+        self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]
+    ) -> list[tuple[Move, DurableMove]]:
+        rows: list[tuple[Move, DurableMove]] = []
         for move in finished:
             leaves = {} if move.box else hashers[move.source].known(*move.span)
             if leaves is not None:
-                rows.append(DurableMove(move.source, move.span, leaves))
+                rows.append((move, DurableMove(move.source, move.span, leaves)))
             else:
                 with self._lock:
                     self._finished.append(move)

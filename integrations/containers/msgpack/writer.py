@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.msgpack.layout import lay_out
 
@@ -42,6 +43,7 @@ class MsgpackWriter(FlatFilesWriter):
         if not staging.store.capabilities.local:
             raise UnsupportedError("flax msgpack files can only be written to local folders", uri=staging.uri)
         plan = lay_out(manifest, staging.uri, encoded)
+        self._target = staging
         self._name = staging.name
         self._slots = plan.slots
         self._files = FlatFiles(Path(staging.parent.path), {staging.name: plan.size})
@@ -55,6 +57,17 @@ class MsgpackWriter(FlatFilesWriter):
             return 0
         slot = slots[self._first(path, where.start)]
         return slot.offset + where.start - slot.start
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte ranges of a span, one for each chunk of the array that it crosses."""
+        if not isinstance(where, Span):
+            return None
+        return tuple(
+            Extent(self._target, slot.offset + part.start - slot.start, part.nbytes)
+            for slot in self._slots[path]
+            for part in (Span(max(slot.start, where.start), min(slot.stop, where.stop)),)
+            if part.start < part.stop
+        )
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write a span, which may cross the chunks of an array.

@@ -20,6 +20,7 @@ from zlib import crc32
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
 from wherry.mover.checksums import PieceCrc, combine
@@ -73,8 +74,10 @@ class NpzWriter(FlatFilesWriter):
         """
         if not target.store.capabilities.local:
             raise UnsupportedError("npz files can only be written to local folders", uri=target.uri)
+        self._target = target
         self._file = Path(target.path)
         self._members: dict[KeyPath, _Member] = {}
+        self._crcs: dict[KeyPath, int] = {}  # of the tensors, known when the archive is complete
         position = 0
         for spec in specs:
             member = _placed(spec, position)
@@ -87,6 +90,14 @@ class NpzWriter(FlatFilesWriter):
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in the archive."""
         return self._members[path].data + where.start if isinstance(where, Span) else 0
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte range of a span; a whole tensor has its CRC after `finish`."""
+        if not isinstance(where, Span):
+            return None
+        member = self._members[path]
+        crc = self._crcs.get(path) if where.nbytes == member.crc.size else None
+        return (Extent(self._target, member.data + where.start, where.nbytes, crc),)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write a span.
@@ -106,17 +117,20 @@ class NpzWriter(FlatFilesWriter):
 
     def finish(self) -> None:
         """Write the local headers and the directory, which need all CRCs."""
-        crcs = {path: self._crc(member) for path, member in self._members.items()}
+        self._crcs = {path: self._crc(member) for path, member in self._members.items()}
+        crcs = {
+            path: combine(crc32(member.head), self._crcs[path], member.crc.size)
+            for path, member in self._members.items()
+        }
         for path, member in self._members.items():
             self._files.write(self._file.name, member.at, _local(member, crcs[path]) + member.head)
         self._files.write(self._file.name, self._directory, b"".join(self._ending(crcs)))
         self._files.finish()
 
     def _crc(self, member: _Member) -> int:
-        """The CRC of a record; pieces that this process did not write are read from the staged file."""
+        """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
         name, base = self._file.name, member.data
-        value = member.crc.value(lambda start, stop: self._files.read(name, base + start, base + stop))
-        return combine(crc32(member.head), value, member.crc.size)
+        return member.crc.value(lambda start, stop: self._files.read(name, base + start, base + stop))
 
     def _ending(self, crcs: dict[KeyPath, int]) -> Iterator[bytes]:
         """The directory, the zip64 end record with its locator where needed, and the end record."""

@@ -11,14 +11,16 @@ Two key paths with the same stored name are refused, because Orbax would silentl
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import Region, Span, TensorSpec
+from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.errors import UsageError, storage_error
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.orbax import layout, partitioning
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
@@ -74,6 +76,15 @@ class OrbaxWriter:
         del path, where
         return 0 if self._encoder.plain else None
 
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte range of a chunk that is stored as it is; None for a compressed or padded one."""
+        spec, chunks = self._manifest.tensors[path], self._chunks[path]
+        if isinstance(where, Span) or not self._encoder.unchanged(where, chunks):
+            return None
+        file, offset = self._store.place(self._key(path, where))
+        nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(where)))
+        return (Extent(self._staging.join(file), offset, nbytes),)
+
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write one chunk.
 
@@ -85,10 +96,8 @@ class OrbaxWriter:
         if isinstance(where, Span):
             raise UsageError("Orbax arrays are written by chunks, not spans", path=spec.name)
         _require_one_chunk(spec, where, chunks)
-        index = tuple(part.start // chunk for part, chunk in zip(where, chunks, strict=True))
-        key = f"{_prefix(path)}{self._arrays[path].key(index)}"
         size = self._arrays[path].chunk_nbytes if self._encoder.plain else 0
-        self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype), size)
+        self._store.put(self._key(path, where), self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def sync(self) -> None:
         """Make everything that was written durable; a second call waits for the first, which may sync its chunks."""
@@ -112,6 +121,11 @@ class OrbaxWriter:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def _key(self, path: KeyPath, where: Region) -> str:
+        chunks = self._chunks[path]
+        index = tuple(part.start // chunk for part, chunk in zip(where, chunks, strict=True))
+        return f"{_prefix(path)}{self._arrays[path].key(index)}"
 
     def _open_store(self) -> ChunkStore:
         folder = Path(self._staging.path)

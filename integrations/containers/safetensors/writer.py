@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.formats.format import Option
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
@@ -81,6 +82,13 @@ class SafetensorsWriter(FlatFilesWriter):
         """The offset of a span in its file; 0 if the span is packed before it is written."""
         place = self._places[path]
         return place.start + where.start if isinstance(where, Span) and not place.packed else 0
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte range of a span; None if it is packed before it is written."""
+        place = self._places[path]
+        if place.packed or not isinstance(where, Span):
+            return None
+        return (Extent(self._folder.join(place.file), place.start + where.start, where.nbytes),)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write a span.

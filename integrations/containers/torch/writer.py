@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
@@ -129,6 +130,7 @@ class ArchivesWriter(FlatFilesWriter):
         """
         if not folder.store.capabilities.local:
             raise UnsupportedError("torch archives can only be written to local folders", uri=folder.uri)
+        self._home = folder
         self._folder = Path(folder.path)
         self._plans = {name: plans for name, (plans, _) in files.items()}
         self._places = {
@@ -138,12 +140,21 @@ class ArchivesWriter(FlatFilesWriter):
             for slot in plan.slots
             if slot.record.path is not None
         }
+        self._crcs: dict[KeyPath, int] = {}  # known when the archives are complete
         self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in its file."""
         place = self._places.get(path)  # None for tensors without elements
         return place.start + where.start if place and isinstance(where, Span) else 0
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte range of a span; tensors without elements have none. A whole tensor has its CRC after `finish`."""
+        place = self._places.get(path)
+        if place is None or not isinstance(where, Span):
+            return None
+        crc = self._crcs.get(path) if where.nbytes == place.crc.size else None
+        return (Extent(self._home.join(place.file), place.start + where.start, where.nbytes, crc),)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write a span.
@@ -164,10 +175,10 @@ class ArchivesWriter(FlatFilesWriter):
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs."""
-        crcs = {path: self._crc(place) for path, place in self._places.items()}
+        self._crcs = {path: self._crc(place) for path, place in self._places.items()}
         for name, plans in self._plans.items():
             for plan in plans:
-                for offset, run in frame(plan, crcs):
+                for offset, run in frame(plan, self._crcs):
                     self._files.write(name, offset, run)
         self._files.finish()
 

@@ -43,6 +43,10 @@ class ChunkEncoder:
         self._checksum = version == 3  # noqa: PLR2004  zarr 3
         self._own = threading.local()
 
+    def unchanged(self, region: Region, chunks: tuple[int, ...]) -> bool:
+        """Whether a chunk is stored as its canonical bytes, with zeros after them at the edge of the tensor."""
+        return self.plain and _is_prefix(region_shape(region), chunks)
+
     def encode(self, data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
         """The stored bytes of a chunk, valid until this thread encodes the next chunk; trailing zeros may be omitted.
 
@@ -52,7 +56,7 @@ class ChunkEncoder:
             chunks: extents of a whole chunk.
             dtype: of the elements.
         """
-        if self.plain and _is_prefix(region_shape(region), chunks):
+        if self.unchanged(region, chunks):
             return data
         whole = padded(data, region, chunks, dtype)
         return whole if self.plain else self._compress(whole)

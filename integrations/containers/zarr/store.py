@@ -41,6 +41,10 @@ class ChunkStore(Protocol):
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """Write a chunk, padded with zeros to `size`; thread-safe and repeatable."""
 
+    def place(self, key: str) -> tuple[str, int]:
+        """The file of a chunk that was put, relative to the store's folder, and its offset there."""
+        ...
+
     def sync(self) -> None:
         """Make every chunk durable whose `put` has returned."""
 
@@ -70,6 +74,10 @@ class FileChunks:
             raise storage_error(error, str(path)) from error
         with self._lock:
             self._fresh.add(key)
+
+    def place(self, key: str) -> tuple[str, int]:
+        """See ChunkStore."""
+        return key, 0
 
     def sync(self) -> None:
         """See ChunkStore; new folders become durable too."""
@@ -125,6 +133,12 @@ class DatabaseChunks:
             self._files.write(place.file, place.offset, data)
             with self._lock:
                 self._fresh[key] = place
+
+    def place(self, key: str) -> tuple[str, int]:
+        """See ChunkStore."""
+        with self._lock:
+            found = self._places.get(key) or self._known.get(key) or self._fresh[key]
+        return found.file, found.offset
 
     def sync(self) -> None:
         """See ChunkStore."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
+    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 _OCDBT = "1.2"
@@ -70,6 +71,14 @@ class PaxWriter(StepWriter):
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write a chunk of the state, under its name in the state."""
         super().write(self._inner(path), where, data)
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+        """The offset of a chunk in its file."""
+        return super().place(self._inner(path), where)
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte range of a chunk."""
+        return super().extents(self._inner(path), where)
 
     def finish(self) -> None:
         """Write the placeholders into the state, complete it, then write the item `metadata`."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
+    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -84,6 +85,18 @@ class LegacyWriter(BaseWriter):
             self._arrays.write((self._names[path],), where, data)
         else:
             self._file.write((layout.OPTIMIZER, *path), where, data)
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+        """The offset of a chunk or span in its file."""
+        if path in self._names:
+            return self._arrays.place((self._names[path],), where)
+        return self._file.place((layout.OPTIMIZER, *path), where)
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte ranges of a chunk or span."""
+        if path in self._names:
+            return self._arrays.extents((self._names[path],), where)
+        return self._file.extents((layout.OPTIMIZER, *path), where)
 
     def sync(self) -> None:
         """Make the written bytes of both durable."""

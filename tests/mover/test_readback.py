@@ -1,0 +1,201 @@
+"""Read-back in the same breath: what is durable is compared while the rest is written, and nothing is left out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from wherry.core.digest import LEAF
+from wherry.errors import MismatchError
+from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.mover import readback
+from wherry.mover.readback import ReadBack
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Tensors that begin and end inside blocks: of several moves, of several leaves, and a small one."""
+    generator = np.random.default_rng(0)
+    held = {
+        "large": generator.integers(0, 255, 17 * MIB + 13, np.uint8),
+        "middle": generator.normal(size=(300, 1000)).astype(np.float32),
+        "small": np.arange(7.0),
+    }
+    path = tmp_path / "source.safetensors"
+    save_file(held, path)
+    return path
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """The key paths that the pass proved, and those that the reader read again."""
+    seen = {"proved": set(), "read": []}
+    prove, read = ReadBack.proved, readback.read_span
+
+    def watched(self, written):
+        seen["proved"] |= prove(self, written)
+        return prove(self, written)
+
+    def reading(*arguments, **options):
+        seen["read"].append(options)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(ReadBack, "proved", watched)
+    monkeypatch.setattr(readback, "read_span", reading)
+    return seen
+
+
+RAW = [
+    ("safetensors", {}),
+    ("huggingface", {}),
+    ("dcp", {}),
+    ("torch-zip", {}),
+    ("npz", {}),
+    ("flax-msgpack", {}),
+    ("orbax", {"compression": "none"}),
+    ("orbax", {"compression": "none", "ocdbt": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("to", "options"), RAW, ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one))
+)
+def test_tensors_that_lie_as_they_are_are_proved_in_the_pass(to, options, source, tmp_path, proved):
+    receipt = wherry.convert(source, tmp_path / "out", to=to, options=options)
+    assert {path[-1] for path in proved["proved"]} == {"large", "middle"}
+    assert any(options.get("straight") for options in proved["read"])
+    assert receipt.verification["ok"]
+    assert wherry.verify(tmp_path / "out", level="digest").ok
+
+
+def test_tensors_in_a_codec_are_left_to_the_reader(source, tmp_path, proved):
+    wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
+    assert proved["proved"] == set()
+
+
+def test_without_verification_nothing_is_read_back(source, tmp_path, proved):
+    wherry.convert(source, tmp_path / "out", to="dcp", verify="none")
+    assert not proved["proved"]
+    assert not proved["read"]
+
+
+def damaging(monkeypatch, folder, pattern, offset):
+    """Storage that alters a byte of a staged file as soon as the first group of writes is durable."""
+    real, done = FlatFiles.sync, []
+
+    def sync(self):
+        real(self)
+        for file in folder.glob(pattern):
+            if not done and file.stat().st_size > 16 * MIB:
+                done.append(file)
+                flip(file, offset)
+
+    monkeypatch.setattr(FlatFiles, "sync", sync)
+
+
+def flip(file, offset):
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+def test_what_storage_altered_is_found_at_once_and_named(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", MIB)
+    header = json.loads(source.read_bytes()[8 : 8 + int.from_bytes(source.read_bytes()[:8], "little")])
+    at = header["large"]["data_offsets"][0]
+    damaging(monkeypatch, tmp_path, ".wherry-*/out", offset=at + LEAF + 5000)
+    finished = []
+    monkeypatch.setattr("wherry.converter.job.finish", finished.append)
+    with pytest.raises(
+        MismatchError, match=r"read-back differs from what was written \(first difference in leaf 1\)"
+    ) as caught:
+        wherry.convert(source, tmp_path / "out", to="safetensors")
+    assert caught.value.path == "large"
+    assert not finished, "it was found before the container was completed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source.safetensors"]
+
+
+def test_a_block_that_was_damaged_after_it_was_compared_is_found(source, tmp_path, monkeypatch):
+    """The first block of a tensor is shared with what lies before it, and written again."""
+    from wherry.converter import job
+
+    real = job.finish
+
+    def damage(writer):
+        real(writer)
+        [staged] = tmp_path.glob(".wherry-*/out")
+        size = int.from_bytes(staged.read_bytes()[:8], "little")
+        large = json.loads(staged.read_bytes()[8 : 8 + size])["large"]["data_offsets"]
+        flip(staged, 8 + size + large[1] - 1)
+
+    monkeypatch.setattr(job, "finish", damage)
+    with pytest.raises(MismatchError, match=r"read-back differs .*leaf 4") as caught:
+        wherry.convert(source, tmp_path / "out", to="safetensors")
+    assert caught.value.path == "large"
+    assert not (tmp_path / "out").exists()
+
+
+def test_metadata_that_refers_to_other_bytes_is_found(source, tmp_path, monkeypatch):
+    """Right bytes in the file do not prove that the header refers to them."""
+    from wherry.converter import job
+
+    held = {"one": np.arange(MIB, dtype=np.uint8), "two": np.arange(MIB, dtype=np.uint8)[::-1].copy()}
+    save_file(held, tmp_path / "pair.safetensors")
+    real = job.finish
+
+    def exchange(writer):
+        real(writer)
+        [staged] = tmp_path.glob(".wherry-*/out")
+        data = staged.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        header["one"], header["two"] = header["two"], header["one"]
+        text = json.dumps(header, separators=(",", ":")).encode().ljust(size)
+        staged.write_bytes(data[:8] + text + data[8 + size :])
+
+    monkeypatch.setattr(job, "finish", exchange)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        wherry.convert(tmp_path / "pair.safetensors", tmp_path / "out", to="safetensors")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_altered_checksum_of_the_container_is_found(source, tmp_path, monkeypatch):
+    """The pass compares bytes; the CRC that a zip archive records for them is compared with theirs."""
+    from wherry.integrations.containers.torch.writer import ArchivesWriter
+
+    real = ArchivesWriter._crc
+    monkeypatch.setattr(ArchivesWriter, "_crc", lambda self, place: real(self, place) ^ 1)
+    with pytest.raises(wherry.errors.WherryError, match="checksum mismatch"):
+        wherry.convert(source, tmp_path / "out", to="dcp")
+
+
+def test_parts_of_an_interrupted_run_are_read_back_too(source, tmp_path, monkeypatch, proved):
+    from wherry.converter import job
+
+    def stop(_writer):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            wherry.convert(source, tmp_path / "out", to="dcp")
+    [staged] = tmp_path.glob(".wherry-*/out/__0_0.distcp")
+    receipt = wherry.convert(source, tmp_path / "copy", to="dcp")
+    assert receipt.resumed_bytes == 0
+    proved["proved"].clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            wherry.convert(source, tmp_path / "out", to="dcp")
+    flip(staged, 9 * MIB)
+    with pytest.raises(MismatchError, match="read-back differs from what was written"):
+        wherry.convert(source, tmp_path / "out", to="dcp")
+    assert not (tmp_path / "out").exists()

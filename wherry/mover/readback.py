@@ -1,0 +1,207 @@
+"""Read-back in the same breath: durable parts of a target are read from storage while later parts are written.
+
+A part is read after the group commit that made it durable, past the page cache, so that it is the storage that answers;
+its leaves are hashed again and compared with those of the source. So no second pass over the target is needed at the
+end, storage reads while processors hash and the other way round, and a mismatch ends the run at once.
+
+Two things remain for the end, and `proved` does both. A block of a file that holds the end of one part and the
+beginning of another is written again after the first part was compared, so the bytes of such blocks are compared once
+more. And the metadata of the finished container must refer to these bytes: the byte ranges that were read must be those
+that the target's reader names. A tensor for which anything differs, whose bytes are encoded, or that is small, is read
+again by the reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.algorithms import BLAKE3, HASH_BYTES, new_hash
+from wherry.core.digest import LEAF, LeafHasher, leaf_count
+from wherry.core.tensorspec import Span
+from wherry.errors import MismatchError
+from wherry.formats.reader import Extent
+from wherry.formats.writer import extents_of
+from wherry.mover.move import cells
+from wherry.mover.regions import read_span
+from wherry.storage.direct import BLOCK, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.writer import ExtentsFunction, Writer
+    from wherry.mover.move import Move
+
+
+_SMALL = 64 << 10  # bytes; a smaller tensor costs more to read by itself than in the pass at the end
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A durable part of a target.
+
+    Attributes:
+        move: the move that wrote it.
+        target: the tensor that it is a part of.
+        extents: the byte ranges of files that hold it.
+    """
+
+    move: Move
+    target: TensorSpec
+    extents: tuple[Extent, ...]
+
+    @property
+    def place(self) -> int:
+        """The offset of its first byte in its file."""
+        return self.extents[0].offset if self.extents else 0
+
+
+class _SharedBlock(NamedTuple):
+    """The bytes of a part in a block that it shares with others: where they are, and their hash."""
+
+    extent: Extent
+    digest: bytes
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """The parts of one target that were read back, or wait for it; used from several threads.
+
+    Attributes:
+        writer: names the byte ranges of what it wrote.
+        targets: source key path → target tensor.
+        uri: of the target, for errors.
+    """
+
+    writer: Writer
+    targets: Mapping[KeyPath, TensorSpec]
+    uri: str
+    _where: ExtentsFunction = field(init=False)
+    _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
+    _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
+    _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
+    _shared: dict[KeyPath, list[_SharedBlock]] = field(default_factory=dict["KeyPath", "list[_SharedBlock]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._where = extents_of(self.writer)
+
+    def add(self, moves: Iterable[Move]) -> None:
+        """Note parts that are durable; small tensors, and parts that are encoded in files, are left to the reader."""
+        for move in moves:
+            target = self.targets[move.source]
+            extents = None if move.box or target.nbytes < _SMALL else self._extents(move, target)
+            if extents is not None:
+                self._waiting.append(StoredPart(move, target, extents))
+
+    def parts(self) -> Iterator[StoredPart]:
+        """Take the parts that wait to be read."""
+        while self._waiting:
+            try:
+                yield self._waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+
+    def read(self, part: StoredPart, buffer: memoryview) -> None:
+        """Fill a buffer with a part, from storage.
+
+        Raises:
+            CorruptError: a file is too short.
+            StorageError: the storage failed.
+        """
+        read_span(part.extents, Span(0, len(buffer)), buffer, part.target, straight=True)
+
+    def compare(self, part: StoredPart, data: memoryview, expected: LeafHasher) -> None:
+        """Hash a part that was read, and compare its leaves with those of the source.
+
+        Raises:
+            MismatchError: they differ; tensor and leaf are named.
+        """
+        source, span = part.move.source, part.move.span
+        shared = list(_shared_blocks(part.extents, data))
+        with self._lock:
+            self._shared.setdefault(source, []).extend(shared)
+            own = self._hashers.setdefault(source, LeafHasher(expected.spec, expected.algorithms[:1]))
+            self._read.setdefault(source, []).append(part)
+        own.update(span.start, data)
+        for leaf in range(span.start // LEAF, leaf_count(span.stop)):
+            found, wanted = own.leaves[leaf], expected.leaves[leaf]
+            if found is not None and wanted is not None and found != wanted[:HASH_BYTES]:
+                raise MismatchError(
+                    f"read-back differs from what was written (first difference in leaf {leaf})",
+                    uri=self.uri,
+                    path=part.target.name,
+                    cure="check the storage; nothing was committed",
+                )
+
+    def proved(self, written: Checkpoint) -> set[KeyPath]:
+        """The target's tensors of which every byte was compared, and which its reader reads from those same bytes.
+
+        Args:
+            written: the finished target, opened.
+        """
+        return {
+            self.targets[source].path
+            for source, hasher in self._hashers.items()
+            if hasher.done() and self._same_blocks(source) and self._same_bytes(source, written)
+        }
+
+    def _same_blocks(self, source: KeyPath) -> bool:
+        """Whether the blocks that were written again still hold what was compared."""
+        block = memoryview(bytearray(BLOCK))
+        for extent, digest in self._shared[source]:
+            held = block[: extent.length]
+            read_span((extent,), Span(0, extent.length), held, self.targets[source])
+            if new_hash(BLAKE3, held).digest() != digest:
+                return False
+        return True
+
+    def _extents(self, move: Move, target: TensorSpec) -> tuple[Extent, ...] | None:
+        if target.chunks is None:
+            return self._where(target.path, move.span)
+        parts = [] if move.region is None else list(cells(move.region, target.chunks))
+        return self._where(target.path, parts[0]) if len(parts) == 1 else None
+
+    def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
+        spec = written.manifest.tensors[self.targets[source].path]
+        raw = written.reader.access(spec).raw
+        parts = sorted(self._read[source], key=lambda part: part.move.span.start)
+        ours = [extent for part in parts for extent in part.extents]
+        return raw is not None and _ranges(raw) == _ranges(ours) and self._same_checksums(source, raw)
+
+    def _same_checksums(self, source: KeyPath, raw: tuple[Extent, ...]) -> bool:
+        """Whether the CRCs that the container records are those of the written bytes."""
+        recorded = [extent.crc32 for extent in raw if extent.crc32 is not None]
+        target = self.targets[source]
+        whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
+        return recorded == [extent.crc32 for extent in whole or ()]
+
+
+def _shared_blocks(extents: Iterable[Extent], data: memoryview) -> Iterator[_SharedBlock]:
+    """The bytes before the first whole block of each extent and after its last one."""
+    position = 0
+    for extent in extents:
+        parts = cut(extent.offset, extent.length)
+        for start, stop in ((parts.start, parts.body), (parts.tail, parts.stop)):
+            if start < stop:
+                at = position + start - extent.offset
+                digest = new_hash(BLAKE3, data[at : at + stop - start]).digest()
+                yield _SharedBlock(Extent(extent.location, start, stop - start), digest)
+        position += extent.length
+
+
+def _ranges(extents: Iterable[Extent]) -> list[tuple[str, int, int]]:
+    """Extents as (path, start, stop), adjacent ones joined."""
+    joined: list[tuple[str, int, int]] = []
+    for extent in extents:
+        path, start, stop = extent.location.path, extent.offset, extent.offset + extent.length
+        if joined and joined[-1][0] == path and joined[-1][2] == start:
+            joined[-1] = (path, joined[-1][1], stop)
+        elif extent.length:
+            joined.append((path, start, stop))
+    return joined
