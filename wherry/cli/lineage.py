@@ -60,7 +60,7 @@ def impact_(x: str, json_: bool) -> None:
     from wherry.cli import console
     from wherry.lineage.answers import impact, render_impact
 
-    found = impact(x)
+    found = impact(x, receipts=json_)
     console.print_json(found.to_json()) if json_ else click.echo(render_impact(found))
 
 

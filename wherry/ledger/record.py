@@ -76,6 +76,10 @@ class Edge:
     time: str
     lossless: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """One of the `edges` of `lineage show --json`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
     """Append a conversion.
@@ -243,7 +247,7 @@ def _reachable(ledger: Ledger, digest: str, *, here: str, there: str) -> list[Ed
         .order_by(edge.c.statement)
     )
     with ledger.read() as connection:
-        return [Edge(*row) for row in connection.execute(query)]
+        return [Edge(*row) for row in connection.execute(query).all()]
 
 
 def _about(subject: CheckpointRef) -> dict[str, Any]:

@@ -8,15 +8,16 @@ order depends only on the conversions, so that a rebuilt ledger gives the same o
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.units import short
 from wherry.lineage.lineage import LineageTree, named, tree_of
-from wherry.lineage.text import facts, how, title
+from wherry.lineage.text import DEEPEST, facts, how, title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
@@ -51,6 +52,10 @@ class LineageStep:
     distance: int
     how: Mapping[str, Any]
 
+    def to_json(self) -> dict[str, Any]:
+        """One of the `steps` of `lineage why --json` and `lineage impact --json`."""
+        return {"edge": self.edge.to_json(), "distance": self.distance, "how": self.how}
+
 
 @dataclass(frozen=True, slots=True)
 class Why:
@@ -70,7 +75,7 @@ class Why:
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage why --json` prints it."""
-        return {"schema": SCHEMA, **asdict(self), "nodes": _nodes_json(self.nodes)}
+        return {**_json(self), "origins": list(self.origins)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,13 @@ class Impact:
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage impact --json` prints it."""
-        return {"schema": SCHEMA, **asdict(self), "nodes": _nodes_json(self.nodes)}
+        return {**_json(self), "versions": list(self.versions), "places": list(self.places)}
 
 
 def why(about: str | os.PathLike[str]) -> Why:
     """What produced a checkpoint: every conversion above it.
+
+    Only the checkpoints above it are read, however large the ledger is and however much was derived from it.
 
     Args:
         about: a URI, the beginning of a digest (8 hex digits or more), or a model URI.
@@ -105,19 +112,25 @@ def why(about: str | os.PathLike[str]) -> Why:
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _asked(about)
+    tree, told = _asked(about, up=True)
     steps = _steps(tree, told, up=True)
     met = {tree.root, *(step.edge.source for step in steps)}
     made = {step.edge.target for step in steps}
     return Why(tree.root, _chosen(tree, met), steps, tuple(sorted(met - made)))
 
 
-def impact(about: str | os.PathLike[str]) -> Impact:
+def impact(about: str | os.PathLike[str], *, receipts: bool = True) -> Impact:
     """Everything that was derived from a checkpoint.
 
-    Args and Raises: as `why`.
+    Args:
+        about: as for `why`.
+        receipts: whether to read how each conversion was done. Without it, `how` of every step is empty, and a
+            checkpoint with thousands of descendants is answered in half the time.
+
+    Raises:
+        NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _asked(about)
+    tree, told = _asked(about, up=False, receipts=receipts)
     steps = _steps(tree, told, up=False)
     derived = {step.edge.target for step in steps} - {tree.root}
     nodes = _chosen(tree, {tree.root, *derived})
@@ -135,9 +148,8 @@ def render_why(found: Why) -> str:
     """The result of `why` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
-        lines += [f"{'  ' * (step.distance - 1)}converted from {title(found.nodes[step.edge.source])}"]
-        lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
-        lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
+        about = found.nodes[step.edge.source]
+        lines += _described(step, f"converted from {title(about)}", (*_told_of(step), *facts(about)))
     origins = ", ".join(short(digest) for digest in found.origins)
     lines.append(f"no known source: {origins}" if origins else "no origin: the conversions form a cycle")
     return "\n".join(lines)
@@ -147,11 +159,8 @@ def render_impact(found: Impact) -> str:
     """The result of `impact` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
-        lines += [f"{'  ' * (step.distance - 1)}converted to {title(found.nodes[step.edge.target])}"]
-        lines += [
-            f"{'  ' * step.distance}{line}"
-            for line in (how(step.edge), *facts(found.nodes[step.edge.target]))
-        ]
+        about = found.nodes[step.edge.target]
+        lines += _described(step, f"converted to {title(about)}", (how(step.edge), *facts(about)))
     derived = {step.edge.target for step in found.steps} - {found.root}
     lines.append(
         f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
@@ -161,15 +170,17 @@ def render_impact(found: Impact) -> str:
 
 
 def _asked(
-    about: str | os.PathLike[str],
+    about: str | os.PathLike[str], *, up: bool, receipts: bool = True
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
-    """The tree, and the statement or receipt of each of its conversions."""
+    """The tree in one direction, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
     from wherry.ledger.statements import by_number
 
     with open_ledger() as ledger:
         root, sidecar = named(ledger, os.fspath(about))
-        tree = tree_of(ledger, root, sidecar)
+        tree = tree_of(ledger, root, sidecar, up=up, down=not up)
+        if not receipts:
+            return tree, {}
         bodies = by_number(ledger, {edge.statement for edge in tree.edges if edge.statement is not None})
     told = {_mark(edge): bodies[edge.statement].body for edge in tree.edges if edge.statement is not None}
     return tree, {**_from_sidecar(sidecar), **told}
@@ -191,10 +202,13 @@ def _steps(
     tree: LineageTree, told: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
 ) -> tuple[LineageStep, ...]:
     """The conversions breadth first, each once; those at the same distance by time."""
+    edges = defaultdict[str, "list[Edge]"](list)
+    for edge in tree.edges:
+        edges[edge.target if up else edge.source].append(edge)
     found: list[LineageStep] = []
     level, seen, distance = {tree.root}, {tree.root}, 1
     while level:
-        here = [edge for edge in tree.edges if (edge.target if up else edge.source) in level]
+        here = [edge for digest in level for edge in edges.get(digest, ())]
         for edge in sorted(here, key=lambda edge: (edge.time, _mark(edge))):
             body = told.get(_mark(edge), {})
             found.append(LineageStep(edge, distance, {name: body[name] for name in _HOW if name in body}))
@@ -204,12 +218,25 @@ def _steps(
     return tuple(found)
 
 
-def _nodes_json(nodes: Mapping[str, LineageNode]) -> dict[str, Any]:
-    return {digest: node.to_json() for digest, node in nodes.items()}
+def _json(found: Why | Impact) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "root": found.root,
+        "nodes": {digest: node.to_json() for digest, node in found.nodes.items()},
+        "steps": [step.to_json() for step in found.steps],
+    }
 
 
 def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, LineageNode]:
     return {digest: tree.nodes[digest] for digest in sorted(digests)}
+
+
+def _described(step: LineageStep, headline: str, lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a step, indented by its distance; beyond `DEEPEST`, the headline states the distance."""
+    indent = "  " * min(step.distance - 1, DEEPEST)
+    far = f" ({step.distance} conversions away)" if step.distance > DEEPEST else ""
+    yield f"{indent}{headline}{far}"
+    yield from (f"{indent}  {line}" for line in lines)
 
 
 def _told_of(step: LineageStep) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import ALGORITHMS, digest_in
@@ -49,7 +49,7 @@ class LineageTree:
         return {
             "root": self.root,
             "nodes": [node.to_json() for node in self.nodes.values()],
-            "edges": [asdict(edge) for edge in self.edges],
+            "edges": [edge.to_json() for edge in self.edges],
         }
 
 
@@ -161,15 +161,24 @@ def _meanings(text: str) -> Iterator[str]:
     yield found.uri
 
 
-def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
-    """The ancestors and descendants of a checkpoint; a sidecar adds the conversion that it records."""
+def tree_of(
+    ledger: Ledger, root: str, sidecar: Sidecar | None, *, up: bool = True, down: bool = True
+) -> LineageTree:
+    """The lineage of a checkpoint; a sidecar adds the conversion that it records.
+
+    Args:
+        ledger: the ledger.
+        root: its checkpoint digest.
+        sidecar: of the checkpoint, if it was read.
+        up, down: whether to include the ancestors and the descendants; what is not included is not read.
+    """
     from wherry.ledger.nodes import nodes
     from wherry.ledger.record import ancestors, descendants
 
     told, ends = _told(sidecar)
-    edges = [*ancestors(ledger, root), *descendants(ledger, root)]
+    edges = [*(ancestors(ledger, root) if up else ()), *(descendants(ledger, root) if down else ())]
     if told is not None:
-        edges += ancestors(ledger, told.source)
+        edges += ancestors(ledger, told.source) if up else []
         known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
         edges += [told] if (told.source, told.target, told.plan_digest) not in known else []
     digests = {root, *(edge.source for edge in edges), *(edge.target for edge in edges)}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from wherry.ledger.replay import PlaceRecord
     from wherry.lineage.lineage import LineageTree
 
+DEEPEST = 40  # levels that are indented; deeper lines state their distance, as a chain may be thousands long
+
 
 def render(tree: LineageTree) -> str:
     """The tree as plain text."""
@@ -34,21 +36,23 @@ def render(tree: LineageTree) -> str:
 def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
     """The lines below a node; a subtree that several paths reach is printed once."""
 
-    def rows(digest: str, bar: str) -> list[tuple[Edge, str, bool]]:
+    def rows(digest: str, bar: str, depth: int) -> list[tuple[Edge, str, int, bool]]:
         """The node's edges in reverse order, because they are popped from the end."""
         here = edges.get(digest, [])
-        return [(edge, bar, edge is here[-1]) for edge in reversed(here)]
+        return [(edge, bar, depth, edge is here[-1]) for edge in reversed(here)]
 
-    told, waiting = {root}, rows(root, "")
+    told, waiting = {root}, rows(root, "", 1)
     while waiting:  # no recursion: a chain of nightly conversions may be thousands long
-        edge, bar, last = waiting.pop()
+        edge, bar, depth, last = waiting.pop()
         other = edge.source if up else edge.target
         again = other in told and other in edges
-        yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{' (see above)' if again else ''}"
+        far = f" ({depth} conversions away)" if depth > DEEPEST else ""
+        seen = " (see above)" if again else ""
+        yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{far}{seen}"
         inner = bar + ("   " if last else "│  ")
         yield from (f"{inner}  {line}" for line in (how(edge), *facts(tree.nodes[other])))
         told.add(other)
-        waiting += [] if again else rows(other, inner)
+        waiting += [] if again else rows(other, bar if depth > DEEPEST else inner, depth + 1)
 
 
 def title(node: LineageNode) -> str:
