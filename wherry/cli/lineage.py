@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from wherry.cli.options import as_json
 from wherry.core.units import short
 from wherry.errors import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.lineage.stale import Stale
 
 _ABOUT = "X is a URI, a digest (at least 8 hex digits) or models:/NAME@ALIAS."
 _STALE_CODE = 9  # intact data differs from what was expected
@@ -84,14 +90,17 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
     if json_:
         console.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
-        for one in found:
-            click.echo(f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})")
-            for reason in one.reasons:
-                click.echo(f"  {reason.kind}: {reason.detail}")
-            if one.cure:
-                click.echo(f"  move the target away, then run: {one.cure}")
-        click.echo(f"{len(found)} stale" if found else "nothing is stale")
+        click.echo("\n".join(_stale_lines(found)))
     sys.exit(_STALE_CODE if found else 0)
+
+
+def _stale_lines(found: Sequence[Stale]) -> Iterator[str]:
+    for one in found:
+        yield f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})"
+        yield from (f"  {reason.kind}: {reason.detail}" for reason in one.reasons)
+        if one.cure:
+            yield f"  move the target away, then run: {one.cure}"
+    yield f"{len(found)} stale" if found else "nothing is stale"
 
 
 def _write(file: str, text: str) -> None:

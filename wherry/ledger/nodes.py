@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from sys import intern
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import RowMapping, Select, and_, bindparam, or_, select
+from sqlalchemy import Select, and_, bindparam, or_, select
 
 from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
@@ -25,15 +26,14 @@ from wherry.ledger.replay import (
     PlaceRecord,
     RegistrationRecord,
     VerificationRecord,
-    interned,
     replay,
 )
 from wherry.ledger.statements import head
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
 
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.database import Ledger
@@ -74,7 +74,22 @@ def _verifications_query() -> Select[Any]:
     return query.where(row.checkpoint_digest.in_(_DIGESTS)).order_by(row.statement)
 
 
+def _conversions_query() -> Select[Any]:
+    """Conversions with the tombstone of their target, if that is newer than the place that it marks."""
+    done, stone, place = tables.conversion.c, tables.tombstone.c, tables.location.c
+    same = (stone.checkpoint_digest == done.target) & (stone.uri == done.target_uri)
+    there = (place.checkpoint_digest == done.target) & (place.uri == done.target_uri)
+    buried = and_(same, stone.statement >= place.statement)
+    columns = (
+        done.target_uri, done.format, done.target, done.plan_digest, done.options, done.time, done.source_uri,
+        done.source_fingerprint, done.source, done.statement, done.lossless, done.software, stone.time.label("gone"),
+    )  # fmt: skip
+    query = select(*columns).join(tables.location, there).outerjoin(tables.tombstone, buried)
+    return query.order_by(done.statement)
+
+
 _CHECKPOINTS = select(tables.checkpoint).where(tables.checkpoint.c.checkpoint_digest.in_(_DIGESTS))
+_CONVERSIONS, _OPTIONS = _conversions_query(), 4  # the options are the fifth column
 _PLACES, _REGISTRATIONS, _VERIFICATIONS = _places_query(), _registrations_query(), _verifications_query()
 
 
@@ -152,7 +167,28 @@ def present(ledger: Ledger) -> LedgerState:
 def conversions(ledger: Ledger) -> tuple[ConversionRecord, ...]:
     """All conversions, in the order in which they were recorded, without fields that are only in their statements."""
     with ledger.read() as connection:
-        return tuple(map(_conversion, connection.execute(_conversions_query()).mappings()))
+        shared = dict[str, "Mapping[str, Any]"]()
+        return tuple(_conversion(row, {}, shared) for row in connection.execute(_CONVERSIONS))
+
+
+def current_conversions(
+    ledger: Ledger, digests: Collection[str] | None = None
+) -> tuple[ConversionRecord, ...]:
+    """The last conversion at each place, with its stated request, unless its result was deleted.
+
+    Args:
+        ledger: the ledger.
+        digests: only conversions to these checkpoints; only their places are read. All by default.
+
+    Returns:
+        The conversions in the order in which they were recorded.
+    """
+    with ledger.read() as connection:
+        last = {row.target_uri: row for row in _conversion_rows(connection, digests)}
+    chosen = (row for row in last.values() if row.gone is None and (digests is None or row.target in digests))
+    rows = sorted(chosen, key=lambda row: row.statement)
+    asked, shared = asked_in(ledger, [row.statement for row in rows]), dict[str, "Mapping[str, Any]"]()
+    return tuple(_conversion(row, asked[row.statement], shared) for row in rows)
 
 
 def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -230,20 +266,27 @@ def _verified(connection: Connection, digests: list[str]) -> dict[str, Verificat
     return {digest: VerificationRecord(*fields) for digest, *fields in rows}
 
 
-def _conversions_query() -> Select[Any]:
-    """Conversions with the tombstone of their target, if that is newer than the place that it marks."""
-    done, stone, place = tables.conversion.c, tables.tombstone.c, tables.location.c
-    same = (stone.checkpoint_digest == done.target) & (stone.uri == done.target_uri)
-    there = (place.checkpoint_digest == done.target) & (place.uri == done.target_uri)
-    buried = and_(same, stone.statement >= place.statement)
-    return (
-        select(tables.conversion, stone.time.label("gone"))
-        .join(tables.location, there)
-        .outerjoin(tables.tombstone, buried)
-        .order_by(done.statement)
-    )
+def _conversion_rows(connection: Connection, digests: Collection[str] | None) -> Iterator[Row[Any]]:
+    """Conversions in the order in which they were recorded; with digests, those at each place that has one of them."""
+    if digests is None:
+        yield from connection.execute(_CONVERSIONS)
+        return
+    done = tables.conversion.c
+    there = select(done.target_uri).where(done.target.in_(_DIGESTS))
+    found = {
+        row.statement: row
+        for some in _batches(digests)
+        for row in connection.execute(_CONVERSIONS.where(done.target_uri.in_(there)), {"digests": some})
+    }
+    yield from (found[statement] for statement in sorted(found))
 
 
-def _conversion(row: RowMapping) -> ConversionRecord:
-    fields = interned({**row, "options": json.loads(row["options"])})
-    return ConversionRecord(source_digest=fields.pop("source"), target_digest=fields.pop("target"), **fields)
+def _conversion(
+    row: Row[Any], asked: Mapping[str, Any], shared: dict[str, Mapping[str, Any]]
+) -> ConversionRecord:
+    """A record; strings and options that occur again are one object."""
+    if row.options not in shared:
+        shared[row.options] = json.loads(row.options)
+    values: list[Any] = [intern(value) if type(value) is str else value for value in row]
+    values[_OPTIONS] = shared[row.options]
+    return ConversionRecord(*values, asked=asked)

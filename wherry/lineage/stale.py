@@ -6,52 +6,45 @@ structure of the source, the target format, every option and every rule. The fil
 does not cover, are compared too. For old receipts without a request, the version of wherry is compared. What was
 derived from a stale checkpoint is stale too. Reasons are data; each result has the command that converts again.
 
-`rules_for` finds the routes that may have requested a conversion: a route whose target is this very URI. Where there is
-none (the template changed, or somebody converted by hand below a route's root), the routes with the deepest root, each
-with all its targets of that format.
+Conversions are grouped by their source: each source is opened once, and a plan is made once for all conversions of a
+source with the same request, so that the time grows with the number of sources and requests, not of their products.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from wherry.converter.command import (
-    UNPLANNED,
-    command_line,
-    differences,
-    planned_again,
-    present,
-    resolved,
-    stated,
-)
+from wherry.converter.command import UNPLANNED, command_line, differences, planned_again, present, resolved
+from wherry.core.digest import canonical_json
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
-from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
-from wherry.formats.registry import find_format
-from wherry.routes.routes import refusal, wanted, whereabouts
+from wherry.lineage.route_rules import as_routed, rules_at, rules_for
 from wherry.runtime import threads
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live, locate
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.config.schema import Route, TargetRule
-    from wherry.core.detection import Detection
+    from wherry.config.schema import Route
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.replay import ConversionRecord, PlaceRecord
-    from wherry.routes.routes import Whereabouts
+    from wherry.lineage.route_rules import RouteRule, RuleForSource
 
 
+_Plans = dict[bytes, str | WherryError]  # for one source: request → digest of its plan, or the error
 _log = logging.getLogger(__name__)
 SCHEMA = 1
 _WORKERS = 8  # sources that are checked in parallel; the work waits for storage
+_AT_ONCE = (
+    32  # sources in one task of a worker: a task for each costs more than the check of a missing local file
+)
 # Kinds of reasons.
 SOURCE_GONE, SOURCE_CHANGED, SOURCE_UNREADABLE = "source-gone", "source-changed", "source-unreadable"
 PLAN_CHANGED, ROUTE_CHANGED, OLDER_WHERRY = "plan-changed", "route-changed", "older-wherry"
@@ -106,27 +99,29 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
         UsageError: the configuration is invalid.
     """
-    rows, nodes = _rows(about)
+    with threads.uncollected():
+        rows, nodes = _rows(about)
     routes = _routes(config)
+    groups = _by_source(rows, nodes)
+    tasks = [groups[start : start + _AT_ONCE] for start in range(0, len(groups), _AT_ONCE)]
+
+    def look(task: Sequence[Sequence[ConversionRecord]]) -> list[Stale]:
+        return [one for rows in task for one in _look(rows, routes, nodes)]
+
     with threads.executor(_WORKERS) as pool:
-        looked = list(pool.map(_look, rows, repeat(routes), repeat(nodes)))
-    return [one for one in _with_upstream(rows, looked) if one.reasons]
+        found = {one.uri: one for some in pool.map(look, tasks) for one in some}
+    return [one for one in _with_upstream(rows, [found[row.target_uri] for row in rows]) if one.reasons]
 
 
 def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
     """The current conversions, one for each place, and the nodes of their sources."""
-    from wherry.ledger.nodes import asked_in, conversions, nodes
+    from wherry.ledger.nodes import current_conversions, nodes
     from wherry.ledger.record import open_ledger
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
-        every = {row.target_uri: row for row in conversions(ledger)}.values()
-        kept = [row for row in every if row.gone is None and _has_source(row)]
-        rows = [row for row in kept if chosen is None or row.target_digest in chosen]
-        rows.sort(key=lambda row: row.statement)
-        asked = asked_in(ledger, (row.statement for row in rows))
-        sources = nodes(ledger, {row.source_digest for row in rows})
-    return [replace(row, asked=asked[row.statement]) for row in rows], sources
+        rows = [row for row in current_conversions(ledger, chosen) if _has_source(row)]
+        return rows, nodes(ledger, {row.source_digest for row in rows})
 
 
 def _has_source(row: ConversionRecord) -> bool:
@@ -135,9 +130,12 @@ def _has_source(row: ConversionRecord) -> bool:
 
 
 def _below(about: str | os.PathLike[str]) -> set[str]:
-    from wherry.lineage.answers import impact
+    from wherry.ledger.record import descendants, open_ledger
+    from wherry.lineage.lineage import named
 
-    return set(impact(about).nodes)
+    with open_ledger() as ledger:
+        root, _sidecar = named(ledger, os.fspath(about))
+        return {root, *(edge.target for edge in descendants(ledger, root))}
 
 
 def _routes(config: str | None) -> tuple[Route, ...]:
@@ -146,38 +144,91 @@ def _routes(config: str | None) -> tuple[Route, ...]:
     return load_config(config).routes
 
 
-def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, LineageNode]) -> Stale:
-    """Compare one conversion with the present source and routes."""
-    source = nodes[row.source_digest]
-    rules: list[RouteRule] = []
-    reasons: list[Reason] = []
-    at: str | None = row.source_uri
+@dataclass(frozen=True, slots=True)
+class PresentSource:
+    """A source of conversions, as it is now.
+
+    Attributes:
+        rules: the rules of routes that apply to it.
+        fingerprint: of its files; empty if it could not be read.
+        error: why it could not be read; None if it could.
+    """
+
+    rules: tuple[RuleForSource, ...] = ()
+    fingerprint: str = ""
+    error: WherryError | None = None
+
+
+def _by_source(
+    rows: Sequence[ConversionRecord], nodes: Mapping[str, LineageNode]
+) -> list[list[ConversionRecord]]:
+    """The conversions that have the same source, read in the same way."""
+    groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
+    for row in rows:
+        said = _said(row)
+        how = said.get("from", nodes[row.source_digest].format), *said.get("opaque", ()), "as" in said
+        groups[row.source_digest, row.source_uri, how].append(row)
+    return list(groups.values())
+
+
+def _look(
+    rows: Sequence[ConversionRecord], routes: Sequence[Route], nodes: Mapping[str, LineageNode]
+) -> Iterator[Stale]:
+    """Compare the conversions of one source with its present files and with the routes."""
+    source = nodes[rows[0].source_digest]
+    found, plans = _present_source(rows[0], source.format, routes), _Plans()
+    at = _elsewhere(rows[0], source) if isinstance(found.error, NotFoundError) else rows[0].source_uri
+    for row in rows:
+        rules = rules_for(row.target_uri, row.format, found.rules)
+        reasons = tuple(_reasons(row, source.format, found, rules, at, plans))
+        cure = _cure(row, at, rules) if at and reasons else None
+        yield Stale(row.target_uri, row.target_digest, row.format, row.source_uri, reasons, cure)
+
+
+def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route]) -> PresentSource:
+    said, rules = _said(row), ()
     try:
-        with open_source(_source(row, _said(row).get("from", source.format))) as checkpoint:
-            rules = (
-                []
-                if "as" in _said(row)
-                else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
-            )
-            if present_fingerprint(checkpoint) != row.source_fingerprint:
-                what = f"the files of {row.source_uri} have changed since {row.time}"
-                reasons.append(Reason(SOURCE_CHANGED, what))
-        reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
-    except NotFoundError:
-        at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
-        elsewhere = f"; a copy is at {at}" if at else ""
-        reasons.append(Reason(SOURCE_GONE, f"{row.source_uri} no longer exists{elsewhere}"))
+        with open_source(_source(row, said.get("from", format))) as checkpoint:
+            rules = () if "as" in said else rules_at(checkpoint.detection, routes)
+            return PresentSource(rules, present_fingerprint(checkpoint))
     except WherryError as error:
-        reasons.append(Reason(SOURCE_UNREADABLE, error.what))
-    cure = _cure(row, at, rules) if at and reasons else None
-    return Stale(row.target_uri, row.target_digest, row.format, row.source_uri, tuple(reasons), cure)
+        return PresentSource(rules, error=error)
+
+
+def _elsewhere(row: ConversionRecord, source: LineageNode) -> str | None:
+    """Another place that still has the recorded files of a missing source."""
+    missing = row.source_uri if _said(row).get("from", source.format) == source.format else None
+    places = (place for place in source.places if place.uri != missing)
+    return next((place.uri for place in places if _is_same(place, source.format)), None)
+
+
+def _reasons(
+    row: ConversionRecord,
+    format: str,
+    found: PresentSource,
+    rules: Sequence[RouteRule],
+    at: str | None,
+    plans: _Plans,
+) -> Iterator[Reason]:
+    """Why a conversion is stale."""
+    if isinstance(found.error, NotFoundError):
+        elsewhere = f"; a copy is at {at}" if at else ""
+        yield Reason(SOURCE_GONE, f"{row.source_uri} no longer exists{elsewhere}")
+    elif found.error is not None:
+        yield Reason(SOURCE_UNREADABLE, found.error.what)
+    else:
+        if found.fingerprint != row.source_fingerprint:
+            yield Reason(SOURCE_CHANGED, f"the files of {row.source_uri} have changed since {row.time}")
+        yield from _by_route(row, format, rules, plans) if rules else _by_record(row, format, plans)
 
 
 def _is_same(place: PlaceRecord, format: str) -> bool:
     """Whether a place still has the recorded files."""
+    if place.gone is not None:
+        return False
     try:
         with open_checkpoint(place.uri, format=format) as checkpoint:
-            return place.gone is None and present_fingerprint(checkpoint) == place.fingerprint
+            return present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
         return False  # a place that cannot be reached does not help
 
@@ -192,14 +243,16 @@ def _source(row: ConversionRecord, format: str) -> SourceRequest:
     return SourceRequest(row.source_uri, format, opaque=tuple(_said(row).get("opaque", ())))
 
 
-def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRule]) -> Iterator[Reason]:
+def _by_route(
+    row: ConversionRecord, source_format: str, rules: Sequence[RouteRule], plans: _Plans
+) -> Iterator[Reason]:
     """The reasons, if none of the routes that may have requested it would produce the same now."""
     told: list[Reason] = []
     for route, rule in rules:
         name = f"route {route.name}"
         try:
             asked = as_routed(row, route, rule)
-            now = _planned(row, route.source_format or source_format, asked)
+            now = _planned_once(row, route.source_format or source_format, asked, plans)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
@@ -213,14 +266,14 @@ def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRu
     yield told[0]
 
 
-def _by_record(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
+def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
     """The reason, if the recorded request would not produce the same now."""
     if not row.asked:
-        yield from _by_options(row, source_format)
+        yield from _by_options(row, source_format, plans)
         return
     try:
         asked = present(row.asked)
-        now: str | WherryError = _planned(row, source_format, asked)
+        now: str | WherryError = _planned_once(row, source_format, asked, plans)
         changed = ", ".join(differences(row.asked, asked, UNPLANNED))
     except WherryError as error:  # a file that it names
         now, changed = error, ""
@@ -231,12 +284,13 @@ def _by_record(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
         yield Reason(PLAN_CHANGED, f"files of the request have changed: {changed}" if changed else what)
 
 
-def _by_options(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
+def _by_options(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
     """As `_by_record`, for a receipt without a request: only its options and the version of wherry are known."""
-    plans = [_planned(row, source_format, {**_said(row), **more}) for more in ({}, {"only": "params"})]
-    if row.plan_digest in plans:
+    requests = [{**_said(row), **more} for more in ({}, {"only": "params"})]
+    found = [_planned_once(row, source_format, asked, plans) for asked in requests]
+    if row.plan_digest in found:
         return
-    if _is_plain(row) and not isinstance(plans[0], WherryError):
+    if _is_plain(row) and not isinstance(found[0], WherryError):
         yield Reason(PLAN_CHANGED, f"the same request gives another plan than on {row.time}")
     elif row.software and row.software != __version__:
         yield Reason(OLDER_WHERRY, f"it was converted by wherry {row.software}; this is {__version__}")
@@ -251,6 +305,18 @@ def _is_plain(row: ConversionRecord) -> bool:
     if sidecar is None or sidecar.receipt is None:
         return False
     return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
+
+
+def _planned_once(
+    row: ConversionRecord, source_format: str, asked: Mapping[str, Any], plans: _Plans
+) -> str | WherryError:
+    """As `_planned`, from earlier plans for the same source: no plan depends on where its target is."""
+    protocol = row.target_uri.partition("://")[0] if "://" in row.target_uri else ""
+    target = row.target_uri if "as" in asked else protocol  # a rewrite looks at its target
+    key = canonical_json([source_format, row.format, target, asked])
+    if key not in plans:
+        plans[key] = _planned(row, source_format, asked)
+    return plans[key]
 
 
 def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
@@ -291,52 +357,3 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
         if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):
             worn[row.target_uri] = row.target_uri
         yield replace(one, reasons=full)
-
-
-class RouteRule(NamedTuple):
-    """A route with one of its target rules."""
-
-    route: Route
-    rule: TargetRule
-
-
-def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[RouteRule]:
-    """The rules of routes that may have requested a conversion.
-
-    Args:
-        uri: URI of the result.
-        format: format of the result.
-        source: its source, as it is now.
-        routes: all routes.
-
-    Returns:
-        The rules; empty where no route can have requested it.
-    """
-    exact: list[RouteRule] = []
-    deepest: list[tuple[int, RouteRule]] = []
-    for route in routes:
-        where = whereabouts(route.root, source)
-        if where is None or refusal(route, source, where) is not None:
-            continue
-        places = _places(route, source, where)
-        for rule in route.targets:
-            if find_format(rule.format).name == format:
-                deepest.append((len(locate(route.root).uri), RouteRule(route, rule)))
-                exact += [RouteRule(route, rule)] if places.get(rule.uri) == uri else []
-    depth = max((depth for depth, _rule in deepest), default=0)
-    return exact or [rule for there, rule in deepest if there == depth]
-
-
-def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, str]:
-    """Template → URI of the target for a source; empty where the route cannot determine it."""
-    try:
-        return {one.rule.uri: one.place for one in wanted(route, source, where)}
-    except WherryError:
-        return {}
-
-
-def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
-    """The request of a nightly run for a target."""
-    target = replace(rule.at(row.target_uri), into=False)
-    source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
-    return stated(route.request(source, [target], DEFAULT_MEMORY), target)
