@@ -1,39 +1,38 @@
-r"""The lineage as one HTML page: a graph, the details of each checkpoint and a search, in a single file.
+"""The lineage as one HTML page: a graph, the details of each checkpoint and a search, in a single file.
 
 It uses no network: style and script are inline, and its content security policy allows only these two, by their hashes.
-Names come from checkpoints, which are untrusted input: they are data in a JSON block that no name can close, and are
-inserted as text, never as markup. Invisible characters and those that change the writing direction are escaped
-(`\u202e`), so that no name looks like another. Without JavaScript the plain-text tree is shown.
+Names come from checkpoints, which are untrusted input: they are data in a JSON block (`page_json`), and are inserted as
+text, never as markup. Without JavaScript the plain-text tree is shown. The page has at most `MOST_BYTES`: of a lineage
+that is larger it shows an `excerpt`, and states how much more there is.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import re
-import unicodedata
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.core.receipt import utc_now
 from wherry.core.units import short
+from wherry.lineage.excerpt import excerpt, hidden_json, more_of, totals
+from wherry.lineage.page_json import json_text, seen, short_text
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.ledger.nodes import LineageNode
+    from wherry.lineage.excerpt import Excerpt
     from wherry.lineage.lineage import LineageTree
 
 SCHEMA = 1
+MOST_BYTES = 2_000_000  # of the whole page
+_TEXT = 200_000  # bytes of the plain-text tree
 _PARTS = Path(__file__).parent / "pages"
-_SCRIPTS = ("lineage_layout.js", "lineage.js", "lineage_details.js")
-_LONGEST = 2000  # maximum characters of one text
-# Unicode categories of invisible characters and of those that change how others are displayed.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SCRIPTS = ("lineage_layout.js", "lineage.js", "lineage_hidden.js", "lineage_details.js")
 
 
 def page(tree: LineageTree, *, made: str | None = None) -> str:
@@ -44,19 +43,22 @@ def page(tree: LineageTree, *, made: str | None = None) -> str:
         made: time of creation, UTC in ISO 8601; now by default.
     """
     style = (_PARTS / "lineage.css").read_text("utf-8")
-    script = _script()
+    script, shown = _script(), excerpt(tree)
     texts = {
         "title": html.escape(_title(tree.nodes[tree.root])),
         "policy": _policy(style, script),
         "generator": html.escape(f"wherry {version('wherry')}"),
         "made": html.escape((made or utc_now()).replace("T", " ")),
-        "text": html.escape(_seen(render(tree), "\n")),
+        "text": _plain(tree, shown),
         "style": style,
         "script": script,
-        "data": _data(tree),
+        "data": _data(tree, shown),
     }
     template = (_PARTS / "lineage.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
+    whole = re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
+    rest = (node for digest, node in tree.nodes.items() if digest not in shown.nodes)
+    hidden = hidden_json(rest, MOST_BYTES - len(whole.encode()))
+    return whole.replace(_HIDDEN, hidden, 1)
 
 
 def _script() -> str:
@@ -68,7 +70,7 @@ def _script() -> str:
 def _title(node: LineageNode) -> str:
     uri = node.places[0].uri if node.places else ""
     name = "/".join([part for part in uri.split("/") if part][-2:]) or short(node.checkpoint_digest)
-    return _short(f"Lineage of {name} ({node.format})")
+    return short_text(f"Lineage of {name} ({node.format})")
 
 
 def _policy(style: str, script: str) -> str:
@@ -80,31 +82,30 @@ def _policy(style: str, script: str) -> str:
     return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
 
 
-def _data(tree: LineageTree) -> str:
-    """The tree as JSON without `<`, so that no name can end the script block."""
-    text = json.dumps({"schema": SCHEMA, **_visible(tree.to_json())}, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _data(tree: LineageTree, shown: Excerpt) -> str:
+    """The lineage as JSON, with a placeholder for the checkpoints that are only listed."""
+    fields = {
+        "schema": str(SCHEMA),
+        "root": json_text(tree.root),
+        "totals": json_text(totals(tree)),
+        "more": json_text(more_of(tree, shown.nodes)),
+        "nodes": f"[{','.join(shown.nodes[digest] for digest in tree.nodes if digest in shown.nodes)}]",
+        "edges": f"[{','.join(shown.edges[edge] for edge in tree.edges if edge in shown.edges)}]",
+        "hidden": _HIDDEN,
+    }
+    return "{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
 
 
-def _visible(value: Any) -> Any:
-    if isinstance(value, str):
-        return _short(value)
-    if isinstance(value, dict):
-        mapping: Mapping[str, Any] = value
-        return {name: _visible(item) for name, item in mapping.items()}
-    if isinstance(value, list | tuple):
-        return [_visible(item) for item in value]
-    return value
+_HIDDEN = "<hidden>"  # a name cannot contain it: the JSON has no `<`, and the rest of the page is escaped
 
 
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return _seen(text)
-    return f"{_seen(text[:_LONGEST])}… ({len(text):,} characters)"
-
-
-def _seen(text: str, kept: str = "") -> str:
-    return "".join(
-        f"\\u{ord(char):04x}" if unicodedata.category(char) in _HIDDEN and char not in kept else char
-        for char in text
-    )
+def _plain(tree: LineageTree, shown: Excerpt) -> str:
+    """The shown part as escaped text, cut at the end of a line."""
+    nodes = {digest: node for digest, node in tree.nodes.items() if digest in shown.nodes}
+    part = replace(tree, nodes=nodes, edges=tuple(edge for edge in tree.edges if edge in shown.edges))
+    text = html.escape("\n".join(map(seen, render(part).split("\n"))))
+    cut = text.encode()[:_TEXT].decode(errors="ignore")
+    if cut == text and len(nodes) == len(tree.nodes):
+        return text
+    kept = cut if cut == text else cut.rpartition("\n")[0]
+    return f"{kept}\n(not all of {len(tree.nodes):,} checkpoints; `wherry lineage show` prints the rest)"

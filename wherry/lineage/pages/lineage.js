@@ -45,7 +45,7 @@ const versions = (node) => node.registrations.filter((row) => row.version !== nu
 const tints = new Map();
 for (const node of data.nodes) if (!tints.has(node.format)) tints.set(node.format, `var(--c${Math.min(tints.size, 7)})`);
 function tinted(element, format) {
-  element.style.setProperty("--tint", tints.get(format));
+  element.style.setProperty("--tint", tints.get(format) ?? "var(--c7)");
   return element;
 }
 
@@ -136,7 +136,7 @@ function stackCard(members) {
 }
 
 // --- the graph -------------------------------------------------------------------------------------------------
-const state = { selected: null, scale: 1, drawn: null, cards: new Map(), found: null };
+const state = { selected: null, scale: 1, drawn: null, cards: new Map(), more: new Map(), found: null };
 function draw() {
   const ids = [...new Set(data.nodes.map((node) => cardOf(node.checkpoint_digest)))];
   const byEnds = new Map();
@@ -147,11 +147,13 @@ function draw() {
     byEnds.get(key).lossy ||= !edge.lossless;
     byEnds.get(key).members.push(edge);
   }
-  state.drawn = layout(ids, [...byEnds.values()]);
+  state.more = moreCards();
+  const more = [...state.more.values()].map(({ ends }) => ({ ...ends, lossy: false, members: [] }));
+  state.drawn = layout([...ids, ...state.more.keys()], [...byEnds.values(), ...more]);
   state.cards.clear();
   cards.replaceChildren();
   for (const id of state.drawn.layers.flat()) {
-    const card = nodes.has(id) ? nodeCard(nodes.get(id)) : stackCard(stacks.get(id));
+    const card = nodes.has(id) ? nodeCard(nodes.get(id)) : state.more.has(id) ? moreCard(state.more.get(id)) : stackCard(stacks.get(id));
     const { x, y } = state.drawn.at.get(id);
     card.type = "button";
     card.dataset.id = id;
@@ -236,7 +238,7 @@ function drawOverview() {
   overview.replaceChildren(...[...state.cards.keys()].map((id) => {
     const place = at.get(id);
     const box = shape("rect", { x: place.x, y: place.y - CARD.height / 2, width: CARD.width, height: CARD.height });
-    box.style.fill = tints.get((nodes.get(id) ?? stacks.get(id)[0]).format);
+    box.style.fill = tints.get((nodes.get(id) ?? stacks.get(id)?.[0])?.format) ?? "var(--line)";
     return box;
   }), shape("rect", { class: "frame", "vector-effect": "non-scaling-stroke" }));
 }

@@ -8,7 +8,7 @@ function paint() {
   canvas.classList.toggle("searching", state.found !== null);
   canvas.classList.toggle("selecting", way.size > 0 && state.found === null);
   for (const [id, card] of state.cards) {
-    const members = nodes.has(id) ? [id] : stacks.get(id).map((node) => node.checkpoint_digest);
+    const members = nodes.has(id) ? [id] : (stacks.get(id) ?? []).map((node) => node.checkpoint_digest);
     const hits = state.found ? members.filter((member) => state.found.has(member)).length : 0;
     card.classList.toggle("hit", hits > 0);
     card.classList.toggle("dim", state.found !== null && !hits);
@@ -38,6 +38,10 @@ function select(digest, { move = true } = {}) {
   history.replaceState(null, "", `#${digest}`);
 }
 function open(stack) {
+  if (state.more.has(stack)) {
+    search.focus();
+    return;
+  }
   opened.add(stack);
   draw();
   select(stacks.get(stack)[0].checkpoint_digest);
@@ -66,11 +70,12 @@ function verification(outcome) {
 }
 function twins(node) {
   const same = data.nodes.filter((other) => other.weights_digest === node.weights_digest).length - 1;
-  const words = same ? `the same values as ${count(same, "other checkpoint")} here` : "no other checkpoint here holds these values";
+  const here = total > data.nodes.length ? "shown here" : "here";
+  const words = same ? `the same values as ${count(same, "other checkpoint")} ${here}` : `no other checkpoint ${here} holds these values`;
   return make("span", "", make("code", "", node.weights_digest), make("span", "small", words));
 }
-function conversions(title, edges, end) {
-  if (!edges.length) return [];
+function conversions(title, edges, end, more) {
+  if (!edges.length && !more) return [];
   const links = edges.map((edge) => {
     const exact = edge.lossless ? make("span", "", "lossless") : make("span", "warn", "lossy");
     const origin = edge.statement === null ? "its sidecar" : `statement ${edge.statement}`;
@@ -81,12 +86,15 @@ function conversions(title, edges, end) {
     link.addEventListener("click", () => select(edge[end]));
     return link;
   });
-  return [make("h3", "", edges.length > 1 ? `${title} (${edges.length})` : title), ...links];
+  const amount = edges.length + more;
+  const rest = more ? [make("p", "small", `${number(edges.length)} shown here, and ${number(more)} more`)] : [];
+  return [make("h3", "", amount > 1 ? `${title} (${number(amount)})` : title), ...rest, ...links];
 }
 function tell(node) {
   const version = node.format_version ? ` (${node.format_version})` : "";
   const asked = node.checkpoint_digest === data.root ? "The checkpoint that was asked for. " : "";
   const stack = stackOf.get(node.checkpoint_digest);
+  const rest = (name) => (node.more?.[name] ? [`and ${number(node.more[name])} more`] : []);
   const refold = stack && get("fold").checked ? make("button", "plain", `Fold these ${stacks.get(stack).length} again`) : null;
   refold?.addEventListener("click", () => {
     opened.delete(stack);
@@ -103,13 +111,13 @@ function tell(node) {
       ["Holds", `${node.kind}: ${count(node.tensors, "tensor")}, ${large(node.parameters)} parameters`],
       ["Size", `${size(node.nbytes)} (${count(node.nbytes, "byte")})`],
       ["Verified", node.verified ? verification(node.verified) : "never"],
-      ["Registered", ...(node.registrations.length ? node.registrations.map(registration) : ["no"])],
-      [node.places.length > 1 ? "Places" : "Place", ...(node.places.length ? node.places.map(place) : ["unknown"])],
+      ["Registered", ...(node.registrations.length ? node.registrations.map(registration) : ["no"]), ...rest("registrations")],
+      [node.places.length > 1 ? "Places" : "Place", ...(node.places.length ? node.places.map(place) : ["unknown"]), ...rest("places")],
       ["Checkpoint", make("code", "", node.checkpoint_digest)],
       ["Weights", twins(node)],
     ]),
-    ...conversions("Came from", parents.get(node.checkpoint_digest), "source"),
-    ...conversions("Became", children.get(node.checkpoint_digest), "target"),
+    ...conversions("Came from", parents.get(node.checkpoint_digest), "source", moreOf(node.checkpoint_digest)[0]),
+    ...conversions("Became", children.get(node.checkpoint_digest), "target", moreOf(node.checkpoint_digest)[1]),
   ].filter(Boolean));
   details.scrollTop = 0;
 }
@@ -129,8 +137,11 @@ function find() {
   const asked = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const hits = data.nodes.filter((node) => asked.every((word) => matches(node, word)));
   state.found = asked.length ? new Set(hits.map((node) => node.checkpoint_digest)) : null;
-  get("count").textContent = asked.length ? `${hits.length} of ${count(data.nodes.length, "checkpoint")}` : count(data.nodes.length, "checkpoint");
+  const others = asked.length ? hidden.filter((node) => asked.every((word) => isHidden(node, word))) : null;
+  const found = others ? `${number(hits.length + others.length)} of ` : "";
+  get("count").textContent = `${found}${count(total, "checkpoint")}${unlisted}`;
   for (const row of list.querySelectorAll(".row")) row.parentElement.hidden = state.found !== null && !state.found.has(row.dataset.id);
+  listHidden(others);
   paint();
 }
 function fillList() {
@@ -162,13 +173,12 @@ function fillLegend() {
   get("legend").replaceChildren(...chips, ...(lossy ? [lossy] : []));
 }
 function summarise() {
-  const lossy = data.edges.filter((edge) => !edge.lossless).length;
-  const bad = data.nodes.filter((node) => node.verified && node.verified.verdict !== "ok").length;
-  const models = new Set(data.nodes.flatMap((node) => versions(node).map((row) => `${row.name} v${row.version}`)));
-  const exactness = data.edges.length === 0 ? null : lossy ? `${lossy} lossy` : data.edges.length > 1 ? "all lossless" : "lossless";
-  const parts = [count(data.nodes.length, "checkpoint"), count(data.edges.length, "conversion"), exactness,
-    models.size ? (models.size < 3 ? `registered as ${[...models].join(", ")}` : count(models.size, "model version")) : null];
-  get("summary").replaceChildren(parts.filter(Boolean).join(" · "), ...(bad ? [make("span", "bad", ` · ${bad} failed verification`)] : []));
+  const { edges, lossy, failed, versions: registered, models } = data.totals;
+  const exactness = edges === 0 ? null : lossy ? `${number(lossy)} lossy` : edges > 1 ? "all lossless" : "lossless";
+  const parts = [count(total, "checkpoint"), count(edges, "conversion"), exactness,
+    registered ? (registered < 3 ? `registered as ${models.join(", ")}` : count(registered, "model version")) : null,
+    total > data.nodes.length ? `${number(data.nodes.length)} shown` : null];
+  get("summary").replaceChildren(parts.filter(Boolean).join(" · "), ...(failed ? [make("span", "bad", ` · ${number(failed)} failed verification`)] : []));
 }
 
 function step(key) {
@@ -196,7 +206,7 @@ function pressed(event) {
     find();
   } else if (typing) {
     const first = [...list.querySelectorAll("li:not([hidden]) .row")][0];
-    if (event.key === "Enter" && first && state.found) select(first.dataset.id);
+    if (event.key === "Enter" && first && state.found) first.click();
     if (event.key === "ArrowDown" && first) first.focus();
     if (event.key !== "ArrowDown") return;
   } else if (event.key === "/") search.focus();

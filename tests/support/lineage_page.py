@@ -1,0 +1,83 @@
+"""Lineages for tests of the page, and the page in a real browser."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from tests.support.browser import chromium
+from wherry.ledger.nodes import LineageNode
+from wherry.ledger.record import Edge
+from wherry.ledger.replay import PlaceRecord
+from wherry.lineage.lineage import LineageTree
+from wherry.lineage.page import page
+
+TIME = "2026-11-21T09:12:44.120+00:00"
+
+
+def digest(key):
+    return f"blake3:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def node(key, format_, uri, step=None, **more):
+    place = (PlaceRecord(uri, digest(key), "f", 1, TIME),)
+    values = {"kind": "params", "tensors": 2, "parameters": 10, "nbytes": 4000, **more}
+    return LineageNode(digest(key), digest("weights"), format_, "1", step=step, places=place, **values)
+
+
+def tree(root, nodes, pairs, lossy=()):
+    edges = tuple(
+        Edge(digest(source), digest(target), digest("plan"), number, TIME, (source, target) not in lossy)
+        for number, (source, target) in enumerate(pairs, 1)
+    )
+    return LineageTree(digest(root), {one.checkpoint_digest: one for one in nodes}, edges)
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="lineage">(.*?)</script>', text)[1])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+class Seen:
+    """A page in the browser, and everything that it did that it should not."""
+
+    def __init__(self, browser, path, theme="light"):
+        self.context = browser.new_context(viewport={"width": 1500, "height": 900}, color_scheme=theme)
+        self.page = self.context.new_page()
+        self.faults = []
+        self.page.on("console", lambda message: self.faults.append(message.text))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self._requested(request.url))
+        self.page.goto(path.as_uri())
+
+    def _requested(self, url):
+        if not url.startswith("file:"):
+            self.faults.append(url)
+
+    def texts(self, selector):
+        return self.page.locator(selector).all_inner_texts()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    seen = []
+
+    def open_(tree_, theme="light"):
+        path = tmp_path / "lineage.html"
+        path.write_text(page(tree_), encoding="utf-8")
+        seen.append(Seen(browser, path, theme))
+        return seen[-1]
+
+    yield open_
+    for one in seen:
+        assert one.faults == []
+        one.context.close()
