@@ -14,10 +14,11 @@ import sys
 import pytest
 
 from tests.support.large_ledger import CHAIN, HUB, LedgerShape, grow, steps_in
-from tests.support.ledger import digest
+from tests.support.ledger import conversion, digest
+from wherry.errors import AmbiguousError
 from wherry.ledger.check import check_chain
 from wherry.ledger.nodes import current_conversions
-from wherry.ledger.record import open_ledger
+from wherry.ledger.record import open_ledger, record_conversion
 from wherry.ledger.replay import replay
 from wherry.lineage import stale as lineage_stale
 from wherry.lineage.answers import impact, render_impact, render_why, why
@@ -123,6 +124,16 @@ def test_grouped_conversions_are_as_stale_as_each_alone():
     alone = [one for row in rows for one in lineage_stale._look([row], (), nodes)]
     assert [one for one in lineage_stale._with_upstream(rows, alone) if one.reasons] == together
     assert {reason.kind for one in together for reason in one.reasons} == {lineage_stale.SOURCE_GONE}
+
+
+def test_an_ambiguous_digest_names_a_few_of_many(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+    with open_ledger() as ledger:
+        for number in range(15):
+            record_conversion(ledger, conversion("a", f"t{number}"))
+    with pytest.raises(AmbiguousError, match="16 checkpoints") as failure:
+        show(digest("w"))
+    assert (failure.value.cure or "").endswith(" and 6 more")
 
 
 def test_the_neighbourhood_of_one_checkpoint_costs_the_same_in_any_ledger(ledgers, monkeypatch):

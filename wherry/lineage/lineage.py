@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 _DIGEST = re.compile(rf"((?:{'|'.join(ALGORITHMS)}):)?[0-9a-f]{{8,64}}")
+_NAMED = 10  # checkpoints that an error names
 _log = logging.getLogger(__name__)
 
 
@@ -121,9 +122,10 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
         return None
     found = digests_starting(ledger, text)
     if len(found) > 1:
+        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
         raise AmbiguousError(
             f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
-            cure=f"choose one of: {', '.join(short(digest) for digest in found)}",
+            cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
             stage="lineage",
         )
     return found[0] if found else None
