@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.digests import digest_choice
-from wherry.core.algorithms import labelled, new_hash
+from wherry.core.algorithms import SHA256, labelled, new_hash
 from wherry.core.progress import Meter
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, storage_error
@@ -94,6 +93,7 @@ def sign(
     key: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
+    algorithm: str = SHA256,
     progress: OnProgress | None = None,
 ) -> str:
     """Sign a checkpoint.
@@ -102,6 +102,8 @@ def sign(
         uri: the checkpoint.
         key: PEM file with the private key.
         out: path of the signature; in or beside the checkpoint by default.
+        algorithm: of the files' hashes. The library of model_signing 1.1.1 verifies BLAKE3, which is faster, but its
+            command line verifies only SHA-256.
         progress: called a few times a second.
 
     Returns:
@@ -117,7 +119,6 @@ def sign(
     location = _resolved(uri)
     identity = _identity(location)
     names = _names(location)
-    algorithm = digest_choice(ledger=False).algorithm
     digests = _digests(location, names, algorithm, progress)
     if _identity(location) != identity:
         raise MismatchError(

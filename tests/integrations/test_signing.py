@@ -250,3 +250,22 @@ def test_commands(source, tmp_path, keys, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main(words, standalone_mode=False)
     assert done.value.code == 9
+
+
+def test_the_library_of_model_signing_verifies_blake3_and_finds_what_was_altered(source, keys, tmp_path):
+    """Its command line sets SHA-256, so it is the library that is asked."""
+    verifying = pytest.importorskip("model_signing.verifying", reason="model-signing is not installed")
+    uri = made(source, tmp_path, "orbax")
+    place = signing.sign(uri, keys[0], algorithm="blake3")
+    assert signing.verify(uri, keys[1]).ok
+
+    def judged():
+        config = verifying.Config().use_elliptic_key_verifier(public_key=Path(keys[1]))
+        config.verify(Path(uri), Path(place))
+
+    judged()
+    changed = next(Path(uri).glob("d/*"))
+    changed.write_bytes(changed.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="mismatch"):
+        judged()
+    assert dict(signing.verify(uri, keys[1]).failed) == {f"d/{changed.name}": "was altered"}

@@ -14,6 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.core.algorithms import digits_of
+from wherry.core.units import short
 from wherry.errors import AmbiguousError, NotFoundError, NotRecordedError
 from wherry.ledger.nodes import LineageNode
 from wherry.ledger.outcomes import record, record_outcome
@@ -57,7 +59,8 @@ def test_source_and_target_are_two_nodes_with_one_weights_digest(converted):
 
 
 def test_down_from_the_source_and_by_digest(converted, source):
-    for asked in (source, converted.source.checkpoint_digest[:8], converted.source.checkpoint_digest):
+    digest = converted.source.checkpoint_digest
+    for asked in (source, digits_of(digest)[:8], digest[:16], digits_of(digest), digest):
         text = render(show(asked))
         assert "converted to" in text
         assert "converted from" not in text
@@ -69,10 +72,10 @@ def test_render_draws_up_and_down(converted, source, tmp_path):
     record_outcome(last.target, {"level": "digest", "verdict": "ok", "ok": True})
     text = render(show(converted.target.uri))
     lines = text.splitlines()
-    assert lines[0].startswith(f"{converted.target.checkpoint_digest[:12]} orbax")
+    assert lines[0].startswith(f"{short(converted.target.checkpoint_digest)} orbax")
     up, down = lines.index("converted from"), lines.index("converted to")
-    assert lines[up + 1].startswith(f"└─ {converted.source.checkpoint_digest[:12]} safetensors")
-    assert lines[down + 1].startswith(f"└─ {last.target.checkpoint_digest[:12]} safetensors")
+    assert lines[up + 1].startswith(f"└─ {short(converted.source.checkpoint_digest)} safetensors")
+    assert lines[down + 1].startswith(f"└─ {short(last.target.checkpoint_digest)} safetensors")
     assert "verified at level digest: ok" in text
 
 

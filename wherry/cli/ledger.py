@@ -212,9 +212,17 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
 @click.option(
     "--out", metavar="FILE", help="File to write the signature to; in or next to the checkpoint by default."
 )
+@click.option(
+    "--hash",
+    "algorithm",
+    type=click.Choice(["sha256", "blake3"]),
+    default="sha256",
+    show_default=True,
+    help="Hash of the files; blake3 is faster, but only model_signing's library verifies it.",
+)
 @quiet
 @as_json
-def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> None:
+def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, json_: bool) -> None:
     """Sign every file of the checkpoint at URI.
 
     `model_signing verify key` accepts the signature.
@@ -223,7 +231,7 @@ def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> No
     from wherry.core.services import service
 
     with console.bar(quiet=quiet or json_) as progress:
-        place = service("signing").sign(uri, key, out=out, progress=progress)
+        place = service("signing").sign(uri, key, out=out, algorithm=algorithm, progress=progress)
     if json_:
         console.print_json({"schema": 1, "uri": uri, "signature": place})
     else:

@@ -138,7 +138,9 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
             raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
         checkpoint = receipts.reference_from_json(data["checkpoint"])
         leaves = (
-            data["leaves"] if data["schema"] == _WITHOUT_ALGORITHM else data["leaves"][checkpoint.algorithm]
+            data["leaves"]
+            if data["schema"] == _WITHOUT_ALGORITHM
+            else data["leaves"].get(checkpoint.algorithm, {})
         )
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
