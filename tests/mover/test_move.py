@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from wherry.core.tensorspec import TensorSpec, checked_region, row_bands
 from wherry.errors import UsageError
+from wherry.formats.reader import Access
 from wherry.mover import move
-from wherry.mover.move import cells, chunk_count, largest_move, moves_of, region_span
+from wherry.mover.move import Way, cells, chunk_count, moves_of, region_span
 
 shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
 
@@ -72,7 +73,8 @@ def test_raw_to_flat_moves_are_two_leaves(monkeypatch):
     spec = TensorSpec(("t",), (25,), "int8")
     spans = [tuple(one.span) for one in moves_of(spec, [spec], raw=True)]
     assert spans == [(0, 10), (10, 20), (20, 25)]
-    assert largest_move(spec, [spec], raw=True) == 10
+    way = Way(Access("raw", (), gridded=False))
+    assert (way.count(spec, [spec]), way.largest(spec, [spec])) == (len(spans), 10)
 
 
 def test_a_pass_that_only_hashes_reads_regions_in_larger_parts():

@@ -179,7 +179,7 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         ("tensors", f"{plan.tensors:,} in {data['moves']:,} moves"),
         ("parameters", f"{parameters['found']:,} ({agrees})"),
         ("bytes", f"{show_size(plan.nbytes_in)} in, {show_size(plan.nbytes_out)} out"),
-        ("peak memory", show_size(plan.peak_memory)),
+        ("peak memory", show_size(data["peak_memory"])),
         ("spill", show_size(plan.spill) if plan.spill else ""),
         ("companions", ", ".join(data["companions"])),
         ("renamed", f"{len(data['renamed'])} tensors" if data["renamed"] else ""),

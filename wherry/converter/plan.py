@@ -117,6 +117,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
+    version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_size(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
@@ -124,7 +125,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         source=checkpoint.detection,
         target=locate(target.uri).uri,
         to=row.name,
-        format_version=row.version(prepared, checked),
+        format_version=version,
         options={**checked, **tree},
         manifest=prepared,
         source_manifest=checkpoint.manifest,
@@ -135,7 +136,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,
-        digest=_digest(checkpoint, row, {**checked, **tree}, prepared, mapped),
+        digest=_digest(checkpoint, [row.name, version], {**checked, **tree}, prepared, mapped),
         lossy=checkpoint.lossy,
         notes=checkpoint.notes,
         snippet=checkpoint.snippet,
@@ -144,10 +145,12 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
 
 def _without_hints(manifest: Manifest) -> Manifest:
     """A target's manifest without the chunk hints for its format."""
-    kept = {
-        path: replace(spec, tags=_rest(spec.tags)) for path, spec in manifest.tensors.items() if spec.tags
+    hinted = {
+        path: replace(spec, tags=_rest(spec.tags))
+        for path, spec in manifest.tensors.items()
+        if spec.tags and GRID in spec.tags
     }
-    return replace(manifest, tensors={**manifest.tensors, **kept})
+    return replace(manifest, tensors={**manifest.tensors, **hinted}) if hinted else manifest
 
 
 def _rest(tags: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -183,17 +186,17 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
 
 
 def _digest(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
+    checkpoint: Checkpoint, to: list[str], options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
 ) -> str:
     source = checkpoint.detection
     return sha256_of(
         "plan",
         {
             "from": [source.format, source.format_version],
-            "to": [row.name, row.version(prepared, options)],
+            "to": to,
             "options": {name: value for name, value in sorted(options.items()) if value is not None},
             "tensors": [
-                [list(path), list(mapped.pairs[path]), list(spec.shape), spec.dtype, list(spec.chunks or ())]
+                (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
                 for path, spec in sorted(prepared.tensors.items())
             ],
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
@@ -267,7 +270,7 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Peak memory in bytes: the base and the data in flight."""
-        largest = max((self._largest(target, source) for target, source in self.pairs.items()), default=0)
+        largest = max((way.largest(spec, targets) for way, spec, targets in self._carried()), default=0)
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
@@ -298,13 +301,14 @@ class Plan:
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))
 
+    def _carried(self) -> Iterator[tuple[Way, TensorSpec, list[TensorSpec]]]:
+        """Each source tensor that is carried, how it is read, and what it becomes."""
+        for target, source in self.pairs.items():
+            yield self.ways[source], self.source_manifest.tensors[source], [self.manifest.tensors[target]]
+
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
         return iter(joint_moves([self]))
-
-    def _largest(self, target: KeyPath, source: KeyPath) -> int:
-        spec = self.source_manifest.tensors[source]
-        return self.ways[source].largest(spec, [self.manifest.tensors[target]])
 
     def to_json(self) -> dict[str, Any]:
         """The plan in the form of `--json`."""
@@ -318,7 +322,7 @@ class Plan:
             "options": dict(self.options),
             "digest": self.digest,
             "tensors": self.tensors,
-            "moves": sum(1 for _move in self.moves()),
+            "moves": sum(way.count(spec, targets) for way, spec, targets in self._carried()),
             "bytes_in": self.nbytes_in,
             "bytes_out": self.nbytes_out,
             "parameters": {

@@ -8,7 +8,8 @@ Quantised blocks are called `ggml:<type>`: a fixed number of elements shares a f
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,12 @@ def canonical_size(name: str, elements: int) -> int:
         block, size = _BLOCKS[name]
         return -(-elements // block) * size
     return (bits(name) * elements + 7) // 8
+
+
+@lru_cache(1 << 12)
+def canonical_bytes(name: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor in canonical form; large models have thousands of tensors of each shape."""
+    return canonical_size(name, math.prod(shape))
 
 
 @cache

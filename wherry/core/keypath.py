@@ -10,7 +10,6 @@ tensor when `a.b` and `a/b` are both present), so they do not serve as identity 
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.errors import UnrepresentableError, UsageError
@@ -21,10 +20,12 @@ if TYPE_CHECKING:
 KeyPath: TypeAlias = tuple[str, ...]
 
 
-@lru_cache(1 << 16)  # families are tried one after another on the same key paths
 def render(path: KeyPath) -> str:
     """Print a key path; the inverse of `parse`. The path of a bare leaf prints as the empty string."""
-    return "/".join(_escape(part) for part in path)
+    text = "/".join(path)
+    if "~" not in text and all(path) and text.count("/") + 1 == len(path):
+        return text  # nothing to escape, as almost always
+    return "/".join([_escape(part) for part in path])
 
 
 def parse(text: str) -> KeyPath:

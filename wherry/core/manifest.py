@@ -110,6 +110,8 @@ class Manifest:
 
 def without_chunks(manifest: Manifest) -> Manifest:
     """The manifest with no chunk grid, as a flat container holds it."""
+    if all(spec.chunks is None for spec in manifest.tensors.values()):
+        return manifest
     tensors = {path: replace(spec, chunks=None) for path, spec in manifest.tensors.items()}
     return replace(manifest, tensors=tensors)
 

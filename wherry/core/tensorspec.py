@@ -87,7 +87,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of its canonical form."""
-        return dtypes.canonical_size(self.dtype, self.size)
+        return dtypes.canonical_bytes(self.dtype, self.shape)
 
     @property
     def whole(self) -> Region:

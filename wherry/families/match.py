@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.layout.layout import skeleton, skeletons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
@@ -29,6 +29,11 @@ class Match:
     spec: TensorSpec
     template: Template
     numbers: tuple[int, ...]
+
+    @property
+    def form(self) -> Hashable:
+        """The same for tensors that differ only in their numbers."""
+        return id(self.template), self.spec.shape, self.spec.axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,11 @@ def match_tensors(specs: Iterable[TensorSpec], templates: Iterable[Template]) ->
     unmatched: list[KeyPath] = []
     for spec in specs:
         matches = tuple(
-            Match(spec, template, numbers)
-            for template in index.get(skeleton(spec.path), ())
-            if (numbers := template.layouts[0].match(spec.path)) is not None
+            [
+                Match(spec, template, numbers)
+                for template in index.get(skeleton(spec.path), ())
+                if (numbers := template.layouts[0].match(spec.path)) is not None
+            ]
         )
         if matches:
             found[spec.path] = matches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,15 @@ from wherry.layout.expr import evaluate
 from wherry.layout.words import Scale, parse_word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.families.facts import ConfigFacts
     from wherry.families.match import Match
     from wherry.families.schema import Family, System
     from wherry.families.templates import Template
+    from wherry.layout.boxes import Groups
+    from wherry.layout.copies import Parameter
     from wherry.layout.layout import Dimension, Layout
     from wherry.layout.words import Elementwise
 
@@ -36,51 +39,81 @@ def stored_tensors(
     Raises:
         MismatchError: the shape of a tensor contradicts the sizes.
     """
-    return {
-        match.spec.path: StoredTensor(match.spec, tuple(_pieces(system, match, sizes, told.facts)))
-        for match in matches
-    }
+    forms: dict[Hashable, list[PieceForm]] = {}
+    stored: dict[KeyPath, StoredTensor] = {}
+    for match in matches:
+        if match.form not in forms:
+            forms[match.form] = _forms(system, match, sizes, told.facts)
+        pieces = tuple([_piece(form, match, sizes) for form in forms[match.form]])
+        stored[match.spec.path] = StoredTensor(match.spec, pieces)
+    return stored
 
 
-def _pieces(
+@dataclass(frozen=True, slots=True)
+class PieceForm:
+    """What the pieces of one parameter have in common, for example those of all layers.
+
+    Attributes:
+        parameter: slot and name of the parameter.
+        layout: its layout.
+        hidden: axes of size 1 that have no dimension, with their index 0.
+        groups, start, words: see TensorPiece.
+    """
+
+    parameter: Parameter
+    layout: Layout
+    hidden: tuple[tuple[str, int], ...]
+    groups: Groups
+    start: tuple[int, ...]
+    words: tuple[Elementwise, ...]
+
+    def piece(self, at: Mapping[str, int]) -> TensorPiece:
+        """The piece at one index of each unrolled axis."""
+        place = (*at.items(), *self.hidden)
+        return TensorPiece(self.parameter, place, self.groups, self.start, self.words)
+
+
+def _piece(form: PieceForm, match: Match, sizes: Mapping[str, int]) -> TensorPiece:
+    at = form.layout.at(match.numbers, sizes)
+    if at is None:
+        raise MismatchError(
+            f"index of {form.parameter[1]} out of range for layout {form.layout.text}", path=match.spec.name,
+            cure="correct the config, or remove the tensor if it does not belong to the model",
+        )  # fmt: skip
+    return form.piece(at)
+
+
+def _forms(
     system: System, match: Match, sizes: Mapping[str, int], facts: Mapping[str, object]
-) -> Iterable[TensorPiece]:
-    template = match.template
-    pieces: list[TensorPiece] = []
+) -> list[PieceForm]:
+    template, words = match.template, words_of(match.template, sizes, facts)
+    forms: list[PieceForm] = []
     start = 0
     for name, layout in zip(template.parameters, template.layouts, strict=True):
         dimensions = dimensions_of(system, layout, match) or layout.present(sizes)
-        at = layout.at(match.numbers, sizes)
-        if at is None:
-            raise MismatchError(
-                f"index of {name} out of range for layout {layout.text}", path=match.spec.name,
-                cure="correct the config, or remove the tensor if it does not belong to the model",
-            )  # fmt: skip
-        words = words_of(template, sizes, facts)
-        pieces.append(piece_of(template, name, layout, dimensions, at, start, words))
+        forms.append(form_of(template, name, layout, dimensions, start, words))
         start += dimensions[template.along].extent(sizes) if dimensions else 0
-    _check_shape(match, pieces, sizes, start)
-    return pieces
+    _check_shape(match, forms[0].groups, sizes, start)
+    return forms
 
 
-def piece_of(
+def form_of(
     template: Template,
     name: str,
     layout: Layout,
     dimensions: tuple[Dimension, ...],
-    at: Mapping[str, int],
     start: int,
     words: tuple[Elementwise, ...],
-) -> TensorPiece:
-    """A parameter as a piece of one tensor; axes without a dimension have size 1."""
+) -> PieceForm:
+    """A parameter as a piece of a tensor with these dimensions; axes without a dimension have size 1."""
     shown = {axis for one in dimensions for axis in one.names}
-    hidden = {axis: 0 for axis in layout.held if axis not in shown}
+    hidden = tuple((axis, 0) for axis in layout.held if axis not in shown)
     place = tuple(
         start if dimension == template.along and len(template.parameters) > 1 else 0
         for dimension in range(len(dimensions))
     )
     groups = tuple(one.names for one in dimensions)
-    return TensorPiece((template.slot, name), tuple({**at, **hidden}.items()), groups, place, words)
+    return PieceForm((template.slot, name), layout, hidden, groups, place, words)
 
 
 def words_of(
@@ -103,10 +136,10 @@ def words_of(
     return tuple(word for word in words if word != Scale(1.0))
 
 
-def _check_shape(match: Match, pieces: Sequence[TensorPiece], sizes: Mapping[str, int], total: int) -> None:
+def _check_shape(match: Match, groups: Groups, sizes: Mapping[str, int], total: int) -> None:
     template = match.template
-    dimensions = dimensions_of_piece(pieces[0], sizes)
-    if len(pieces) > 1:
+    dimensions = tuple(prod(sizes[name] for name in names) for names in groups)
+    if len(template.parameters) > 1:
         dimensions = tuple(
             total if place == template.along else extent for place, extent in enumerate(dimensions)
         )
@@ -123,11 +156,6 @@ def _check_shape(match: Match, pieces: Sequence[TensorPiece], sizes: Mapping[str
             path=match.spec.name,
             cure="correct the config, or choose the family and options that fit this checkpoint",
         )
-
-
-def dimensions_of_piece(piece: TensorPiece, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Extents of a piece."""
-    return tuple(prod(sizes[name] for name in names) for names in piece.groups)
 
 
 def require_complete(

@@ -119,7 +119,7 @@ def project(
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
         ignored=(*bound.ignored, *_dropped(bound, dropped), *unwritten),
-        lossy={path: bound_ for path, one in targets.items() if (bound_ := _loss(one, pieces)) is not None},
+        lossy=_losses(targets, pieces),
     )
 
 
@@ -261,12 +261,20 @@ def _dropped(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
     ]
 
 
-def _loss(target: StoredTensor, pieces: Pieces) -> words.Bound | None:
-    """The largest error bound among a tensor's copies."""
-    found = [
-        words.loss(words.chain(held.words, piece.words), spec.dtype, target.spec.dtype)
-        for piece in target.pieces
-        for spec, held in list(pieces.held[piece.parameter].values())
-    ]
-    worst = [one for one in found if one is not None]
-    return max(worst) if worst else None
+def _losses(targets: Mapping[KeyPath, StoredTensor], pieces: Pieces) -> dict[KeyPath, words.Bound]:
+    """The largest error bound among each tensor's copies."""
+    sources = {
+        parameter: {(held.words, spec.dtype) for spec, held in there.values()}
+        for parameter, there in pieces.held.items()
+    }
+    lossy: dict[KeyPath, words.Bound] = {}
+    for path, target in targets.items():
+        bounds = [
+            words.loss(words.chain(source, piece.words), dtype, target.spec.dtype)
+            for piece in target.pieces
+            for source, dtype in sources[piece.parameter]
+        ]
+        worst = [one for one in bounds if one is not None]
+        if worst:
+            lossy[path] = max(worst)
+    return lossy

@@ -12,7 +12,7 @@ from wherry.core.keypath import render
 from wherry.families.templates import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -53,16 +53,17 @@ def sort_tensors(
     ignored: list[IgnoredEntry] = []
     copies: dict[str, dict[int, list[KeyPath]]] = {}
     texts = scalar_texts(system, optimizer, chosen)
-    rules = [(replaced(pattern, system, chosen), reason) for pattern, reason in system.ignore]
+    numbers = [(glob(text), key, rank) for key, ranks in texts.items() for rank, text in enumerate(ranks)]
+    ignore = [(replaced(pattern, system, chosen), reason) for pattern, reason in system.ignore]
+    rules = [(glob(text), text, reason) for text, reason in ignore]
     own = system.optimizers.get(optimizer or "")
     fillers = [_slot_pattern(replaced(text, system, chosen)) for slot in own.slots.values() for text in slot] \
         if own and own.filler else []  # fmt: skip
     tied = {text: name for name in system.tied for text in tied_keys(system, name, chosen)}
     for path in sorted(manifest.tensors):
         name = render(path)
-        scalar = next(((key, rank) for key, ranks in texts.items()
-                       for rank, text in enumerate(ranks) if glob(text).fullmatch(name)), None)  # fmt: skip
-        rule = next(((text, reason) for text, reason in rules if glob(text).fullmatch(name)), None)
+        scalar = next(((key, rank) for pattern, key, rank in numbers if pattern.fullmatch(name)), None)
+        rule = next(((text, reason) for pattern, text, reason in rules if pattern.fullmatch(name)), None)
         if any(pattern.fullmatch(name) for pattern in fillers) and manifest.tensors[path].shape == (1,):
             ignored.append(IgnoredEntry(path, "filler", "placeholder for a moment that the parameter lacks"))
         elif scalar:
@@ -101,21 +102,22 @@ def concrete_slots(
 ) -> dict[str, tuple[str, ...]]:
     """Slot → key paths with @, every * replaced by the text at its place in this checkpoint."""
     own = system.optimizers[optimizer].slots if optimizer else {}
-    names = [render(path) for path in manifest.tensors]
     return {
         slot: tuple(
-            concrete for text in texts for concrete in _concrete(replaced(text, system, chosen), names)
+            concrete
+            for text in texts
+            for concrete in _concrete(replaced(text, system, chosen), manifest.tensors)
         )
         for slot, texts in {**system.slots, **own}.items()
     }
 
 
-def _concrete(text: str, names: list[str]) -> list[str]:
+def _concrete(text: str, paths: Iterable[KeyPath]) -> list[str]:
     if "*" not in text:
         return [text]
     before, after = text.split("@")
     pattern = re.compile("(" + glob(before).pattern + ").+" + glob(after).pattern)
-    return sorted({found[1] + "@" + after for name in names if (found := pattern.fullmatch(name))})
+    return sorted({found[1] + "@" + after for path in paths if (found := pattern.fullmatch(render(path)))})
 
 
 @cache

@@ -9,7 +9,7 @@ from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
 from wherry.layout.sizes import Equation, SolvedSizes, StatedSize, solve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.families.facts import ConfigFacts
     from wherry.families.match import FamilyMatch, Match
@@ -40,8 +40,9 @@ def solved_sizes(
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=_CURE)
     matches = [_decided(options, first.sizes) for options in matching.found.values()]
     equations = list(_equations(system, matches))
-    wanted = sorted({name for one in matches for layout in one.template.layouts for name in layout.names})
-    offsets = {name for one in matches for index in one.template.layouts[0].indices for name in index.offset}
+    used = {id(one.template): one.template for one in matches}.values()
+    wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
+    offsets = {name for one in used for index in one.layouts[0].indices for name in index.offset}
     return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=_CURE), matches
 
 
@@ -66,9 +67,12 @@ def _in_range(match: Match, sizes: Mapping[str, int]) -> bool:
 
 def _equations(system: System, matches: Iterable[Match]) -> Iterator[Equation]:
     by_template: defaultdict[int, list[Match]] = defaultdict(list)
+    seen: set[Hashable] = set()
     for match in matches:
         by_template[id(match.template)].append(match)
-        yield from _shape_equations(system, match)
+        if match.form not in seen:  # tensors of one form, for example all experts, give the same equations
+            seen.add(match.form)
+            yield from _shape_equations(system, match)
     for group in by_template.values():
         yield from _index_equations(group)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
-from wherry.families.pieces import piece_of, words_of
+from wherry.families.pieces import PieceForm, form_of, words_of
 from wherry.families.scalars import tied_keys
 from wherry.families.templates import replaced, templates
 from wherry.layout.copies import StoredTensor, TensorPiece
@@ -37,19 +37,19 @@ def placed(
     sizes = bound.solved.sizes
     for template in kept:
         sizes = {**_absent(bound, template), **sizes}
+        start, forms, shape, own = 0, list[PieceForm](), list[int](), _dtype(template, pieces, dtype)
+        words = words_of(template, sizes, bound.told.facts)
+        for name, layout in zip(template.parameters, template.layouts, strict=True):
+            dimensions = layout.present(sizes)
+            forms.append(form_of(template, name, layout, dimensions, start, words))
+            start += dimensions[template.along].extent(sizes) if dimensions else 0
+            shape = [_padded(one, sizes, pads) for one in dimensions]
+        if len(forms) > 1:
+            shape[template.along] = start
+        axes = axis_names(system, template.layouts[0].present(sizes), sizes)
         for at in template.layouts[0].places(sizes):
-            start, made, shape, own = 0, [], [], _dtype(template, pieces, dtype)
-            words = words_of(template, sizes, bound.told.facts)
-            for name, layout in zip(template.parameters, template.layouts, strict=True):
-                dimensions = layout.present(sizes)
-                made.append(piece_of(template, name, layout, dimensions, at, start, words))
-                start += dimensions[template.along].extent(sizes) if dimensions else 0
-                shape = [_padded(one, sizes, pads) for one in dimensions]
-            if len(made) > 1:
-                shape[template.along] = start
-            axes = axis_names(system, template.layouts[0].present(sizes), sizes)
             spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)
-            yield StoredTensor(spec, tuple(made))
+            yield StoredTensor(spec, tuple([form.piece(at) for form in forms]))
 
 
 def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:

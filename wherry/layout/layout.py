@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Sizes: TypeAlias = "Mapping[str, int]"
 At: TypeAlias = "Mapping[str, int]"
 
+_DIGITS = re.compile(r"\d+")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
@@ -78,7 +79,7 @@ class Dimension:
         return math.prod(sizes[name] for name in self.names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that its properties are computed once and not for every tensor
 class Layout:
     """The key path and the axes of one parameter.
 
@@ -92,25 +93,29 @@ class Layout:
     dimensions: tuple[Dimension, ...]
     text: str
 
-    @property
+    @cached_property
     def indices(self) -> tuple[IndexSlot, ...]:
         """The indices of the template, in order."""
         return tuple(piece for part in self.key for piece in part if isinstance(piece, IndexSlot))
 
-    @property
+    @cached_property
     def unrolled(self) -> tuple[str, ...]:
         """The axes that are stored as one tensor per index."""
         return tuple(name for index in self.indices for name in index.names)
 
-    @property
+    @cached_property
     def held(self) -> tuple[str, ...]:
         """The axes that one tensor holds, in order."""
         return tuple(name for dimension in self.dimensions for name in dimension.names)
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """All axes."""
         return frozenset((*self.unrolled, *self.held))
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile("".join(_pattern(piece) for piece in part)) for part in self.key)
 
     def present(self, sizes: Sizes) -> tuple[Dimension, ...]:
         """The dimensions that a tensor has with these sizes."""
@@ -134,14 +139,13 @@ class Layout:
         """The number at each index of the template, or None if the path does not match this layout."""
         if len(path) != len(self.key):
             return None
-        numbers: list[int] = []
-        for part, pattern, text in zip(self.key, _patterns(self.key), path, strict=True):
+        words: list[str] = []
+        for pattern, text in zip(self._patterns, path, strict=True):
             found = pattern.fullmatch(text)
             if found is None:
                 return None
-            indices = [piece for piece in part if isinstance(piece, IndexSlot)]
-            numbers += [_number(index, word) for index, word in zip(indices, found.groups(), strict=True)]
-        return tuple(numbers)
+            words += found.groups()
+        return tuple([_number(index, word) for index, word in zip(self.indices, words, strict=True)])
 
     def at(self, numbers: tuple[int, ...], sizes: Sizes) -> dict[str, int] | None:
         """The index of each unrolled axis for the numbers of `match`; None if one is out of range."""
@@ -198,7 +202,7 @@ def skeletons(layout: Layout) -> Iterator[str]:
 
 def skeleton(path: KeyPath) -> str:
     """A key path, printed, with every run of digits as `#`."""
-    return re.sub(r"\d+", "#", keypath.render(path))
+    return _DIGITS.sub("#", keypath.render(path))
 
 
 def _choices(piece: str | IndexSlot) -> tuple[str, ...]:
@@ -258,11 +262,6 @@ def _spelled(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
 
 def _number(index: IndexSlot, word: str) -> int:
     return index.words.index(word) if index.words else int(word)
-
-
-@cache
-def _patterns(key: tuple[tuple[str | IndexSlot, ...], ...]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile("".join(_pattern(piece) for piece in part)) for part in key)
 
 
 def _pattern(piece: str | IndexSlot) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
@@ -77,13 +78,47 @@ class Way:
         """The moves of the tensor to some targets, in C order."""
         return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
 
+    def count(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
+        """Number of these moves."""
+        return self._sizes(spec, targets).count
+
     def largest(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
         """Memory for the largest of these moves, in bytes; decoded data counts twice, as the codec holds it too."""
-        nbytes = largest_move(self._cut(spec), targets, raw=self.spans, regions=self.regions)
+        nbytes = self._sizes(spec, targets).largest
         return nbytes if self.spans else DECODE_FACTOR * nbytes
 
+    def _sizes(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> MoveSizes:
+        chunks = spec.chunks if self.access.gridded else None
+        grids = tuple([target.chunks for target in targets])
+        return _sizes_of(spec.shape, spec.dtype, chunks, grids, raw=self.spans, regions=self.regions)
+
     def _cut(self, spec: TensorSpec) -> TensorSpec:
-        return spec if self.access.gridded else replace(spec, chunks=None)
+        return spec if self.access.gridded or spec.chunks is None else replace(spec, chunks=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSizes:
+    """The number of moves of a tensor, and the bytes of the largest."""
+
+    count: int
+    largest: int
+
+
+@lru_cache(1 << 12)
+def _sizes_of(
+    shape: tuple[int, ...],
+    dtype: str,
+    chunks: tuple[int, ...] | None,
+    grids: tuple[tuple[int, ...] | None, ...],
+    *,
+    raw: bool,
+    regions: bool,
+) -> MoveSizes:
+    """The moves of all tensors with this form, of which a large model has thousands."""
+    source = TensorSpec((), shape, dtype, chunks)
+    targets = [TensorSpec((), shape, dtype, grid) for grid in grids]
+    sizes = [move.span.nbytes for move in moves_of(source, targets, raw=raw, regions=regions)]
+    return MoveSizes(len(sizes), sizes[0] if sizes else 0)
 
 
 def moves_of(
@@ -148,14 +183,6 @@ def common_grid(shape: tuple[int, ...], grids: Sequence[tuple[int, ...]]) -> tup
 def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
     rest = [extent if step > 1 else 1 for step, extent in zip(grid, spec.shape, strict=True)]
     return dtypes.canonical_size(spec.dtype, math.prod([*grid[:1], *rest[1:]])) if grid else spec.nbytes
-
-
-def largest_move(
-    source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool, regions: bool = False
-) -> int:
-    """Bytes of the largest move of a tensor, without listing its moves."""
-    first = next(iter(moves_of(source, targets, raw=raw, regions=regions)), None)
-    return first.span.nbytes if first else 0
 
 
 def chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:

@@ -98,7 +98,7 @@ def renamed_spec(spec: TensorSpec, path: KeyPath) -> TensorSpec:
     """A tensor under its new key path; a newly boxed tensor records the class of its box."""
     boxed = path[-1:] == (BOX,) and spec.path[-1:] != (BOX,) and spec.axes is not None
     tags = {BOX_TAG: BOXES[0], **(spec.tags or {})} if boxed else spec.tags
-    return replace(spec, path=path, tags=tags)
+    return spec if path == spec.path and tags is spec.tags else replace(spec, path=path, tags=tags)
 
 
 def carried_lists(

@@ -8,6 +8,7 @@ is written from one span, and read back as one. zarr 2 gets `fill_value` null, w
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from wherry.core import dtypes
@@ -51,6 +52,7 @@ def build(
     }
 
 
+@lru_cache(1 << 12)  # large models have thousands of tensors of each shape
 def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tuple[int, ...]:
     """Extents of a chunk of 4 to 8 MiB, cut along the first axes only.
 

@@ -28,16 +28,21 @@ class ShardPlan:
 
     Attributes:
         files: file name → its tensors.
-        index: name and contents of the index; None for a single file.
+        index_name: name of the index; None for a single file.
     """
 
     files: dict[str, list[TensorSpec]]
-    index: tuple[str, bytes] | None
+    index_name: str | None
 
     @property
     def version(self) -> str:
         """The format version of the checkpoint to write."""
-        return "sharded safetensors" if self.index else "single safetensors"
+        return "sharded safetensors" if self.index_name else "single safetensors"
+
+    @property
+    def index(self) -> tuple[str, bytes] | None:
+        """Name and contents of the index, which a plan does not need."""
+        return (self.index_name, _index(self.files)) if self.index_name else None
 
 
 def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> ShardPlan:
@@ -55,7 +60,7 @@ def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> ShardPlan:
     files = {
         f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)
     }
-    return ShardPlan(files, (f"{stem}.safetensors.index.json", _index(files)))
+    return ShardPlan(files, f"{stem}.safetensors.index.json")
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

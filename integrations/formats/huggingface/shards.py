@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Evidence
@@ -106,9 +107,9 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
         )
     _add_file(index, weights.file, contents)
     for name in shards:
-        before = set(contents.specs)
+        before = len(contents.specs)
         _read(location, name, weights, contents)
-        for path in contents.specs.keys() - before:
+        for path in islice(reversed(contents.specs), len(contents.specs) - before):
             _require_mapped(path, name, weight_map, location)
     _require_present(weight_map, contents, location)
     _compare_total(weights.file, contents)
@@ -211,8 +212,8 @@ def _require_present(weight_map: Mapping[str, str], contents: WeightContents, lo
 
 def _compare_total(index: str, contents: WeightContents) -> None:
     said = contents.custom.get("total_size")
-    once = sum(spec.nbytes for spec in contents.specs.values() if not spec.tags)
     twice = sum(spec.nbytes for spec in contents.specs.values())
+    once = twice - sum(spec.nbytes for spec in contents.specs.values() if spec.tags)
     if type(said) in (int, float) and said not in (once, twice):
         contents.evidence.append(
             Evidence(index, f"total_size states {said} bytes, but the tensors have {twice}")
