@@ -26,7 +26,6 @@ from wherry.integrations.mlflow.promote import (
     rolling_back,
 )
 from wherry.integrations.mlflow.read import (
-    RegisteredVersion,
     find_digest,
     identity,
     look_up,
@@ -36,6 +35,7 @@ from wherry.integrations.mlflow.read import (
     unregister,
 )
 from wherry.integrations.mlflow.versions import Version, registering
+from wherry.integrations.mlflow_rest import RegisteredVersion
 
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",

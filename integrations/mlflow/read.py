@@ -11,16 +11,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from base64 import b64encode
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from wherry.core.algorithms import labelled
 from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import Stores, opened
 from wherry.integrations.mlflow.versions import lowest, versions
-from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, WEIGHTS_TAG
+from wherry.integrations.mlflow_rest import RegisteredVersion, registered_version
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
@@ -30,18 +30,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _PAGE = 1000
-_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
-
-
-class RegisteredVersion(NamedTuple):
-    """A registered version: the model's name, its number, its tags and the aliases that are on it."""
-
-    name: str
-    version: str
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
 
 
 def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
@@ -64,9 +54,7 @@ def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersi
 
 
 def _registered(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
-    """A version with the algorithm in its digests, which the tags of old versions lack."""
-    tags = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in row.tags.items()}
-    return RegisteredVersion(row.name, str(row.version), tags, named)
+    return registered_version(row.name, str(row.version), row.tags, named)
 
 
 def look_up(

@@ -41,6 +41,7 @@ from wherry.cli.options import (
     requesting,
     walking,
 )
+from wherry.cli.registry_notice import show_waits
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
@@ -303,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if alone and not debug:
         silence()
     tune()
+    show_waits(words)
     try:
         code = _run(words)
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message

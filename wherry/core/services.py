@@ -18,6 +18,7 @@ _SERVICES: dict[str, tuple[str, str, str]] = {
     "native": ("wherry.integrations.native", "jax", "jax"),
     "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
+    "mlflow-rest": ("wherry.integrations.mlflow_rest", "", ""),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
     "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
     "deploy": ("wherry.integrations.prefect.deploy", "prefect", "prefect"),

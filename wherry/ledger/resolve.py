@@ -8,6 +8,7 @@ also takes these.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from wherry.core.digest import checkpoint_digest
 from wherry.core.services import service
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
+_log = logging.getLogger(__name__)
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 _SCHEMES = ("models:/", "wherry://")
 _FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALGORITHM/DIGEST"
@@ -119,7 +122,10 @@ def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, s
 
 def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, str]) -> _ModelQuery:
     name, alias = unquote(parts["name"] or ""), parts["alias"]
-    row = service("mlflow").look_up(name, version=parts["version"], alias=alias, **stores)
+    _log.info("waiting for the model registry %s", without_secrets(stores["registry_uri"]))
+    wanted = {"version": parts["version"], "alias": alias}
+    row = service("mlflow-rest").look_up(name, registry_uri=stores["registry_uri"], **wanted)
+    row = row or service("mlflow").look_up(name, **wanted, **stores)
     deleted = row.tags.get(DELETED_TAG)
     if deleted:
         raise NotFoundError(f"the checkpoint was deleted: {deleted}", uri=text, stage="resolve")

@@ -1,0 +1,98 @@
+"""Looks up a registered version on an MLflow server over its REST API, without MLflow's client.
+
+Importing the client takes about 2 s, more than most verbs take with a model URI. This module only knows the plain case:
+a server that answers, with a password or token from the environment or without one. In every other case it returns
+None, and the client is used, which knows the other ways to authenticate, tries again and reports errors.
+
+Source: MLflow 3.17, `protos/model_registry.proto` (GetRegisteredModel, GetModelVersion) and `utils/rest_utils.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from base64 import b64encode
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from wherry.core.algorithms import labelled
+from wherry.core.emit import opener
+from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TIMEOUT_SECONDS = 10
+_MOST_BYTES = 16 << 20
+_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
+# Settings of MLflow's client that change how it connects or what it asks for.
+_CLIENT_SETTINGS = (
+    "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH", "MLFLOW_TRACKING_SERVER_CERT_PATH",
+)  # fmt: skip
+
+
+class RegisteredVersion(NamedTuple):
+    """A registered version: the model's name, its number, its tags and the aliases that are on it."""
+
+    name: str
+    version: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...]
+
+
+def registered_version(
+    name: str, version: str, tags: Mapping[str, str], aliases: tuple[str, ...]
+) -> RegisteredVersion:
+    """A version with the algorithm in its digests, which the tags of old versions lack."""
+    named = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
+    return RegisteredVersion(name, version, named, aliases)
+
+
+def look_up(
+    name: str, *, registry_uri: str, version: str | None = None, alias: str | None = None
+) -> RegisteredVersion | None:
+    """The version of a registered model with a number or an alias; None if MLflow's client must answer."""
+    if not _is_plain(registry_uri):
+        return None
+    try:
+        model = _get(registry_uri, "registered-models/get", name=name)["registered_model"]
+        aliases = {row["alias"]: str(row["version"]) for row in model.get("aliases", ())}
+        number = version if alias is None else aliases.get(alias)
+        if number is None:
+            return None
+        row = _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
+        tags = {tag["key"]: tag["value"] for tag in row.get("tags", ())}
+        held = tuple(sorted(one for one, there in aliases.items() if there == str(row["version"])))
+        return registered_version(row["name"], str(row["version"]), tags, held)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _is_plain(registry_uri: str) -> bool:
+    """Whether it is a server, without credentials in its URI and without settings that only the client knows."""
+    scheme, _, rest = registry_uri.partition("://")
+    return (
+        scheme in ("http", "https")
+        and "@" not in rest.partition("/")[0]
+        and not any(os.environ.get(name) for name in _CLIENT_SETTINGS)
+    )
+
+
+def _get(registry_uri: str, method: str, **fields: str) -> dict[str, Any]:
+    url = f"{registry_uri.rstrip('/')}/api/2.0/mlflow/{method}?{urlencode(fields)}"
+    request = urllib.request.Request(url, headers=_credentials())  # noqa: S310  only http and https get here
+    with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        return json.loads(answer.read(_MOST_BYTES))
+
+
+def _credentials() -> dict[str, str]:
+    """A password comes before a token, as in MLflow."""
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    if user and password:
+        return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+    return {"Authorization": f"Bearer {token}"} if token else {}
