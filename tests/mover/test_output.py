@@ -51,7 +51,7 @@ def deliver(output, hasher, start, stop):
     move = Move(SPEC.path, Span(start, stop), None)
     hasher.update(start, memoryview(bytes(stop - start)))
     output.deliver(move, memoryview(bytes(stop - start)))
-    output.delivered(move, {SPEC.path: hasher})
+    output.delivered([move], {SPEC.path: hasher})
 
 
 def recorded(tmp_path):

@@ -159,13 +159,15 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    with blaming_changes(
-        job.pin, job.checkpoint.original
-    ):  # boxes and the source's identity read the source again
-        boxed = _boxed(staged, ours)
-        verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
+    with (
+        blaming_changes(job.pin, job.checkpoint.original),  # boxes and the source's identity read it again
+        _opened(job, place) as written,
+    ):
+        boxed = _boxed(staged, written, ours)
+        verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
         ours = ours.joined(boxed)
-        sidecar, receipt = _sidecar(staged, ours, hashes, verification)
+        mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
+        sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
     text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)
@@ -195,7 +197,7 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     )
 
 
-def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
+def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     """The digests of tensors that were carried in boxes, which can only be hashed in the written target.
 
     Raises:
@@ -205,43 +207,41 @@ def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
     boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
     if not boxed:
         return Hashes(job.algorithm)
-    with _opened(job, staged.staged) as written:
-        found = hash_checkpoint(
-            written,
-            job.algorithm,
-            memory=job.plan.memory,
-            progress=job.running.progress,
-            paths=list(boxed),
-            folder=staged.staging.spill,
-            straight=True,
-        )
-        if job.plan.verify == "digest":
-            from wherry.converter.proof import prove_boxes
+    found = hash_checkpoint(
+        written,
+        job.algorithm,
+        memory=job.plan.memory,
+        progress=job.running.progress,
+        paths=list(boxed),
+        folder=staged.staging.spill,
+        straight=True,
+    )
+    if job.plan.verify == "digest":
+        from wherry.converter.proof import prove_boxes
 
-            digests, memory = job.source_digests, job.plan.memory
-            prove_boxes(
-                job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.running.progress
-            )
+        digests, memory = job.source_digests, job.plan.memory
+        prove_boxes(
+            job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.running.progress
+        )
     return found
 
 
-def _read_back(staged: StagedJob, expected: Hashes) -> dict[str, Any]:
+def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any]:
     """Read what the pass could not read back, and check that the metadata refers to what it did."""
     clock, job, back = time.monotonic(), staged.job, staged.output.back
-    with _opened(job, staged.staged) as written:
-        _require_structure(job, written.manifest)
-        proved = () if back is None else back.proved(written)
-        rest = {path: digest for path, digest in expected.digests.items() if path not in proved}
-        found = hash_checkpoint(
-            written,
-            job.algorithm,
-            memory=job.plan.memory,
-            progress=job.running.progress,
-            stage="verify",
-            paths=list(rest),
-            folder=staged.staging.spill,
-            straight=True,
-        )
+    _require_structure(job, written.manifest)
+    proved = () if back is None else back.proved(written)
+    rest = {path: digest for path, digest in expected.digests.items() if path not in proved}
+    found = hash_checkpoint(
+        written,
+        job.algorithm,
+        memory=job.plan.memory,
+        progress=job.running.progress,
+        stage="verify",
+        paths=list(rest),
+        folder=staged.staging.spill,
+        straight=True,
+    )
     failed = compare(found, rest, expected.leaves)
     if failed:
         raise MismatchError(
@@ -277,14 +277,11 @@ def _require_structure(job: Job, found: Manifest) -> None:
 
 
 def _sidecar(
-    staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None
+    staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None, mark: str
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
     origin = {**plan.manifest.origin, **({"meta": dict(job.meta)} if job.meta else {})}
     manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, staged.companions)
-    with _opened(job, staged.staged) as written:
-        local = job.target.store.capabilities.local
-        mark = fingerprint(written.reader.members(), staged.staged, marks=local)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
     receipt = Receipt(
         source=source_reference(

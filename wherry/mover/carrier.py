@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
+from wherry.mover.batch import Batch, batch_parts, small_move
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 
@@ -96,15 +97,27 @@ class Carrier:
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """The tasks for the moves that some output still needs; other moves count as done."""
+        batch = Batch()
         for path, rows in groupby(moves, key=attrgetter("source")):
-            if self.source.way(self.specs[path]).flows:
+            spec = self.specs[path]
+            way = self.source.way(spec)
+            if way.flows:
                 wanted = list(self._wanted(rows))
                 if wanted:
                     yield partial(self._flow, wanted)
-            else:
-                for move in self._wanted(rows):
+                continue
+            for move in self._wanted(rows):
+                small = small_move(move, spec, way)
+                if small is None:
                     yield from self._reads()
                     yield partial(self._carry, move)
+                    continue
+                if not batch.fits(move):
+                    yield partial(self._carry_batch, batch)
+                    batch = Batch()
+                batch.add(small)
+        if batch.rows:
+            yield partial(self._carry_batch, batch)
 
     def _reads(self) -> Iterator[Task]:
         """The tasks that read back what has become durable."""
@@ -163,6 +176,18 @@ class Carrier:
         with self.source.pool.buffer(move.span.nbytes, place=part.place) as data:
             output.read_back(part, data, self._hasher(move.source), self._hashing)
 
+    def _carry_batch(self, batch: Batch) -> None:
+        with batch_parts(self.source, batch) as parts:
+            with self._hashing:
+                for move, data in parts:
+                    self._hasher(move.source).update(move.span.start, data)
+            for output in self.outputs:
+                wanted = [(move, data) for move, data in parts if output.wants(move)]
+                for move, data in wanted:
+                    output.deliver(move, data)
+                output.delivered([move for move, _data in wanted], self.hashers)
+        self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
+
     def _flow(self, moves: list[Move]) -> None:
         """Carry the parts of a tensor as they are decoded, one after another."""
         spec, hasher = self.specs[moves[0].source], self._hasher(moves[0].source)
@@ -191,7 +216,7 @@ class Carrier:
         for output in self.outputs:
             if output.wants(move):
                 output.deliver(move, data)
-                output.delivered(move, self.hashers)
+                output.delivered([move], self.hashers)
 
 
 def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:

@@ -19,7 +19,7 @@ from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from threading import Semaphore
 
     import numpy as np
@@ -108,11 +108,11 @@ class Output:
             )
             self.writer.write(target.path, part, as_bytes(band[inside].copy(order="C")))
 
-    def delivered(self, move: Move, hashers: Mapping[KeyPath, LeafHasher]) -> None:
-        """Count a part that was written and hashed; every 32 MiB or half a second, sync the written data."""
+    def delivered(self, moves: Sequence[Move], hashers: Mapping[KeyPath, LeafHasher]) -> None:
+        """Count parts that were written and hashed; every 32 MiB or half a second, sync the written data."""
         with self._lock:
-            self._finished.append(move)
-            self._unsynced += move.span.nbytes
+            self._finished += moves
+            self._unsynced += sum(move.span.nbytes for move in moves)
             waited = time.monotonic() - self._synced_at
             due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
         if due and self._commit.acquire(blocking=False):

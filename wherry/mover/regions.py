@@ -223,7 +223,7 @@ def read_span(
         start, stop = max(span.start, position), min(span.stop, position + extent.length)
         if start < stop:
             part = buffer[start - span.start : stop - span.start]
-            _fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
+            fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
         position += extent.length
     if position < span.stop:
         raise CorruptError(
@@ -231,7 +231,8 @@ def read_span(
         )
 
 
-def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+    """Fill a buffer from an offset of a file; see `read_span`."""
     store = location.store
     read = (
         partial(readinto, root=store.root) if straight and isinstance(store, LocalStore) else store.readinto

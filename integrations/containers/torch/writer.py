@@ -18,7 +18,7 @@ from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
     ALIGNMENT,
@@ -31,7 +31,7 @@ from wherry.integrations.containers.zip.write import (
 from wherry.mover.checksums import PieceCrc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
@@ -141,6 +141,9 @@ class ArchivesWriter(FlatFilesWriter):
             if slot.record.path is not None
         }
         self._crcs: dict[KeyPath, int] = {}  # known when the archives are complete
+        # Archives of one tensor, as the items of DCP files: they can be written with its data.
+        self._single = {paths[0]: plan for plan in self._every() if len(paths := _tensors(plan)) == 1}
+        self._framed: set[int] = set()  # ids of the archives that are written
         self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
@@ -171,21 +174,41 @@ class ArchivesWriter(FlatFilesWriter):
         if not 0 <= where.start <= where.stop <= place.crc.size:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
         place.crc.update(where.start, data)
-        self._files.write(place.file, place.start + where.start, data)
+        if len(data) == place.crc.size < SMALL and path in self._single:
+            self._write_archive(self._single[path], path, data)
+        else:
+            self._files.write(place.file, place.start + where.start, data)
+
+    def _write_archive(self, plan: ArchivePlan, path: KeyPath, data: memoryview) -> None:
+        """Write the archive of one small tensor at once: written later, its frame would read each block again."""
+        place = self._places[path]
+        (start, head), (_, tail) = frame(plan, {path: self._crc(place)})
+        self._files.write(place.file, start, b"".join([head, data, tail]))
+        self._framed.add(id(plan))
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs."""
-        self._crcs = {path: self._crc(place) for path, place in self._places.items()}
         for name, plans in self._plans.items():
             for plan in plans:
-                for offset, run in frame(plan, self._crcs):
+                if id(plan) in self._framed:
+                    continue
+                crcs = {path: self._crc(self._places[path]) for path in _tensors(plan)}
+                self._crcs |= crcs
+                for offset, run in frame(plan, crcs):
                     self._files.write(name, offset, run)
         self._files.finish()
+
+    def _every(self) -> Iterator[ArchivePlan]:
+        return (plan for plans in self._plans.values() for plan in plans)
 
     def _crc(self, place: _RecordPlace) -> int:
         """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
         base = place.start
         return place.crc.value(lambda start, stop: self._files.read(place.file, base + start, base + stop))
+
+
+def _tensors(plan: ArchivePlan) -> list[KeyPath]:
+    return [slot.record.path for slot in plan.slots if slot.record.path is not None]
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

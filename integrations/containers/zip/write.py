@@ -97,7 +97,7 @@ def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
         fixed = position + _LOCAL.size + len(record.name.encode()) + (20 if record.wide else 0) + 4
         slots.append(MemberSlot(record, position, -(-fixed // ALIGNMENT) * ALIGNMENT))
         position = slots[-1].stop + len(_descriptor(record, 0))
-    entries = sum(len(_entry(slot, 0)) for slot in slots)
+    entries = sum(map(_entry_size, slots))
     end = _END64.size + _LOCATOR.size + _END.size
     return ArchivePlan(start, tuple(slots), position, position + entries + end)
 
@@ -137,6 +137,11 @@ def _header(slot: MemberSlot) -> bytes:
 
 def _descriptor(record: MemberRecord, crc: int) -> bytes:
     return struct.pack("<4sI2Q" if record.wide else "<4s3I", b"PK\x07\x08", crc, record.size, record.size)
+
+
+def _entry_size(slot: MemberSlot) -> int:
+    numbers = 2 * slot.record.wide + (slot.header >= _FULL)
+    return _CENTRAL.size + len(slot.record.name.encode()) + (4 + 8 * numbers if numbers else 0)
 
 
 def _entry(slot: MemberSlot, crc: int) -> bytes:
