@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
 
 LEAF = 4 << 20
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def canonical_json(value: object) -> bytes:
     """The canonical JSON of a value, over which digests are computed; a lone surrogate is escaped as in JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace")
+    return _CANONICAL.encode(value).encode("utf-8", "backslashreplace")
 
 
 def sha256_of(kind: str, value: object) -> str:
