@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.many import seconds
+from wherry.core.algorithms import BLAKE3
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.mover import batch
 from wherry.mover.hashing import hash_checkpoint
@@ -30,7 +31,7 @@ def source(tmp_path):
 
 def hashed(path):
     with open_checkpoint(path) as checkpoint:
-        return dict(hash_checkpoint(checkpoint, memory=MEMORY).digests)
+        return dict(hash_checkpoint(checkpoint, BLAKE3, memory=MEMORY).digests)
 
 
 def test_digests_do_not_depend_on_batches(source, monkeypatch):
