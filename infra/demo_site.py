@@ -85,10 +85,10 @@ def prepare(folder: Path) -> None:
     pretrained = folder / "runs" / "huggingface" / RUN
     if not pretrained.exists():
         _copy(packaged_model(), pretrained)
+    (folder / "wherry.toml").write_text(WHERRY_TOML)  # training converts, and the demo names this configuration
     for step in STEPS:
         if not (folder / "runs" / "orbax" / TUNED / str(step)).exists():
             _train(folder, step)
-    (folder / "wherry.toml").write_text(WHERRY_TOML)
 
 
 def flip(folder: Path, checkpoint: str) -> Flip:

@@ -34,7 +34,7 @@ class DigestChoice:
     """The algorithm of new digests.
 
     Attributes:
-        algorithm: one of `wherry.core.digest.ALGORITHMS`.
+        algorithm: one of `wherry.core.algorithms.ALGORITHMS`.
         reason: why, for people.
         note: what a receipt states about it; empty where nobody needs to be told.
     """

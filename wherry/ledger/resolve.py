@@ -86,7 +86,7 @@ def resolve_model(
 
     Args:
         uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://ALGORITHM/DIGEST`, as in
-            `wherry.core.digest.digest_uri`.
+            `wherry.core.algorithms.digest_uri`.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
     Raises:
