@@ -85,9 +85,8 @@ def prepare(folder: Path) -> None:
     pretrained = folder / "runs" / "huggingface" / RUN
     if not pretrained.exists():
         _copy(packaged_model(), pretrained)
-    (folder / "wherry.toml").write_text(
-        WHERRY_TOML
-    )  # training converts, and the demo names this configuration
+    # Before the training, which converts: the demo names this configuration.
+    (folder / "wherry.toml").write_text(WHERRY_TOML)
     for step in STEPS:
         if not (folder / "runs" / "orbax" / TUNED / str(step)).exists():
             _train(folder, step)
