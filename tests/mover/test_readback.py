@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -167,14 +169,24 @@ def test_metadata_that_refers_to_other_bytes_is_found(source, tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_an_altered_checksum_of_the_container_is_found(source, tmp_path, monkeypatch):
-    """The pass compares bytes; the CRC that a zip archive records for them is compared with theirs."""
-    from wherry.integrations.containers.torch.writer import ArchivesWriter
+def test_an_altered_checksum_of_the_container_is_found(tmp_path, monkeypatch):
+    """The bytes are those that were written, but the CRC that the archive has for them is not."""
+    from wherry.converter import job
 
-    real = ArchivesWriter._crc
-    monkeypatch.setattr(ArchivesWriter, "_crc", lambda self, place: real(self, place) ^ 1)
+    save_file({"large": np.arange(MIB, dtype=np.uint8)}, tmp_path / "one.safetensors")
+    real = job.finish
+
+    def damage(writer):
+        real(writer)
+        [staged] = tmp_path.glob(".wherry-*/out")
+        with zipfile.ZipFile(staged) as archive:
+            crc = max(archive.infolist(), key=lambda member: member.file_size).CRC
+        flip(staged, staged.read_bytes().rindex(struct.pack("<I", crc)))
+
+    monkeypatch.setattr(job, "finish", damage)
     with pytest.raises(wherry.errors.WherryError, match="checksum mismatch"):
-        wherry.convert(source, tmp_path / "out", to="dcp")
+        wherry.convert(tmp_path / "one.safetensors", tmp_path / "out", to="torch-zip")
+    assert not (tmp_path / "out").exists()
 
 
 def test_parts_of_an_interrupted_run_are_read_back_too(source, tmp_path, monkeypatch, proved):
