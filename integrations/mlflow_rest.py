@@ -1,6 +1,6 @@
 """Looks up a registered version on an MLflow server over its REST API, without MLflow's client.
 
-Importing the client takes about 2 s, more than most verbs take with a model URI. This module only knows the plain case:
+Importing the client takes seconds, more than most verbs take with a model URI. This module only knows the plain case:
 a server that answers, with a password or token from the environment or without one. In every other case it returns
 None, and the client is used, which knows the other ways to authenticate, tries again and reports errors.
 
@@ -88,11 +88,16 @@ def _get(registry_uri: str, method: str, **fields: str) -> dict[str, Any]:
         return json.loads(answer.read(_MOST_BYTES))
 
 
+def by_password(user: str, password: str) -> dict[str, str]:
+    """The header of HTTP Basic authentication."""
+    return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+
+
 def _credentials() -> dict[str, str]:
     """A password comes before a token, as in MLflow."""
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     if user and password:
-        return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+        return by_password(user, password)
     return {"Authorization": f"Bearer {token}"} if token else {}

@@ -10,7 +10,6 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from base64 import b64encode
 from typing import TYPE_CHECKING
 
 from wherry.core.emit import opener
@@ -19,7 +18,7 @@ from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import Stores, opened
 from wherry.integrations.mlflow.versions import lowest, versions
-from wherry.integrations.mlflow_rest import RegisteredVersion, registered_version
+from wherry.integrations.mlflow_rest import RegisteredVersion, by_password, registered_version
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
@@ -138,9 +137,8 @@ def identity(registry_uri: str) -> str | None:
     if not registry_uri.startswith(("http://", "https://")) or not user or not password:
         return None
     url = f"{registry_uri.rstrip('/')}/api/2.0/mlflow/users/get?username={urllib.parse.quote(user, safe='')}"
-    basic = b64encode(f"{user}:{password}".encode()).decode()
     asks = _status(url, {}) in _REFUSED
-    return user if asks and _status(url, {"Authorization": f"Basic {basic}"}) == _OK else None
+    return user if asks and _status(url, by_password(user, password)) == _OK else None
 
 
 def _status(url: str, headers: Mapping[str, str]) -> int:

@@ -4,6 +4,8 @@
 - Way: how a tensor is read within the budget, found once from its reader's Access (`move`).
 - Source: gives the bytes of moves by these ways (`source`), through spill files where chunks are too large (`spill`).
 - Carrier: carries out moves in threads (`carrier`).
+- Batch: moves of small tensors that one task carries (`batch`).
 - Output: a writer with its journal and its digests (`output`).
+- ReadBack: compares durable parts of an output with the source while later parts are written (`readback`).
 - Pool: the few buffers that all moves share (`pool`).
 """

@@ -18,12 +18,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.algorithms import BLAKE3, HASH_BYTES, new_hash
+from wherry.core.algorithms import HASH_BYTES, new_hash
 from wherry.core.digest import LEAF, LeafHasher, leaf_count
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
 from wherry.formats.reader import Extent
 from wherry.formats.writer import extents_of
+from wherry.mover.batch import SMALL
 from wherry.mover.move import cells
 from wherry.mover.regions import read_span
 from wherry.storage.direct import BLOCK, cut
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.writer import ExtentsFunction, Writer
     from wherry.mover.move import Move
-
-
-_SMALL = 64 << 10  # bytes; a smaller tensor costs more to read by itself than in the pass at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,14 @@ class ReadBack:
         self._where = extents_of(self.writer)
 
     def add(self, moves: Iterable[Move]) -> None:
-        """Note parts that are durable; small tensors, and parts that are encoded in files, are left to the reader."""
+        """Note parts that are durable.
+
+        Left to the reader are parts that are encoded in files, and small tensors: they cost more to read by themselves
+        than in batches at the end.
+        """
         for move in moves:
             target = self.targets[move.source]
-            extents = None if move.box or target.nbytes < _SMALL else self._extents(move, target)
+            extents = None if move.box or target.nbytes <= SMALL else self._extents(move, target)
             if extents is not None:
                 self._waiting.append(StoredPart(move, target, extents))
 
@@ -123,7 +125,7 @@ class ReadBack:
             MismatchError: they differ; tensor and leaf are named.
         """
         source, span = part.move.source, part.move.span
-        shared = list(_shared_blocks(part.extents, data))
+        shared = list(_shared_blocks(part.extents, data, expected.algorithms[0]))
         with self._lock:
             self._shared.setdefault(source, []).extend(shared)
             own = self._hashers.setdefault(source, LeafHasher(expected.spec, expected.algorithms[:1]))
@@ -131,7 +133,7 @@ class ReadBack:
         own.update(span.start, data)
         for leaf in range(span.start // LEAF, leaf_count(span.stop)):
             found, wanted = own.leaves[leaf], expected.leaves[leaf]
-            if found is not None and wanted is not None and found != wanted[:HASH_BYTES]:
+            if found is not None and found != (wanted or b"")[:HASH_BYTES]:
                 raise MismatchError(
                     f"read-back differs from what was written (first difference in leaf {leaf})",
                     uri=self.uri,
@@ -153,11 +155,11 @@ class ReadBack:
 
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
-        block = memoryview(bytearray(BLOCK))
+        block, [algorithm] = memoryview(bytearray(BLOCK)), self._hashers[source].algorithms
         for extent, digest in self._shared[source]:
             held = block[: extent.length]
             read_span((extent,), Span(0, extent.length), held, self.targets[source])
-            if new_hash(BLAKE3, held).digest() != digest:
+            if new_hash(algorithm, held).digest() != digest:
                 return False
         return True
 
@@ -182,7 +184,7 @@ class ReadBack:
         return recorded == [extent.crc32 for extent in whole or ()]
 
 
-def _shared_blocks(extents: Iterable[Extent], data: memoryview) -> Iterator[_SharedBlock]:
+def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) -> Iterator[_SharedBlock]:
     """The bytes before the first whole block of each extent and after its last one."""
     position = 0
     for extent in extents:
@@ -190,7 +192,7 @@ def _shared_blocks(extents: Iterable[Extent], data: memoryview) -> Iterator[_Sha
         for start, stop in ((parts.start, parts.body), (parts.tail, parts.stop)):
             if start < stop:
                 at = position + start - extent.offset
-                digest = new_hash(BLAKE3, data[at : at + stop - start]).digest()
+                digest = new_hash(algorithm, data[at : at + stop - start]).digest()
                 yield _SharedBlock(Extent(extent.location, start, stop - start), digest)
         position += extent.length
 
