@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.mover.move import SMALL
 from wherry.mover.regions import fill
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from wherry.mover.move import Move, Way
     from wherry.mover.source import Source
 
-SMALL = 64 << 10  # bytes of a move; calls cost little beside the bytes of a larger one
 _MOST_BYTES = 1 << 20  # the smallest buffer of a pool
 _MOST_MOVES = 1024
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Access
 
+SMALL = 64 << 10  # bytes of a move; calls cost little beside the bytes of a larger one
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
 LARGEST_COMMON_BAND = 16 * LEAF

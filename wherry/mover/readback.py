@@ -24,8 +24,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
 from wherry.formats.reader import Extent
 from wherry.formats.writer import extents_of
-from wherry.mover.batch import SMALL
-from wherry.mover.move import cells
+from wherry.mover.move import SMALL, cells
 from wherry.mover.regions import read_span
 from wherry.storage.direct import BLOCK, cut
 
