@@ -34,7 +34,7 @@ from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
-from wherry.verifier.verify import comparison
+from wherry.verifier.workflow import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 

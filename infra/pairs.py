@@ -3,10 +3,10 @@
     python infra/pairs.py
 
 measures all pairs and writes the table into `docs/reference/pairs.md`, between two markers. It converts small trees of
-float32 and bfloat16: one with one-part key paths, one with nested ones, and for formats with fixed names (Lingua's) one
-with their names and their required companion file. A format that cannot represent a tree refuses it before it writes
-anything; every other pair must keep the digest, or this script fails. `tests/contract/test_pairs.py` runs the same
-measurement and compares the page with it.
+float32 and bfloat16: one with one-part key paths, one with nested ones, and for each system that restores only trees of
+its own form one in that form, with the required companion file. A format that cannot represent a tree refuses it before
+it writes anything; every other pair must keep the digest, or this script fails. Two systems are no pair: only a layout
+leads from one to the other. `tests/contract/test_pairs.py` runs the same measurement and compares the page with it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ class Tree(NamedTuple):
     owner: str = ""
 
 
+_MODEL: tuple[KeyPath, ...] = (("embed", "kernel"), ("layer_0", "kernel"), ("norm", "scale"))
+_T5X: tuple[KeyPath, ...] = tuple(("target", *path) for path in _MODEL)
 _LINGUA = ("tok_embeddings.weight", "layers.0.attention.wq.weight", "norm.weight")
 TREES = (
     Tree("flat", "safetensors", (("embed.weight",), ("layers.0.weight",), ("norm",))),
+    Tree("nested", "torch-zip", tuple(("params", *path) for path in _MODEL)),
+    Tree("own", "torch-zip", _T5X, "t5x-legacy"),
+    Tree("own", "torch-zip", _T5X, "t5x-orbax"),
+    Tree("own", "torch-zip", tuple(("mdl_vars", "params", *path) for path in _MODEL), "paxml"),
     Tree(
-        "nested",
-        "torch-zip",
-        (("params", "embed", "kernel"), ("params", "layer_0", "kernel"), ("params", "norm", "scale")),
+        "own", "safetensors", tuple((f"lm/{name}.weights",) for name in ("embed", "block", "norm")), "penzai"
     ),
     Tree("own", "lingua", tuple((f"model.{name}",) for name in _LINGUA), "lingua"),
     Tree(
@@ -99,7 +103,11 @@ def measure(folder: Path) -> list[Pair]:
     Args:
         folder: an empty folder to work in.
     """
-    return [pair for tree in TREES for pair in _measure_tree(tree, folder / f"{tree.name}.{tree.seed}")]
+    return [
+        pair
+        for tree in TREES
+        for pair in _measure_tree(tree, folder / f"{tree.name}.{tree.owner or tree.seed}")
+    ]
 
 
 def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
@@ -110,7 +118,7 @@ def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
     pairs: list[Pair] = []
     for source, target in permutations(made, 2):
         first = digests[source]
-        if first is None or digests[target] is None or tree.owner not in {"", source, target}:
+        if first is None or digests[target] is None or not related(tree, source, target):
             continue
         there = folder / f"{source}.{target}"
         middle = _carried(made[source], there, target) or "refused"
@@ -119,16 +127,30 @@ def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
     return pairs
 
 
+def related(tree: Tree, source: str, target: str) -> bool:
+    """Whether a pair is measured with a tree: one of them owns it if it has an owner, and no layout lies between."""
+    systems = {find_format(name).system for name in (source, target)} - {""}
+    return tree.owner in {"", source, target} and len(systems) <= 1
+
+
 def candidates(tree: Tree) -> list[str]:
-    """Names of the formats that may hold a tree: a format with fixed names holds only its own, with its companions."""
+    """Names of the formats that may hold a tree: a system holds only trees of its form, with its companions."""
     depth = max(map(len, tree.paths))
     rows = {name: find_format(name) for name in written()}
+    needs = bool(tree.owner and rows[tree.owner].holds.needs)
     return [
         name
         for name, row in rows.items()
         if (row.holds.depth or depth) >= depth
-        and (name == tree.owner or (row.adapt is None and (row.holds.companions or not tree.owner)))
+        and (name == tree.owner or (row.adapt is None and (row.holds.companions or not needs)))
+        and (row.form is None or row.form.holds(Manifest(_specs(tree))))
     ]
+
+
+def _specs(tree: Tree) -> dict[KeyPath, TensorSpec]:
+    return {
+        path: TensorSpec(path, shape, dtype) for path, (shape, dtype) in zip(tree.paths, SPECS, strict=True)
+    }
 
 
 def written() -> list[str]:
@@ -145,10 +167,7 @@ def _carried(source: Path, target: Path, to: str) -> str | None:
 
 
 def _make_seed(tree: Tree, folder: Path) -> Path:
-    row, place = find_format(tree.seed), folder / "seed"
-    specs = {
-        path: TensorSpec(path, shape, dtype) for path, (shape, dtype) in zip(tree.paths, SPECS, strict=True)
-    }
+    row, place, specs = find_format(tree.seed), folder / "seed", _specs(tree)
     for name, content in row.holds.needs.items():
         place.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
@@ -178,7 +197,7 @@ def render(pairs: list[Pair]) -> str:
 
 
 def _cell(source: str, target: str, kept: Mapping[tuple[str, str], list[str]]) -> str:
-    trees = kept.get((source, target), [])
+    trees = list(dict.fromkeys(kept.get((source, target), [])))
     return "" if source == target else "both" if trees == ["flat", "nested"] else ", ".join(trees) or "–"
 
 

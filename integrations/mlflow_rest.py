@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from wherry.core.algorithms import labelled
 from wherry.core.emit import opener
+from wherry.errors import NotFoundError
 from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
 
 if TYPE_CHECKING:
@@ -49,6 +50,29 @@ def registered_version(
     """A version with the algorithm in its digests, which the tags of old versions lack."""
     named = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
     return RegisteredVersion(name, version, named, aliases)
+
+
+def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -> NotFoundError:
+    """The error for an alias that a model does not have.
+
+    Args:
+        name: the registered model.
+        alias: the alias that was asked for.
+        aliases: alias → version, for those that it has.
+    """
+    there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
+    choose = f"choose one of: {there}" if there else f"promote a version: wherry promote URI --name {name}"
+    return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
+
+
+def absent(message: str, uri: str) -> NotFoundError:
+    """The error for a model or version that a registry does not have.
+
+    Args:
+        message: what MLflow says about it.
+        uri: the registry, without secrets.
+    """
+    return NotFoundError(message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`")
 
 
 def look_up(

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.tasks.common import STEP, progress_artifact, run_logger
-from wherry.verifier.verify import verified
+from wherry.verifier.workflow import verified
 
 
 @task(name="verify", **STEP)

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "WHERRY_SETTLE_SECONDS": "0",  # sources that a test has just made are not waited for
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-        "JAX_PLATFORMS": "cpu",
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),  # `cuda,cpu` runs them on a GPU
     }
 
 

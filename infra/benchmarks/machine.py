@@ -10,7 +10,7 @@ from pathlib import Path
 
 _SHA_FLAGS = ("sha_ni", "sha2")  # as Linux names them on x86 and on ARM
 _PACKAGES = (
-    "wherry", "tensorstore", "blake3", "zstandard", "zlib-ng", "numpy", "safetensors", "torch", "transformers",
+    "wherry", "tensorstore", "blake3", "zstandard", "isal", "deflate", "numpy", "safetensors", "torch", "transformers",
     "mergekit", "orbax-checkpoint", "jax", "flax", "model-signing",
 )  # fmt: skip
 

@@ -123,6 +123,7 @@ FORMATS = (
         create=None,
         holds=Holds(dtypes=frozenset()),
         refines=(),
+        system="meta",
         aliases=("meta",),
     ),
 )

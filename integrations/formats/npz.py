@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Manifest
-from wherry.errors import WherryError
+from wherry.core.keypath import render
+from wherry.core.manifest import Manifest, without_chunks
+from wherry.errors import UnrepresentableError, WherryError
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.npz.npy import WRITABLE
 from wherry.integrations.containers.npz.reader import NpzReader, holds_floats, read_contents
-from wherry.integrations.containers.npz.writer import SUFFIX, NpzWriter
+from wherry.integrations.containers.npz.writer import SUFFIX, NpzWriter, leaves_folder
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
 
@@ -65,6 +66,17 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(precise.seen(*evidence), manifest, NpzReader(location, contents, (member,)))
 
 
+def _prepare(manifest: Manifest, _options: Options) -> Manifest:
+    for path in manifest.tensors:
+        if leaves_folder("/".join(path)):
+            raise UnrepresentableError(
+                "the name would leave the folder into which the archive is unpacked",
+                path=render(path),
+                cure="rename it with --rename, or choose another target",
+            )
+    return without_chunks(manifest)
+
+
 def _create(staging: Location, manifest: Manifest, _options: Options) -> NpzWriter:
     return NpzWriter(staging, list(manifest.tensors.values()))
 
@@ -76,6 +88,7 @@ FORMATS = (
         detect=_detect,
         open=_open,
         create=_create,
+        prepare=_prepare,
         holds=Holds(dtypes=WRITABLE, depth=1),
         single_file=True,
         loaded_by="numpy 2.4 (bfloat16 as V2; view it as ml_dtypes.bfloat16)",

@@ -170,14 +170,15 @@ def _jax_box(spec: TensorSpec, shard: Any) -> Box:
 
 
 def _jax_bytes(array: Any) -> memoryview:
-    """The bytes of one device's array; drops the host copy that jax would keep with the array."""
+    """The bytes of one device's array.
+
+    JAX keeps the host copy with the array that was asked for it. So another array over the same buffer is asked:
+    otherwise the host would hold the whole state until the next step.
+    """
     import numpy as np
 
-    kept = getattr(array, "_npy_value", None)
-    data = _numpy_bytes(np.asarray(array))
-    if kept is None and getattr(array, "_npy_value", None) is not None:
-        array._npy_value = None  # noqa: SLF001  else the host would hold the whole state until the next step
-    return data
+    view = sys.modules["jax"].make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    return _numpy_bytes(np.asarray(view))
 
 
 def _of_torch(spec: TensorSpec, value: Any) -> tuple[Box, ...]:

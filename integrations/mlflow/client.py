@@ -25,7 +25,8 @@ from urllib.parse import quote
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
+from wherry.errors import StorageError, UsageError, WherryError
+from wherry.integrations.mlflow_rest import absent
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -168,9 +169,7 @@ def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
         return UsageError(f"MLflow rejected the request: {message}", uri=uri)
     if code == ABSENT:
-        return NotFoundError(
-            message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`"
-        )
+        return absent(message, uri)
     transient = code in _TRANSIENT
     return StorageError(
         f"MLflow returned {code}: {message}",

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 
 from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
-from wherry.errors import NotFoundError, StorageError, UsageError
+from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import Stores, opened
 from wherry.integrations.mlflow.versions import lowest, versions
-from wherry.integrations.mlflow_rest import RegisteredVersion, by_password, registered_version
+from wherry.integrations.mlflow_rest import (
+    RegisteredVersion,
+    by_password,
+    registered_version,
+    unknown_alias,
+)
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
@@ -68,13 +73,7 @@ def look_up(
         named = aliases(client, name)
         number = version if alias is None else named.get(alias)
         if number is None:
-            there = ", ".join(f"{name} → {number}" for name, number in sorted(named.items()))
-            raise NotFoundError(
-                f"unknown alias {alias} of {name}",
-                cure=f"choose one of: {there}"
-                if there
-                else f"promote a version: wherry promote URI --name {name}",
-            )
+            raise unknown_alias(name, alias, named)
         row = client.get_model_version(name, number)
         return _registered(row, _of(named, str(row.version)))
 

@@ -33,6 +33,7 @@ from wherry.integrations.openlineage.datasets import (
     schema_of,
 )
 from wherry.integrations.openlineage.transport import transport
+from wherry.ledger.replay import failed
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.version import __version__
@@ -127,12 +128,12 @@ def _conversion(statement: Statement) -> Iterator[dict[str, Any]]:
 
 def _verification(statement: Statement) -> dict[str, Any]:
     outcome = statement.body["verification"]
-    passed = bool(outcome.get("ok", outcome.get("verdict") == "ok"))
+    wrong = failed(outcome)
     run = _run(statement)
-    if not passed:
+    if wrong:
         run["facets"] |= _error(f"verification failed: {outcome.get('verdict', 'failed')}{_first(outcome)}")
     job = _job("verify", str(outcome.get("level", "")))
-    return _event("COMPLETE" if passed else "FAIL", statement.time, run, job, inputs=_subjects(statement))
+    return _event("FAIL" if wrong else "COMPLETE", statement.time, run, job, inputs=_subjects(statement))
 
 
 def _first(outcome: Mapping[str, Any]) -> str:

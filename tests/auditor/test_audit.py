@@ -50,7 +50,12 @@ def test_a_flipped_bit_is_named_with_tensor_leaf_cure_and_what_was_made_of_it(tm
     found = only(report, "altered")
     assert (found.uri, found.path, found.leaf) == (first.target.uri, "step", 0)
     assert "(first difference in leaf 0), in the 4 MiB from byte 0" in found.what
-    assert found.cure.startswith(f"move it away and convert again: wherry convert {first.source.uri} ")
+    target = first.target.uri
+    sidecar = sidecar_location(locate(target)).path
+    assert found.cure.startswith(
+        f"move it away and convert again: mv {target} {target}.damaged && mv {sidecar} {sidecar}.damaged && "
+        f"wherry convert {first.source.uri} {target} "
+    )
     [affected] = found.affected
     assert affected.checkpoint_digest == second.target.checkpoint_digest
     assert affected.models == ("derived version 7",)
@@ -73,7 +78,12 @@ def test_an_intact_copy_is_the_first_cure(tmp_path):
     wherry.convert(copy, tmp_path / "third", to="npz")  # so the ledger has seen the copy
     support.flip(Path(receipt.target.uri))
     found = only(audit(level="digest"), "altered")
-    assert found.cure == f"fetch the intact copy: wherry fetch {copy} {receipt.target.uri}"
+    assert found.cure.startswith(
+        f"move it away and fetch the intact copy: mv {receipt.target.uri} {receipt.target.uri}.damaged && "
+    )
+    assert found.cure.endswith(f" && wherry fetch {copy} {receipt.target.uri}")
+    support.carried_out(found.cure)
+    assert audit(level="digest").ok
 
 
 def test_without_any_source_the_cure_is_a_backup(tmp_path):

@@ -72,7 +72,9 @@ def test_every_verb_speaks_json(model, tmp_path):
     }  # fmt: skip
     assert {"file", "seen"} == set(detection["evidence"][0])
     verification = json.loads(wherry("verify", out, "--level", "digest", "--json").stdout)
-    assert set(verification) == {"uri", "level", "verdict", "ok", "tensors", "seconds", "bytes"}
+    assert set(verification) == {
+        "uri", "level", "verdict", "ok", "tensors", "seconds", "bytes", "ledger", "checkpoint_digest", "weights_digest",
+    }  # fmt: skip
     assert verification["tensors"] == {"checked": 1, "failed": []}
     inspection = json.loads(wherry("inspect", out, "--sha256", "--json").stdout)
     assert inspection["tensors"][0]["path"] == "w"

@@ -70,7 +70,7 @@ def read(extents, span, spec):
         ((2048, 3000), (2048, 1100), 2, ZSTD),
         ((2048, 3000), (1500, 3000), 2, ZLIB),
         ((3, 1000, 1100), (2, 1000, 700), 3, {"codecs": [BYTES3, GZIP3]}),
-        ((3, 5, 400_000), (1, 3, 300_000), 3, {"codecs": [BYTES3, ZSTD3]}),
+        ((3, 5, 800_000), (1, 3, 600_000), 3, {"codecs": [BYTES3, ZSTD3]}),
         ((2048, 3000), (2048, 1200), 3, shards((512, 400), ZSTD3)),
         ((2048, 3000), (2048, 3000), 3, shards((1024, 3000))),
         ((2048, 3000), (1024, 750), 2, BLOSC),
@@ -124,6 +124,11 @@ DAMAGE = {
     "gzip behind": (GZIP, lambda data, whole: data + b"more", "trailing bytes"),
     "gzip fewer": (GZIP, lambda data, whole: gzip.compress(whole[:-1], 1), "decodes to"),
     "gzip bomb": (GZIP, lambda data, whole: gzip.compress(bytes(1 << 28), 1), "decodes to more"),
+    "gzip end": (GZIP, lambda data, whole: data[:-8] + flipped(data[-8:]), "cannot be decoded|decodes to"),
+    "two members": (GZIP, lambda data, whole: data + gzip.compress(b"more"), "trailing bytes"),
+    "zlib bit": (ZLIB, lambda data, whole: flipped(data), "cannot be decoded|decodes to"),
+    "zlib behind": (ZLIB, lambda data, whole: data + b"more", "trailing bytes"),
+    "zlib end": (ZLIB, lambda data, whole: data[:-1] + bytes([data[-1] ^ 1]), "cannot be decoded"),
     "zlib for gzip": (GZIP, lambda data, whole: zlib.compress(whole, 1), "cannot be decoded"),
 }
 
@@ -133,10 +138,12 @@ def flipped(data):
     return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
 
 
+@pytest.mark.parametrize("rows", [512, 1024], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_chunk_is_named_and_nothing_is_left(tmp_path, name):
+def test_a_damaged_chunk_is_named_and_nothing_is_left(tmp_path, name, rows):
     changes, damage, reason = DAMAGE[name]
-    array = values((1024, 6000))
+    array = values((rows, 6000))
+    assert (array.nbytes <= stream.AT_ONCE) == (rows == 512)
     folder = stored(tmp_path / "in", array, array.shape, **changes)
     chunk = folder / "w" / "0.0"
     chunk.write_bytes(damage(chunk.read_bytes(), array.tobytes()))
@@ -175,7 +182,7 @@ def test_damaged_shards(tmp_path):
 
 
 def test_a_value_inside_a_node_of_the_tree(tmp_path):
-    array = np.zeros((1024, 6000), "uint8")
+    array = np.zeros((2048, 6000), "uint8")
     folder = stored(tmp_path / "in", array, array.shape, ocdbt=True, **ZSTD)
     with wherry.open(folder) as checkpoint:
         (value,) = [value for key, value in checkpoint.reader.listing.values.items() if key == "w/0.0"]

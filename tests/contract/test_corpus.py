@@ -201,11 +201,11 @@ def test_the_damaged_tensors_are_named(checkpoint):
 
 
 @pytest.mark.parametrize("case", ["dcp-torch-2-13-0", "torch-train-ckpt"])
-def test_checksums_of_the_container_are_enough_for_verify(case):
+def test_what_only_its_container_has_checksums_of_is_read(case):
     """Nothing else was ever recorded of these; every byte is compared with the archives' own CRCs."""
     expected = json.loads((ROOT / case / "expected.json").read_text())
     found = wherry.verify(ROOT / case / "checkpoint" / expected["uri"], level="digest")
-    assert (found.verdict, found.checked) == ("ok", len(expected["tensors"]))
+    assert (found.verdict, found.checked) == ("read", len(expected["tensors"]))
     assert found.nbytes
 
 

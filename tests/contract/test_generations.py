@@ -110,9 +110,10 @@ def test_paxml_1_2_by_its_orbax_0_5_9(contents, nested, tmp_path):
 
 def test_paxml_1_1_by_its_names(contents, flat, tmp_path):
     """PaxML names the arrays that it asks for, and opens each with tensorstore."""
-    wherry.convert(flat, tmp_path / "out", to="paxml", options={"split": "."}, lineage=False)
+    rules = {"rename": "{name*} -> mdl_vars/params/{name*}"}
+    wherry.convert(flat, tmp_path / "out", to="paxml", options=rules, lineage=False)
     found = loaded("pax", "names", tmp_path / "out" / "state")
-    assert arrays(found) == wanted(contents)
+    assert arrays(found) == wanted(contents, lambda key: (f"mdl_vars.params.{key[0]}",))
 
 
 def test_flax_0_8(contents, nested, tmp_path):

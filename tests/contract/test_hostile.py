@@ -80,7 +80,7 @@ def test_detect_says_no(case, tmp_path, monkeypatch):
 def test_convert_says_no(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = expected(case)
-    wherry.detect(CORPUS)  # whatever is imported lazily is not what is timed
+    wherry.detect(tmp_path)  # whatever is imported lazily is not what is timed
     began = time.process_time()
     with pytest.raises(WherryError) as caught:
         wherry.convert(place(case), tmp_path / "never", to="torch-zip", lineage=False)

@@ -5,11 +5,13 @@ Slow: each case writes and reads back 4 GB, in a process of its own whose peak i
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
 import wherry
+from tests.support.forms import options_for
 from tests.support.large import NAMES, WRITTEN, make_source, measured
 
 SHAPE = (2048, 1024, 1024)  # bfloat16, 4 GiB
@@ -18,8 +20,8 @@ BUDGET = 128 << 20
 HELD = [name for name, row in WRITTEN.items() if "bfloat16" in row.holds.dtypes]
 CONVERT = """
 import wherry
-source, target, to = sys.argv[1:]
-told = wherry.convert(source, target, to=to, lineage=False).verification["ok"]
+source, target, to, options = sys.argv[1:]
+told = wherry.convert(source, target, to=to, options=json.loads(options), lineage=False).verification["ok"]
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -43,7 +45,7 @@ def place(tmp_path):
 
 @pytest.mark.parametrize("to", HELD)
 def test_one_tensor_of_4_gb(source, place, to):
-    checked, peak = measured(CONVERT, source, place / to, to)
+    checked, peak = measured(CONVERT, source, place / to, to, json.dumps(options_for(to)))
     assert checked
     assert peak < BASE + BUDGET, f"{peak / 1e6:.0f} MB"
     with wherry.open(place / to) as written:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.forms import options_for
 from tests.support.large import NAMES, WRITTEN, make_source, measured
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def check(path, wanted):
 
 @pytest.mark.parametrize(("to", "options"), CASES, ids=str)
 def test_written_by_us(source, digests, folder, to, options):
-    wherry.convert(source, folder / "out", to=to, options=options, lineage=False, verify="none")
+    wherry.convert(
+        source, folder / "out", to=to, options={**options_for(to), **options}, lineage=False, verify="none"
+    )
     check(folder / "out", digests)
 
 

@@ -30,7 +30,7 @@ def test_a_tree_is_refused_only_where_the_row_says_that_it_is_not_held(pairs, me
         (tree.name, *pair)
         for tree in pairs.TREES
         for pair in permutations(pairs.candidates(tree), 2)
-        if tree.owner in {"", *pair}
+        if pairs.related(tree, *pair)
     }
     assert {(pair.tree, pair.source, pair.target) for pair in measured} == wanted
 
@@ -44,8 +44,30 @@ def test_what_a_row_holds_decides_what_is_carried(pairs):
     flat, nested = trees["flat", ""], trees["nested", ""]
     assert flat - nested == {name for name in flat if find_format(name).holds.depth}
     for (_name, owner), held in trees.items():
-        if owner:
+        system = find_format(owner).system if owner else ""
+        if owner and find_format(owner).holds.needs:
             assert held - {owner} == {name for name in held & flat if find_format(name).holds.companions}
+        if owner:  # the nested tree is a Flax tree, which every system in JAX takes
+            assert {find_format(name).system for name in held if find_format(name).form} <= {system}
+
+
+def test_a_system_holds_only_trees_of_its_form(pairs, measured, tmp_path):
+    """Nothing of another system is among the pairs, in either direction: its conversion is refused."""
+    for pair in measured:
+        systems = {find_format(name).system for name in (pair.source, pair.target)} - {""}
+        assert len(systems) <= 1
+    tried = 0
+    for tree in (tree for tree in pairs.TREES if tree.owner):
+        place = tmp_path / tree.owner
+        place.mkdir()
+        seed, own = pairs._make_seed(tree, place), find_format(tree.owner).system
+        for name in pairs.written():
+            if find_format(name).form and find_format(name).system != own:
+                assert pairs._carried(seed, place / name, name) is None, (tree.owner, name)
+                tried += 1
+    assert tried > len(pairs.TREES)
+    owners = {tree.owner for tree in pairs.TREES} - {""}
+    assert {name for name in pairs.written() if find_format(name).form} <= {*owners, "maxtext"}
 
 
 def test_the_page_shows_it(pairs, measured):

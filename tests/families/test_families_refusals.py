@@ -172,6 +172,8 @@ def test_family_files(tmp_path):
         ("name = 'x'", "invalid family definition"),
         ("extends = 'nobody'", "unknown family"),
         (FAMILY + "[surprise]\na = 1", "unknown field surprise"),
+        (FAMILY + "[systems.maxtext]\naccepts = [['tied', 'not {other}']]", "invalid reason 'not {other}'"),
+        (FAMILY + "[systems.maxtext]\naccepts = [['tied', 'not {']]", "invalid reason 'not {'"),
         (FAMILY.replace('"embed"]\n', '"ffn"]\n'), "expected .* got"),
         (FAMILY.replace("gain = [", "loss = ["), "layout for unknown parameter 'loss'"),
         (

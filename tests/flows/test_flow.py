@@ -205,7 +205,8 @@ def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
         module.verify.fn(receipt.target.uri, level="digest")
     assert failure.value.path
     command = f"wherry convert {source} {receipt.target.uri} --to safetensors --set metadata_format=np"
-    assert failure.value.cure.endswith(f"and convert again: {command}")
+    assert "and convert again: mv " in failure.value.cure
+    assert failure.value.cure.endswith(f" && {command}")
     node = show(receipt.target.checkpoint_digest).nodes[receipt.target.checkpoint_digest]
     assert node.verified.verdict == "altered"
 

@@ -26,7 +26,7 @@ from wherry.mover.source import Source
 from wherry.mover.spill import Spill
 from wherry.storage.stores import locate
 
-SHAPE = (1000, 1700)
+SHAPE = (1000, 2200)  # 8.8 MB: more than is decoded at once in the smallest budget
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 WHOLE = tuple(slice(0, extent) for extent in SHAPE)
 

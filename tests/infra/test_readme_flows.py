@@ -184,7 +184,14 @@ def test_the_trial_and_the_questions(here):
 
 def levels(folder):
     """What is said of levels, of the same checkpoint, and the signature of it."""
-    (block,) = blocks("proof", "sh")
+    first_day, block = blocks("proof", "sh")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "WHERRY_LEDGER", f"sqlite:///{folder / 'unused.db'}"
+        )  # which has not recorded it as a source
+        read, again = carried_out(first_day).values()
+    assert read.startswith("read")
+    assert again.startswith("ok")
     told_ = carried_out(block)
     assert all(text.startswith("ok") for text in told_.values()), told_
     for words in commands(AUDITOR[1]):

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.forms import options_for
 from tests.support.signing import write_keys
 from wherry.cli import cli
 from wherry.errors import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
@@ -121,7 +122,8 @@ def test_curves_and_hints(source, tmp_path, curve):
 
 @pytest.mark.parametrize("to", ["orbax", "huggingface", "dcp", "t5x", "safetensors", "flax-msgpack"])
 def test_a_signature_changes_nothing_of_the_checkpoint(source, tmp_path, keys, to):
-    tree = wherry.convert(source, tmp_path / "tree", to="orbax", options={"split": "."}).target.uri
+    spelled = options_for(to) or {"split": "."}
+    tree = wherry.convert(source, tmp_path / "tree", to="orbax", options=spelled).target.uri
     origin = tree if to in ("t5x", "flax-msgpack") else source
     options = {"metadata_format": "np"} if to == "safetensors" else {}
     target = tmp_path / "target.file"

@@ -8,7 +8,15 @@ import pytest
 
 from tests.support.ledger import REGISTRY, conversion, digest, node
 from wherry.errors import UsageError
-from wherry.ledger.nodes import digest_at, digests_starting, nodes, verifications
+from wherry.ledger.nodes import (
+    current_conversions,
+    digest_at,
+    digests_starting,
+    nodes,
+    notable,
+    standing,
+    verifications,
+)
 from wherry.ledger.record import (
     GENESIS,
     ancestors,
@@ -204,3 +212,27 @@ def test_more_nodes_than_one_query_takes(url, monkeypatch):
             record_conversion(ledger, conversion(f"s{number}", f"t{number}"))
         wanted = {digest(f"{end}{number}") for end in "st" for number in range(3)}
         assert set(nodes(ledger, {*wanted, "0" * 64})) == wanted
+
+
+def test_the_tables_answer_about_some_checkpoints(url):
+    asked = {"to": "orbax", "options": {"compression": "zstd", "note": '"asked":{}'}}
+    with open_ledger(url) as ledger:
+        for number in range(4):
+            more = {"asked": asked} if number else {}
+            record_conversion(ledger, conversion("s", f"t{number}", **more))
+        record_registration(ledger, node("t1"), REGISTRY, "model", "1")
+        claim_registration(ledger, node("t0"), REGISTRY, "other")
+        record_verification(ledger, node("t2"), {"level": "digest", "verdict": "altered", "ok": False})
+        record_verification(ledger, node("t3"), {"level": "digest", "verdict": "ok", "ok": True})
+        some = {digest(f"t{number}") for number in range(4)} | {digest("unknown")}
+        assert notable(ledger, some) == {digest("t1"), digest("t2")}
+        places, registrations = standing(ledger, some)
+        assert sorted(place.uri for place in places) == [f"/checkpoints/t{number}" for number in range(4)]
+        assert sorted((row.name, row.version) for row in registrations) == [("model", "1"), ("other", None)]
+        rows = current_conversions(ledger, some)
+        assert [(row.target_uri, row.asked) for row in rows] == [
+            ("/checkpoints/t0", {}),
+            *((f"/checkpoints/t{number}", asked) for number in (1, 2, 3)),
+        ]
+        assert rows == current_conversions(ledger)
+        assert notable(ledger, set()) == set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from sqlalchemy import select
@@ -14,6 +16,7 @@ from tests.support.ledger import altered, conversion
 from tests.support.postgres import new_database
 from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError
 from wherry.ledger import schema as tables
+from wherry.ledger.database import Sqlite
 from wherry.ledger.record import check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
@@ -30,6 +33,20 @@ for number in range(20):
 """
 
 
+def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path):
+    """While another connection writes, SQLite refuses at once to change a new file to WAL, whatever its timeout."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("CREATE TABLE unfinished (x)")
+    later = threading.Timer(0.5, other.rollback)
+    later.start()
+    with open_ledger(f"sqlite:///{file}") as ledger:
+        assert check_chain(ledger).statements == 0
+    later.join()
+    other.close()
+
+
 def test_several_processes_keep_one_chain(url):
     """They also make the tables at the same time, as workers of a first night do."""
     command = [sys.executable, "-c", APPEND, url]
@@ -38,6 +55,29 @@ def test_several_processes_keep_one_chain(url):
     with open_ledger(url) as ledger:
         chain = check_chain(ledger)
         assert (chain.statements, chain.altered) == (80, None)
+
+
+class OthersBegin(sqlite3.Connection):
+    """A connection that meets others while it changes the database to WAL mode, for so many times."""
+
+    times = 3
+
+    def execute(self, sql, *parameters):
+        if "journal_mode" in sql and self.times:
+            self.times -= 1
+            raise sqlite3.OperationalError("database is locked")
+        return super().execute(sql, *parameters)
+
+
+def test_several_openers_of_a_new_file_wait_for_one_another(tmp_path, monkeypatch):
+    with closing(sqlite3.connect(tmp_path / "new.db", factory=OthersBegin)) as connection:
+        Sqlite().connected(connection)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    monkeypatch.setattr("wherry.ledger.database.BUSY_SECONDS", 0)
+    with closing(sqlite3.connect(tmp_path / "other.db", factory=OthersBegin)) as connection:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            Sqlite().connected(connection)
+        assert connection.times < OthersBegin.times
 
 
 def test_a_reader_sees_one_state_and_does_not_wait(url):

@@ -158,7 +158,10 @@ def test_no_question_reads_a_whole_table(ledger, question):
         for sql, values in asked:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)
             steps = [row[3] for row in plan]
-            wide = [step for step in steps if step.startswith("SCAN") and not step.startswith("SCAN walk")]
+            scans = [step for step in steps if step.startswith("SCAN") and not step.startswith("SCAN walk")]
+            wide = [
+                step for step in scans if "VIRTUAL TABLE" not in step
+            ]  # the digests of the question itself
             # The head is the end of the primary key: such a scan stops at its first row.
             assert not wide or (wide == ["SCAN statement"] and sql.endswith("DESC\n LIMIT ? OFFSET ?")), (
                 sql,

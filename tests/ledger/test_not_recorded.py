@@ -29,7 +29,7 @@ from wherry.live import handle as export_handle
 from wherry.routes import night as nights
 from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
 from wherry.routes.routes import load_config
-from wherry.verifier.verify import verified
+from wherry.verifier.workflow import verified
 
 LATE = "recorded now; the ledger did not have it"
 

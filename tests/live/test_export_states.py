@@ -86,19 +86,20 @@ def test_stand_ins_are_refused(tmp_path):
     assert "placeholder without elements" in str(handle.error)
 
 
-def test_the_host_copy_that_jax_keeps_is_given_up():
-    """On an accelerator `np.asarray` leaves a copy with the array; all of them would be the whole state."""
-
-    class OnDevice:
-        _npy_value = None
-
-        def __array__(self, *_args, **_more):
-            self._npy_value = np.arange(3, dtype=np.float32)
-            return self._npy_value
-
-    array = OnDevice()
-    assert bytes(_jax_bytes(array)) == np.arange(3, dtype=np.float32).tobytes()
-    assert array._npy_value is None
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "float8_e4m3fn"])
+def test_another_array_over_the_buffer_is_asked_for_its_bytes(dtype, monkeypatch):
+    """JAX keeps the host copy with the array that is asked; on a GPU, `test_gpu` finds none with the state's own."""
+    array, asked, real = jax.numpy.arange(6).astype(dtype).reshape(2, 3), [], np.asarray
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            np, "asarray", lambda value, *how, **more: asked.append(value) or real(value, *how, **more)
+        )
+        found = bytes(_jax_bytes(array))
+    assert found == np.asarray(array).tobytes()
+    assert asked
+    assert not any(one is array for one in asked)
+    scalar = jax.numpy.zeros((), dtype)
+    assert bytes(_jax_bytes(scalar)) == np.asarray(scalar).tobytes()
 
 
 def test_memory_stays_bounded_with_a_snapshot_on_disk(tmp_path):

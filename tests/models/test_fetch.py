@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.forms import options_for
 from tests.support.registry import converted, flip_a_bit, model_folder
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
@@ -77,7 +78,8 @@ def test_a_single_file_stays_one(tmp_path, to, name):
 @pytest.mark.parametrize("to", ["orbax", "dcp", "maxtext", "t5x"])
 def test_other_systems_come_over_too(tmp_path, to):
     save_file({"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, tmp_path / "s.safetensors")
-    made = wherry.convert(tmp_path / "s.safetensors", tmp_path / "run", to=to, as_step=3)
+    source, options = tmp_path / "s.safetensors", options_for(to)
+    made = wherry.convert(source, tmp_path / "run", to=to, as_step=3, options=options)
     done = wherry.fetch(made.target.uri, tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(Path(made.target.uri))
     assert wherry.verify(done.uri, level="digest").ok

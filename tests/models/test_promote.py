@@ -112,7 +112,9 @@ def test_a_tokenizer_that_was_added_is_refused(candidate, name):
 def test_a_sidecar_that_was_altered_too_is_refused(candidate, name):
     flip_a_bit(Path(candidate.target.uri))
     rewrite_sidecar(candidate.target.uri)
-    assert wherry.verify(candidate.target.uri, level="digest").ok, "the place itself tells a consistent story"
+    [sidecar, ledger] = wherry.verify(candidate.target.uri, level="digest").failed
+    assert sidecar.reason.startswith("digest mismatch in the sidecar: it states checkpoint ")
+    assert ledger.reason.startswith("not the checkpoint that the ledger recorded here on ")
     with pytest.raises(MismatchError, match="the checkpoint at this location is not the registered"):
         wherry.promote(f"models:/{name}@candidate")
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.forms import options_for
 from wherry.core.digest import LEAF
 from wherry.errors import MismatchError
 from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.zarr.reader import ArrayReader
+from wherry.integrations.containers.zarr.store import DatabaseChunks
 from wherry.mover import readback
 from wherry.mover.readback import ReadBack
 
@@ -76,9 +80,28 @@ def test_tensors_that_lie_as_they_are_are_proved_in_the_pass(to, options, source
     assert wherry.verify(tmp_path / "out", level="digest").ok
 
 
-def test_tensors_in_a_codec_are_left_to_the_reader(source, tmp_path, proved):
-    wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
-    assert proved["proved"] == set()
+ENCODED = [
+    ("orbax", {"compression": "zstd"}),
+    ("orbax", {"compression": "zstd", "ocdbt": False}),
+    ("orbax", {"compression": "zstd", "zarr": "3"}),
+    ("maxtext", {"compression": "zstd"}),
+    ("paxml", {"compression": "zstd"}),
+    ("t5x-orbax", {"compression": "zstd"}),
+    ("t5x-legacy", {"compression": "gzip"}),
+    ("t5x-legacy", {"compression": "zstd"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    ENCODED,
+    ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one.values())),
+)
+def test_chunks_in_a_codec_are_decoded_in_the_pass(to, options, source, tmp_path, proved):
+    receipt = wherry.convert(source, tmp_path / "out", to=to, options={**options, **options_for(to)})
+    assert {path[-1] for path in proved["proved"]} == {"large", "middle"}
+    assert receipt.verification["ok"]
+    assert wherry.verify(tmp_path / "out", level="digest").ok
 
 
 def test_without_verification_nothing_is_read_back(source, tmp_path, proved):
@@ -125,6 +148,68 @@ def test_what_storage_altered_is_found_at_once_and_named(source, tmp_path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("at", "words"), [(0, "cannot be decoded"), (0.5, "first difference in leaf 0")], ids=["frame", "values"]
+)
+def test_a_chunk_that_storage_altered_is_found_at_once(source, tmp_path, monkeypatch, at, words):
+    monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", MIB)
+    real, finished, done = DatabaseChunks.sync, [], []
+
+    def sync(self):
+        real(self)
+        if not done and "large/0" in self._known:
+            done.append(self.place("large/0"))
+            flip(self._folder / done[0].file, done[0].offset + int(done[0].length * at))
+
+    monkeypatch.setattr(DatabaseChunks, "sync", sync)
+    monkeypatch.setattr("wherry.converter.job.finish", finished.append)
+    with pytest.raises(MismatchError, match=rf"differs from what was written \(.*{words}") as caught:
+        wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
+    assert done
+    assert not finished, "it was found before the container was completed"
+    assert caught.value.path == "large"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source.safetensors"]
+
+
+def test_a_chunk_that_is_decoded_otherwise_is_not_proved(source, tmp_path, monkeypatch, proved):
+    """The byte ranges alone do not prove what a reader makes of them: the codec must be the same, too."""
+    real = ArrayReader.encoded
+
+    def otherwise(self, spec):
+        chunks = real(self, spec)
+        return chunks and tuple(replace(chunk, codec=("another", *chunk.codec[1:])) for chunk in chunks)
+
+    monkeypatch.setattr(ArrayReader, "encoded", otherwise)
+    receipt = wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
+    assert proved["proved"] == set()
+    assert receipt.verification["ok"], "the reader has read it again"
+
+
+def test_chunks_that_were_exchanged_after_they_were_compared_are_found(tmp_path, monkeypatch):
+    """Right bytes in the pass do not prove that they are still there."""
+    from wherry.converter import job
+
+    real = job.finish
+
+    def exchange(writer):
+        real(writer)
+        [staged] = tmp_path.glob(".wherry-*/out")
+        one, other = staged / "one", staged / "two"
+        chunk = (one / "0").read_bytes()
+        (one / "0").write_bytes((other / "0").read_bytes())
+        (other / "0").write_bytes(chunk)
+
+    held = {"one": np.arange(MIB, dtype=np.uint8), "two": np.arange(MIB, dtype=np.uint8)[::-1].copy()}
+    save_file(held, tmp_path / "pair.safetensors")
+    monkeypatch.setattr(job, "finish", exchange)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        wherry.convert(
+            tmp_path / "pair.safetensors", tmp_path / "out", to="orbax",
+            options={"compression": "zstd", "ocdbt": False},
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_block_that_was_damaged_after_it_was_compared_is_found(source, tmp_path, monkeypatch):
     """The first block of a tensor is shared with what lies before it, and written again."""
     from wherry.converter import job
@@ -169,7 +254,8 @@ def test_metadata_that_refers_to_other_bytes_is_found(source, tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_an_altered_checksum_of_the_container_is_found(tmp_path, monkeypatch):
+@pytest.mark.parametrize("to", ["torch-zip", "npz"])
+def test_an_altered_checksum_of_the_container_is_found(tmp_path, monkeypatch, to):
     """The bytes are those that were written, but the CRC that the archive has for them is not."""
     from wherry.converter import job
 
@@ -185,7 +271,7 @@ def test_an_altered_checksum_of_the_container_is_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(job, "finish", damage)
     with pytest.raises(wherry.errors.WherryError, match="checksum mismatch"):
-        wherry.convert(tmp_path / "one.safetensors", tmp_path / "out", to="torch-zip")
+        wherry.convert(tmp_path / "one.safetensors", tmp_path / "out", to=to)
     assert not (tmp_path / "out").exists()
 
 

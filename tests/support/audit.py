@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.cli import cli
 from wherry.converter.references import reference
 from wherry.core.algorithms import SHA256
 from wherry.core.digest import tensor_digest
@@ -53,6 +56,17 @@ def flip(path: Path, offset: int = -5) -> None:
     data[offset] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def carried_out(cure: str) -> None:
+    """What a cure prints after its words, as a shell carries it out."""
+    for line in cure.partition(": ")[2].split(" && "):
+        words = shlex.split(line)
+        if words[0] == "mv":
+            Path(words[1]).rename(words[2])
+            continue
+        done = CliRunner().invoke(cli, words[1:])
+        assert (words[0], done.exit_code) == ("wherry", 0), done.output
 
 
 def kinds(report: object) -> set[str]:

@@ -34,13 +34,19 @@ def block(rows: dict[bytes, bytes]) -> bytes:
         varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in sorted(rows.items())
     )
     data = body + struct.pack("<2I", 0, 1) + b"\0"
+    return data + masked(data)
+
+
+def masked(data: bytes) -> bytes:
+    """The CRC-32C of bytes as it is stored."""
     crc = google_crc32c.value(data)
-    return data + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def entry(array: np.ndarray, offset: int, size: int) -> bytes:
     shape = b"".join(field(2, field(1, extent)) for extent in array.shape)
-    return field(1, TYPES[array.dtype.name]) + field(2, shape) + field(4, offset) + field(5, size)
+    head = field(1, TYPES[array.dtype.name]) + field(2, shape) + field(4, offset) + field(5, size)
+    return head + varint(6 << 3 | 5) + masked(array.tobytes())
 
 
 def write(folder, arrays: dict[str, np.ndarray], *, sizes: dict[str, int] | None = None):

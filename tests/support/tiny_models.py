@@ -73,3 +73,27 @@ STATED = {"gemma2-27b": {"query_scale": "query_pre_attn_scalar"}}
 
 TARGETS = {"llama": ("maxtext", "lingua", "meta", "penzai"), "mistral": ("maxtext", "penzai"), "t5": ("t5x",),
            "mt5": ("t5x",), "umt5": ("t5x",)}  # fmt: skip
+
+
+# Settings by the name of a config's attribute, for any class of transformers: a model of a few kilobytes.
+SMALL = {
+    "bos_token_id": 0, "d_ff": 24, "d_inner": 16, "d_kv": 8, "d_model": 16, "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 24, "decoder_layers": 2, "dim": 16, "embedding_size": 16, "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 24, "encoder_layers": 2, "eos_token_id": 0, "ffn_dim": 24, "first_k_dense_replace": 1,
+    "head_dim": 8, "hidden_dim": 32, "hidden_size": 16, "image_size": 8, "intermediate_size": 24,
+    "intermediate_size_mlp": 24, "max_position_embeddings": 32, "max_source_positions": 16,
+    "max_target_positions": 16, "moe_intermediate_size": 8, "n_embd": 16, "n_group": 1, "n_head": 2, "n_heads": 2,
+    "n_inner": 24, "n_layer": 2, "n_layers": 2, "n_positions": 32, "n_routed_experts": 4, "n_shared_experts": 1,
+    "num_attention_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "num_heads": 2, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "num_layers": 2, "num_local_experts": 4, "num_mel_bins": 8, "pad_token_id": 0,
+    "patch_size": 4, "rope_scaling": None, "rotary_dim": 4, "shared_expert_intermediate_size": 8, "state_size": 4,
+    "topk_group": 1, "vocab_size": 64, "word_embed_proj_dim": 16,
+}  # fmt: skip
+
+
+def small_config(name, settings=()):
+    """A small config of a class of transformers: every size that its config has."""
+    import transformers
+
+    kind = getattr(transformers, name).config_class
+    return kind(**{key: value for key, value in SMALL.items() if hasattr(kind(), key)}, **dict(settings))

@@ -230,8 +230,19 @@ def test_a_flipped_byte_of_the_target_is_found_through_the_inverse(wish, tmp_pat
     assert not proof.ok
     assert "model.layers.1.attention.wk.weight" in {row.path for row in proof.failed}
     forget(target, spec.path)
-    (failed,) = wherry.verify(target, level="roundtrip", against=source).failed
-    assert failed.path == "model.layers.1.attention.wk.weight"
+    failed = {row.path for row in wherry.verify(target, level="roundtrip", against=source).failed}
+    assert failed == {"", "model.layers.1.attention.wk.weight"}, "the sidecar contradicts itself, too"
+
+
+@needs_corpus
+def test_the_source_has_its_own_config_in_the_ledger_and_not_the_one_that_was_written(tmp_path):
+    """Both are called config.json; with the other's digest, a source would be altered as soon as it is verified."""
+    source = tmp_path / "maxtext"
+    wherry.convert(place(LLAMA), tmp_path / "hf", to="huggingface", lineage=False)
+    wherry.convert(tmp_path / "hf", source, to="maxtext", lineage=False)
+    (source / "wherry.json").unlink()  # as the system itself would have left it
+    wherry.convert(source, tmp_path / "back", to="huggingface")
+    assert wherry.verify(source, level="digest").verdict == "ok"
 
 
 def flip(file, offset):

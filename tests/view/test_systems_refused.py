@@ -108,7 +108,12 @@ def test_what_is_asked_for(model, tmp_path):
     refused(model, "maxtext", UsageError, "unknown family 'lama'", "llama", wish=LayoutRequest(family="lama"))
     refused(model, "maxtext", UnrepresentableError, "not mistral", wish=LayoutRequest(family="mistral"))
     refused(
-        model, "t5x-legacy", UnrepresentableError, "no system", "lingua", wish=LayoutRequest(family="llama")
+        model,
+        "t5x-legacy",
+        UnrepresentableError,
+        "no layout for family llama",
+        "t5",
+        wish=LayoutRequest(family="llama"),
     )
     refused(
         model, "maxtext", WherryError, "absent.json", wish=LayoutRequest(config=str(tmp_path / "absent.json"))

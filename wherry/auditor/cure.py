@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.report import AffectedCheckpoint
-from wherry.converter.command import command_line, resolved
+from wherry.converter.command import command_line, in_place_of, resolved
 from wherry.errors import WherryError
+from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import locate
 from wherry.tree.mapping import TREE_OPTIONS
 
@@ -95,8 +96,12 @@ def _affected(digest: str, known: LedgerState) -> AffectedCheckpoint:
 
 
 def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> str:
-    for copy in _intact([digest], uri, known, looked):
-        return f"fetch the intact copy: {shlex.join(['wherry', 'fetch', copy, uri])}"
+    copies = _intact([digest], uri, known, looked)
+    for copy in copies:
+        if _is_recorded(copy):
+            return _fetched(copy, uri)
+    for copy in copies:  # without a sidecar it cannot be fetched, as nothing beside it says what it should be
+        return _again(_request(known.between.get((digest, digest)), digest, known, copy, uri), copy, uri)
     for parent in known.parents.get(digest, ()):
         for source in _intact([parent], uri, known, looked):
             return _again(
@@ -115,12 +120,23 @@ def _of_the_change(digest: str, uri: str, known: LedgerState) -> str | None:
         how = known.between.get((digest, child))
         if how is not None and how.source_uri == uri:
             asked = _request(how, child, known, uri, how.target_uri)
-            return f"move {how.target_uri} away and convert again: {command_line(asked, uri, how.target_uri)}"
+            return _again(asked, uri, how.target_uri)
     return None
 
 
 def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
-    return f"move it away and convert again: {command_line(asked, source, target)}"
+    return in_place_of(target, command_line(asked, source, target))
+
+
+def _fetched(copy: str, target: str) -> str:
+    return in_place_of(target, shlex.join(["wherry", "fetch", copy, target]), "fetch the intact copy")
+
+
+def _is_recorded(uri: str) -> bool:
+    try:
+        return sidecar_location(locate(uri)).exists()
+    except WherryError:
+        return False
 
 
 def _request(
@@ -133,6 +149,7 @@ def _request(
     asked = dict(made.asked or _resolved(name, made.options))
     if source != made.source_uri:
         asked.pop("from", None)
+        asked.pop("in_place", None)  # the copy stays as it is
     if target != made.target_uri:
         asked.pop("into", None)
     return asked

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.units import short, show_seconds, show_size
+from wherry.core.units import counted, short, show_seconds, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -303,11 +303,6 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         ("registry", _registry(report)),
         ("took", show_seconds(report.seconds)),
     ]
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with a noun in singular or plural."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _COLUMNS = ("kind", "what", "where", "cure", "affected")

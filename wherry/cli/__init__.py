@@ -209,16 +209,28 @@ def convert(
     metavar="FILE",
     help="Family file that was used to convert the --against checkpoint to URI.",
 )
+@click.option(
+    "--record",
+    is_flag=True,
+    help="Record the outcome in the ledger, and the identity of what it does not know yet.",
+)
 @memory
 @quiet
 @chosen
 @as_json
 def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
-    """Verify that the checkpoint at URI is complete and matches what was recorded."""
+    """Verify that the checkpoint at URI is complete and matches what was recorded.
+
+    Level digest reads every byte. If nothing was recorded about the checkpoint, the verdict is `read`: the checksums
+    of its container are intact, and its digests are printed, but nothing is proved. --record records its identity.
+    """
     from wherry.cli import console
     from wherry.verifier.verify import verify_source
 
-    with console.bar(quiet=quiet or json_) as progress:
+    with (
+        console.committed(console.show_verification, json_=json_),
+        console.bar(quiet=quiet or json_) as progress,
+    ):
         verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
     console.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)

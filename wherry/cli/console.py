@@ -6,6 +6,7 @@ Each function prints one object of the engine, as text or as JSON by the object'
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from wherry.lineage.lineage import LineageTree
     from wherry.models.register import Registration
     from wherry.staging.clean import CleanReport
+    from wherry.verifier.full_read import FullRead
     from wherry.verifier.inspect import Inspection
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
@@ -256,6 +259,29 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
     for failure in verification.failed:
         click.echo(f"  {failure.path}: {failure.reason}" if failure.path else f"  {failure.reason}")
+    if verification.full_read is not None:
+        _show_full_read(verification, verification.full_read)
+    if verification.lineage:
+        click.echo(f"  lineage: {verification.lineage}")
+
+
+def _show_full_read(verification: Verification, read: FullRead) -> None:
+    """What the ledger says about the place, and the digests of what nobody had recorded."""
+    where = shlex.quote(verification.uri)
+    click.echo(f"  ledger: {read.ledger}")
+    if read.ledger == "different":
+        click.echo(
+            f"  if the change was intended: wherry inspect --digest --write {where}; wherry ledger record {where}"
+        )
+    if verification.failed or read.proved:
+        return
+    node = read.subject
+    print_rows([("  checkpoint", node.checkpoint_digest), ("  weights", node.weights_digest)])
+    for path, digest in sorted(read.digests.items()):
+        click.echo(f"  {digest}  {render(path)}")
+    click.echo("  unproved: nothing is recorded that these bytes could be compared with")
+    if not verification.lineage:
+        click.echo(f"  to record these digests: wherry verify {where} --level digest --record")
 
 
 def show_registration(registration: Registration, *, json_: bool) -> None:

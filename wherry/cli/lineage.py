@@ -11,6 +11,7 @@ import click
 from wherry.cli.options import as_json
 from wherry.core.units import short
 from wherry.errors import storage_error
+from wherry.lineage.nearest import NEIGHBOURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from wherry.lineage.stale import Stale
 
 _ABOUT = "X is a URI, a digest (at least 8 hex digits) or models:/NAME@ALIAS."
+_every = click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Show every conversion. By default, a large lineage is shortened to the nearest ones: at most "
+    f"{NEIGHBOURS} sources and {NEIGHBOURS} results of one checkpoint, the registered, failed and last ones first. "
+    "--json is complete.",
+)
 _STALE_CODE = 9  # intact data differs from what was expected
 
 
@@ -29,13 +38,14 @@ def lineage() -> None:
 @lineage.command("show", epilog=_ABOUT)
 @click.argument("x")
 @click.option("--html", "html_file", metavar="FILE", help="Write a searchable HTML page that works offline.")
+@_every
 @as_json
-def show_(x: str, html_file: str | None, json_: bool) -> None:
+def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
     """Print the ancestors and descendants of X as a tree."""
     from wherry.cli import console
     from wherry.lineage.lineage import show
 
-    tree = show(x)
+    tree = show(x, brief=not (all_ or json_ or html_file is not None))
     if html_file is not None:
         from wherry.lineage.page import page
 
@@ -60,13 +70,14 @@ def why_(x: str, json_: bool) -> None:
 
 @lineage.command("impact", epilog=_ABOUT)
 @click.argument("x")
+@_every
 @as_json
-def impact_(x: str, json_: bool) -> None:
+def impact_(x: str, *, all_: bool, json_: bool) -> None:
     """List what was derived from X, and the model versions and places that are affected."""
     from wherry.cli import console
     from wherry.lineage.answers import impact, render_impact
 
-    found = impact(x, receipts=json_)
+    found = impact(x, receipts=json_, brief=not (all_ or json_))
     console.print_json(found.to_json()) if json_ else click.echo(render_impact(found))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from wherry.config.settings import configured, ledger_url
 from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, labelled
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
-from wherry.storage.home import sqlite_file
+from wherry.storage.home import sqlite_file, sqlite_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +95,6 @@ def _last_in(file: Path) -> str | None:
     """The same of a SQLite ledger, without SQLAlchemy, whose import would delay the first byte by 0.2 s."""
     if not file.exists():
         return None
-    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+    with sqlite_to_read(file) as connection:
         row = connection.execute(_LAST).fetchone()
     return row[0] if row else None

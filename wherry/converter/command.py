@@ -17,8 +17,10 @@ present, so an empty `asked` means that the receipt is older than this field.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -36,7 +38,8 @@ from wherry.errors import UsageError
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import is_live, locate
+from wherry.storage.sidecar import sidecar_location
+from wherry.storage.stores import LocalStore, is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -124,6 +127,33 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
         asked = {name: value for name, value in asked.items() if name != "into"}
     moved = source is not None and source != receipt.source.uri
     return command_line(asked, source or receipt.source.uri, target or receipt.target.uri, moved=moved)
+
+
+def in_place_of(target: str, line: str, words: str = "convert again") -> str:
+    """A cure that puts something else at a place: words, then what a shell carries out.
+
+    Args:
+        target: the place; what is there is moved away first, a file with its sidecar.
+        line: the command line that makes the new checkpoint there.
+        words: what it does.
+    """
+    place = locate(target)
+    files = [one for one in dict.fromkeys((place, sidecar_location(place))) if one.entry is not None]
+    if not files:
+        return f"{words}: {line}"
+    if not isinstance(place.store, LocalStore):
+        return f"remove {shlex.quote(target)} and {words}: {line}"
+    moves = [
+        shlex.join(["mv", one.path, _free_name(one.path)])
+        for one in files
+        if one is place or not one.path.startswith(f"{place.path}/")
+    ]
+    return f"move it away and {words}: {' && '.join([*moves, line])}"
+
+
+def _free_name(path: str) -> str:
+    names = (f"{path}.damaged{f'-{number}' if number else ''}" for number in count())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: bool = False) -> str:

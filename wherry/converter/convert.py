@@ -30,6 +30,7 @@ from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
+from wherry.runtime.threads import uncollected
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
@@ -175,6 +176,7 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
 
+@uncollected()
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan all targets; nothing is written."""
     pin, choice = take_pin(checkpoint), digest_choice(ledger=request.lineage)

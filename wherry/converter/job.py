@@ -21,6 +21,7 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
+from wherry.runtime.threads import uncollected
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
@@ -103,6 +104,7 @@ class StagedJob:
     recorded: Sidecar | None
 
 
+@uncollected()
 def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack: ExitStack) -> StagedJob:
     """Open a job's staging area and writer, and resume an interrupted run.
 
@@ -168,7 +170,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
-    text = encode(sidecar)
+    with uncollected():
+        text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
@@ -178,6 +181,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     return receipt
 
 
+@uncollected()
 def finish(writer: Writer) -> None:
     """Complete the container and close it."""
     writer.sync()
@@ -254,6 +258,7 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
 
 
+@uncollected()
 def _opened(job: Job, staged: Location) -> Checkpoint:
     """The staged target, opened like any checkpoint."""
     detection = job.row.detect(Glimpse(staged))
@@ -276,6 +281,7 @@ def _require_structure(job: Job, found: Manifest) -> None:
         )
 
 
+@uncollected()
 def _sidecar(
     staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None, mark: str
 ) -> tuple[Sidecar, Receipt]:
@@ -288,7 +294,8 @@ def _sidecar(
             job.checkpoint.original,
             staged.recorded,
             hashes.digests if job.source_digests is None else job.source_digests,
-            staged.companions,
+            # A view may replace a companion, as a layout does with the config: the source has its own.
+            staged.companions if job.checkpoint.original is job.checkpoint else (),
             job.algorithm,
             plan.memory,
             staged.staging.spill,

@@ -30,6 +30,7 @@ from wherry.storage.stores import locate
 from wherry.tree.axes import settled
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
 from wherry.view.choose import relaid
+from wherry.view.foreign import require_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,6 +115,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
     if only is not None:
         _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))
+    require_form(checkpoint, mapped.manifest, row, target.layout)
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))

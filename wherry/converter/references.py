@@ -69,7 +69,7 @@ def source_reference(
         checkpoint: the source.
         recorded: its sidecar.
         digests: source key path → tensor digest, of the carried tensors.
-        companions: the copied companion files, with their digests.
+        companions: its companion files that were copied as they are, with their digests.
         algorithm: of the digests.
         memory: budget for reading tensors that were not carried.
         folder: for spill files; a temporary folder by default.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer
 
 HASH_BYTES = 32  # length of a hash, of either algorithm
@@ -39,12 +42,17 @@ def new_hash(algorithm: str, data: Buffer = b"") -> HashState:
         algorithm: one of `ALGORITHMS`.
         data: its first bytes.
     """
+    return _state_of(algorithm)(data)
+
+
+@cache
+def _state_of(algorithm: str) -> Callable[[Buffer], HashState]:
     if algorithm == BLAKE3:
         from blake3 import blake3  # a compiled module, which `wherry --help` does not need
 
-        return blake3(data)
+        return blake3
     assert algorithm == SHA256, algorithm
-    return hashlib.sha256(data)
+    return hashlib.sha256
 
 
 def labelled(digest: str) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wherry.core.algorithms import HASH_BYTES, HashState, new_hash
@@ -75,7 +76,15 @@ def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> 
         leaves: the raw hash of each leaf in order.
         algorithm: of the leaves and of the digest.
     """
-    return _digest_of(algorithm, "tensor", [spec.dtype, list(spec.shape), [leaf.hex() for leaf in leaves]])
+    text = ",".join([f'"{leaf.hex()}"' for leaf in leaves])
+    found = new_hash(algorithm, b"%b[%b]]" % (_tensor_head(spec.dtype, spec.shape), text.encode()))
+    return f"{algorithm}:{found.digest().hex()}"
+
+
+@lru_cache(1 << 12)
+def _tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header and canonical JSON of a tensor's digest up to its leaves."""
+    return _header("tensor") + canonical_json([dtype, list(shape)])[:-1] + b","
 
 
 def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
@@ -113,8 +122,8 @@ def checkpoint_digest(
 class _Hashes:
     """Running hashes of the same bytes with several algorithms."""
 
-    def __init__(self, algorithms: tuple[str, ...]) -> None:
-        self._states = [new_hash(one) for one in algorithms]
+    def __init__(self, algorithms: tuple[str, ...], data: Buffer = b"") -> None:
+        self._states = [new_hash(one, data) for one in algorithms]
 
     def update(self, data: Buffer, /) -> None:
         for state in self._states:
@@ -137,13 +146,18 @@ class LeafHasher:
         leaves: the hashes of each leaf, one after the other in the order of the algorithms; None until they are known.
     """
 
+    __slots__ = ("_open", "_waiting", "algorithms", "leaves", "spec")
+    # One for all: it is held for a moment, and large checkpoints have thousands of hashers.
+    _lock = threading.Lock()
+
     def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
         self.spec = spec
         self.algorithms = algorithms
         self.leaves: list[bytes | None] = [None] * leaf_count(spec.nbytes)
-        self._lock = threading.Lock()
-        self._open: dict[int, HashState] = {}  # offset → hash that has consumed its leaf up to there
-        self._waiting: dict[int, bytes] = {}  # offset → bytes inside a leaf whose beginning is not hashed yet
+        self._open: dict[int, HashState] | None = None  # offset → hash that has consumed its leaf up to there
+        self._waiting: dict[int, bytes] | None = (
+            None  # offset → bytes inside a leaf that is not hashed so far
+        )
 
     def preset(self, leaf: int, digest: bytes) -> None:
         """Set a leaf's hashes from the journal of an earlier run; its bytes are not needed then."""
@@ -158,6 +172,12 @@ class LeafHasher:
     def update(self, start: int, data: memoryview) -> None:
         """Take the canonical bytes [start, start + len(data)); each byte must come exactly once."""
         position, stop = start, start + len(data)
+        if (
+            start == 0 and stop <= LEAF and stop == self.spec.nbytes
+        ):  # as almost always, where tensors are small
+            if stop and self.leaves[0] is None:
+                self.leaves[0] = self._begin(data).digest()
+            return
         while position < stop:
             end = min((position // LEAF + 1) * LEAF, stop)
             if self.leaves[position // LEAF] is None:
@@ -166,32 +186,39 @@ class LeafHasher:
 
     def done(self) -> bool:
         """Whether every leaf has been hashed."""
-        return all(leaf is not None for leaf in self.leaves)
+        return None not in self.leaves
 
     def hashes(self, algorithm: str) -> tuple[bytes, ...]:
         """The hash of every leaf by one of the algorithms; requires that every byte has been passed to `update`."""
-        place = self.algorithms.index(algorithm) * HASH_BYTES
         complete = [leaf for leaf in self.leaves if leaf is not None]
         if len(complete) != len(self.leaves):
             raise AssertionError(
                 f"{self.spec.name}: {len(self.leaves) - len(complete)} leaves were never hashed"
             )
+        if self.algorithms == (algorithm,):
+            return tuple(complete)
+        place = self.algorithms.index(algorithm) * HASH_BYTES
         return tuple(leaf[place : place + HASH_BYTES] for leaf in complete)
 
     def digest(self, algorithm: str) -> str:
         """Digest of the tensor by one of the algorithms; requires that every byte has been passed to `update`."""
         return tensor_digest(self.spec, self.hashes(algorithm), algorithm)
 
-    def _begin(self) -> HashState:
-        return new_hash(self.algorithms[0]) if len(self.algorithms) == 1 else _Hashes(self.algorithms)
+    def _begin(self, data: Buffer = b"") -> HashState:
+        return (
+            new_hash(self.algorithms[0], data)
+            if len(self.algorithms) == 1
+            else _Hashes(self.algorithms, data)
+        )
 
     def _piece(self, offset: int, data: memoryview) -> None:
         if offset % LEAF == 0:
             state = self._begin()
         else:
             with self._lock:
-                state = self._open.pop(offset, None)
+                state = None if self._open is None else self._open.pop(offset, None)
                 if state is None:
+                    self._waiting = self._waiting or {}
                     self._waiting[offset] = bytes(data)
                     return
         state.update(data)
@@ -200,8 +227,9 @@ class LeafHasher:
     def _continue(self, offset: int, state: HashState) -> None:
         while offset % LEAF and offset != self.spec.nbytes:
             with self._lock:
-                data = self._waiting.pop(offset, None)
+                data = None if self._waiting is None else self._waiting.pop(offset, None)
                 if data is None:
+                    self._open = self._open or {}
                     self._open[offset] = state
                     return
             state.update(data)

@@ -19,6 +19,7 @@ _SERVICES: dict[str, tuple[str, str, str]] = {
     "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
     "mlflow-rest": ("wherry.integrations.mlflow_rest", "", ""),
+    "mlflow-sqlite": ("wherry.integrations.mlflow_sqlite", "", ""),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
     "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
     "deploy": ("wherry.integrations.prefect.deploy", "prefect", "prefect"),

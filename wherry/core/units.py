@@ -73,3 +73,8 @@ def short(digest: str) -> str:
     """The first 12 hex digits of a digest after its algorithm, for display."""
     algorithm, colon, digits = digest.rpartition(":")
     return f"{algorithm}{colon}{digits[:12]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with a noun in singular or plural."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.request import CONTAINERS
 from wherry.errors import UsageError
-from wherry.families.bind import BoundFamily, bind
+from wherry.families.bind import BoundFamily, bind, unknown_tensors
 from wherry.families.facts import conventions_of, forms_told, require_accepted, tell
 from wherry.families.parse import family_of
 from wherry.families.project import Projection, project, target_manifest
@@ -36,16 +37,19 @@ __all__ = [
     "Projection",
     "convert_layout",
     "families",
+    "families_of_system",
     "family_of_config",
     "load_family",
     "load_family_file",
     "side_by_side",
     "system_of_format",
+    "system_of_tree",
     "target_manifest",
     "tree_family",
 ]
 
 _FOLDER = Path(__file__).parent
+_HUGGINGFACE = "huggingface"
 
 
 @cache
@@ -105,14 +109,44 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
-    """The family with the model type of a Hugging Face config; None if no family has it."""
-    kind = config.get("model_type")
-    return next((name for name in families() if kind in load_family(name).model_types), None)
+    """The family with the model type of a Hugging Face config, or without one with its class; None if there is none."""
+    kind, classes = config.get("model_type"), config.get("architectures")
+    if kind is not None:
+        return next((name for name in families() if kind in load_family(name).model_types), None)
+    first = classes[0] if isinstance(classes, list) and classes else None
+    return next((name for name in families() if first in _classes(load_family(name))), None)
+
+
+def _classes(family: Family) -> set[str]:
+    """The classes of transformers that a family's configs name."""
+    system = family.systems.get(_HUGGINGFACE)
+    cases = system.write.attributes.get("architectures", ()) if system else ()
+    return {name for row in cases if not isinstance(row, str) for name in row[1]}
+
+
+def families_of_system(system: str) -> tuple[str, ...]:
+    """The names of the families that have layouts for a system."""
+    return tuple(name for name in families() if system in load_family(name).systems)
 
 
 def system_of_format(family: Family, format: str) -> System | None:
     """The first system of a family whose checkpoints are in a format."""
     return next((one for one in family.systems.values() if format in one.formats), None)
+
+
+def system_of_tree(family: Family, format: str, manifest: Manifest) -> System | None:
+    """The system of a family that stores a checkpoint.
+
+    Several systems may share a format, and a container may hold one-part names as Hugging Face stores them: then it is
+    the system that leaves the fewest tensors unknown, the first declared if several do.
+    """
+    flat = format in CONTAINERS and all(len(path) == 1 for path in manifest.tensors)
+    fits = [
+        one for one in family.systems.values() if format in one.formats or (flat and one.name == _HUGGINGFACE)
+    ]
+    if len(fits) < 2:  # noqa: PLR2004
+        return fits[0] if fits else None
+    return min(fits, key=lambda one: unknown_tensors(family, one, manifest))
 
 
 def convert_layout(

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
-from wherry.errors import AmbiguousError, UnrepresentableError, WherryError
+from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
 from wherry.families.match import FamilyMatch, match_tensors
 from wherry.families.pieces import require_complete, stored_tensors
 from wherry.families.scalars import SortedTensors, concrete_slots, sort_tensors
 from wherry.families.sizes import solved_sizes
 from wherry.families.templates import Template, form_choices, templates
 from wherry.layout.copies import Pieces, StoredTensor
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,13 +138,8 @@ def _candidates(
     worst: _Candidate | None = None
     found: dict[tuple[str, ...], _Candidate] = {}
     for forms in form_choices(system, given):
-        for optimizer in (None, *system.optimizers):
-            chosen = {**forms, **conventions}
-            sorted_ = sort_tensors(manifest, system, optimizer, chosen)
-            slots = concrete_slots(system, optimizer, chosen, manifest)
-            made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
-            matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
-            candidate = _Candidate(forms, optimizer, made, sorted_, matching)
+        for candidate in _with_optimizers(family, system, manifest, conventions, forms):
+            matching = candidate.matching
             if not matching.unmatched:
                 used = {match.template for matches in matching.found.values() for match in matches}
                 texts = sorted(layout.text for template in used for layout in template.layouts)
@@ -154,6 +150,69 @@ def _candidates(
     if not found and worst is not None:
         raise _unmatched(family, system, worst)
     yield from found.values()
+
+
+def _with_optimizers(
+    family: Family,
+    system: System,
+    manifest: Manifest,
+    conventions: dict[str, str],
+    forms: dict[str, str],
+) -> Iterator[_Candidate]:
+    """The candidates of one choice of forms: without an optimizer, and with each of the system's."""
+    for optimizer in (None, *system.optimizers):
+        chosen = {**forms, **conventions}
+        sorted_ = sort_tensors(manifest, system, optimizer, chosen)
+        slots = concrete_slots(system, optimizer, chosen, manifest)
+        made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
+        matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
+        yield _Candidate(forms, optimizer, made, sorted_, matching)
+
+
+def unknown_tensors(family: Family, system: System, manifest: Manifest) -> int:
+    """The number of tensors without a layout in a system, in the forms that leave the fewest."""
+    conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+    return min(
+        len(candidate.matching.unmatched)
+        for forms in form_choices(system, {})
+        for candidate in _with_optimizers(family, system, manifest, conventions, forms)
+    )
+
+
+def _require_implied(
+    family: Family,
+    system: System,
+    candidate: _Candidate,
+    stored: Mapping[KeyPath, StoredTensor],
+    present: frozenset[str],
+    told: ConfigFacts,
+) -> None:
+    """Compare the optional parameters with those that the config implies; a first missing or extra one is named."""
+    names = {**told.config, "there": dict.fromkeys(present, True)}
+    for name, text in system.config.implied.items() if told.config else ():
+        wanted = evaluate(text, names)
+        members = {one for one, row in family.parameters.items() if name in (one, row.part)}
+        if wanted is True and not members <= present:
+            raise _lacking(candidate, min(members - present), text, told)
+        if wanted is False and members & present:
+            path = next(
+                path for path, one in stored.items() if {p.parameter[1] for p in one.pieces} & members
+            )
+            raise UnrepresentableError(
+                f"{told.source} states a model without {name} ({text}), but the files have it",
+                path=render(path),
+                cure="correct the config, or remove the tensors that do not belong to the model",
+            )
+
+
+def _lacking(candidate: _Candidate, name: str, text: str, told: ConfigFacts) -> IncompleteError:
+    layout = next(
+        one.layouts[0] for one in candidate.templates if one.slot == "params" and name in one.parameters
+    )
+    return IncompleteError(
+        f"missing parameter {name}: {layout.text}, which {told.source} implies ({text})",
+        cure="restore the missing tensors, or correct the config",
+    )
 
 
 def _unmatched(family: Family, system: System, candidate: _Candidate) -> UnrepresentableError:
@@ -193,6 +252,7 @@ def _bound(
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
     )
+    _require_implied(family, system, candidate, stored, present["params"], told)
     return BoundFamily(
         family=family,
         system=system,

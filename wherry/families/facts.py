@@ -6,12 +6,36 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.layout.expr import Read, evaluate
+from wherry.layout.expr import Read, evaluate, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.families.schema import System
+
+_HUGGINGFACE = "huggingface"
+# What `to_dict()` of every transformers config states and a saved `config.json` leaves out. These serve generation,
+# labels, tokenizers, tracing, and the form of what a call returns, so no value of theirs changes a logit.
+_OF_EVERY_CONFIG = frozenset({
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures",
+    "attn_implementation", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "label2id", "length_penalty",
+    "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
+    "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k",
+    "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "use_bfloat16", "use_cache",
+})  # fmt: skip
+# The same, where only the default leaves the model as it is.
+_DEFAULTS: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +78,26 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
             raise UnrepresentableError(
                 f"{source}: {reason}", cure=f"choose another family or model; these layouts require {rule}"
             )
+    for text in system.config.implied.values():
+        read.asked |= names_in(text)
     for one in (*system.conventions.values(), *system.forms.values()):
         if one.config:
             read(one.config)
-    unknown = sorted(set(attributes) - read.asked - system.config.ignored)
+    unknown = sorted(set(attributes) - read.asked - system.config.ignored - _common(system, attributes))
     if unknown:
         raise UnrepresentableError(
             f"unknown attributes in {source}: {', '.join(unknown)}",
             cure="declare them in a --family-file: as sizes or facts, or as ignored if they do not concern the weights",
         )
     return ConfigFacts(attributes, source, sizes, facts)
+
+
+def _common(system: System, attributes: Mapping[str, Any]) -> set[str]:
+    """The attributes of every transformers config that leave the model as it is."""
+    if system.name != _HUGGINGFACE:
+        return set()
+    usual = {name for name, value in _DEFAULTS.items() if attributes.get(name, ...) in (value, None)}
+    return {*_OF_EVERY_CONFIG, *usual}
 
 
 def _size(read: Read, axis: str, text: str, source: str) -> int | None:
@@ -129,8 +163,10 @@ def require_accepted(system: System, facts: Mapping[str, Any]) -> None:
     """
     for rule, reason in system.accepts:
         if evaluate(rule, facts) is False:
+            words = reason.format_map({name: facts.get(name) for name in names_in(rule)})
             raise UnrepresentableError(
-                f"{system.name} cannot hold this model: {reason}", cure="choose another target"
+                f"{system.name} cannot hold this model: {words}",
+                cure="choose another target, or keep the tree in a container with --to orbax",
             )
 
 

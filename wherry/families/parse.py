@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.errors import UsageError
@@ -18,6 +19,7 @@ from wherry.families.schema import (
     System,
     Write,
 )
+from wherry.layout.expr import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +52,20 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
         ) from error
 
 
+def _accepted(rule: str, reason: str, where: str) -> tuple[str, str]:
+    """A rule and its reason, which may name the facts of the rule in braces."""
+    try:
+        named = {name for _text, name, _format, _conversion in Formatter().parse(reason) if name is not None}
+    except ValueError:
+        named = {reason}
+    if not named <= names_in(rule):
+        raise UsageError(
+            f"{where}: invalid reason {reason!r}",
+            cure="name in braces only facts that the rule reads, and write {{ for a brace",
+        )
+    return rule, reason
+
+
 def _parameter(row: Any, where: str) -> Parameter:
     if isinstance(row, str):
         return Parameter(tuple(row.split()))
@@ -64,7 +80,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
     _no_others(bare, {"empties", "zeros"}, where)
     _no_others(row, known, where)
     config = row.get("config", {})
-    _no_others(config, {"sizes", "facts", "require", "ignored", "table", "run"}, where)
+    _no_others(config, {"sizes", "facts", "require", "implied", "ignored", "table", "run"}, where)
     return System(
         name=name,
         about=str(row["about"]),
@@ -83,11 +99,12 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         zeros=_texts(bare.get("zeros", {})),
         names=_texts(row.get("names", {})),
         ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
-        accepts=tuple((str(rule), str(reason)) for rule, reason in row.get("accepts", [])),
+        accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
         config=ConfigRules(
             sizes=_texts(config.get("sizes", {})),
             facts=_texts(config.get("facts", {})),
             require=tuple((str(rule), str(reason)) for rule, reason in config.get("require", [])),
+            implied=_texts(config.get("implied", {})),
             ignored=frozenset(config.get("ignored", [])),
             table=config.get("table"),
             run=tuple(config.get("run", ())),

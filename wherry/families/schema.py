@@ -31,8 +31,10 @@ and pass the same checks. An unknown field is an error.
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason], …]: tensors that do not belong to the model; ** stands for several parts
-      accepts              [[expression over the facts, reason], …]: what a target of this system can hold
-      config               {table, sizes, facts, require, ignored, run}: the meaning of attributes; others are errors
+      accepts              [[expression over the facts, reason], …]: what a target of this system can hold; {F} in the
+                           reason stands for fact F of the expression
+      config               {table, sizes, facts, require, implied, ignored, run}: the meaning of attributes; others are
+                           errors
       write                the config that accompanies a checkpoint of this system, and how it is loaded: {file, nested,
                            fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. An axis or
                            fact that `config` reads from one attribute is written to it without a declaration; see Write
@@ -156,6 +158,8 @@ class ConfigRules:
         sizes: axis → expression.
         facts: fact → expression.
         require: expression → the reason of the error if it is false.
+        implied: optional parameter or part → expression: a model with this config has it if it is true, and does not
+            if it is false; `there.P` is whether parameter P exists.
         ignored: attributes that do not concern the weights.
         table: the table of the file that describes the model, if it is not the whole file.
         run: files in the run's folder, one above the checkpoint, in which the system's trainer stores it.
@@ -164,6 +168,7 @@ class ConfigRules:
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     require: tuple[tuple[str, str], ...] = ()
+    implied: Mapping[str, str] = field(default_factory=dict[str, str])
     ignored: frozenset[str] = frozenset()
     table: str | None = None
     run: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ class Checkpoint:
         notes: what a view could not carry, as text.
         snippet: code that loads a view in its target software.
         is_view: whether it is a view of another checkpoint.
+        laid_out: whether it is a view in the layout of the target's system.
     """
 
     ignored: tuple[IgnoredEntry, ...] = ()
@@ -59,6 +60,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     snippet: str = ""
     is_view: bool = False
+    laid_out: bool = False
 
     def __init__(
         self, opened: Opened, files: PinnedStore | None = None, opaque: Collection[str] = ()

@@ -8,6 +8,8 @@ folder stands for its newest complete step; the evidence lists the steps that we
 from __future__ import annotations
 
 import os
+import shlex
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +18,7 @@ from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.steps import StepFolder, step_number, steps_among
+from wherry.core.units import counted
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
@@ -24,11 +27,13 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
+from wherry.formats.foreign import foreign_form, holds_no_weights
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
+from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
+_FEW = 8  # files of a folder that are looked at one by one
+_MARKER = "commit_success.txt"  # without contents; checkpoints on a file system do not have it
 
 
 def detect(
@@ -106,12 +113,13 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     rows = formats() if source.format is None else {source.format: find_format(source.format)}
     if step is not None and step_number(location.name, any_prefix=True) != step:
         location = _step_folder(location, step)
+    chosen: tuple[Evidence, ...] = ()
     if source.item is not None:
-        location = _existing(location.join(source.item))
+        location, chosen = _item(location, source.item, rows)
     found = look(Glimpse(location), rows) or _in_run(location, rows)
     if found is None:
-        raise _nothing(location, source.format)
-    return _rooted(location, found.uri), found
+        raise _beside_its_record(location, source.format) or _nothing(location, source.format)
+    return _rooted(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
 
 
 def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
@@ -120,6 +128,8 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     Raises:
         AmbiguousError: two formats recognise it and neither refines the other.
     """
+    if len(rows) > 1 and glimpse.is_file and holds_no_weights(glimpse.location.name):
+        return None  # unless its format was chosen
     claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
     if not claims:
         return None
@@ -260,6 +270,25 @@ def _step_folder(location: Location, step: int) -> Location:
     )
 
 
+def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Location, tuple[Evidence, ...]]:
+    """An item of a step, or that of the newest step of a run whose item of this name is complete."""
+    if location.join(item).entry is not None:
+        return location.join(item), ()
+    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
+        steps = steps_among([entry.name for entry in root.entries() if entry.is_dir])
+        for step in steps:
+            place = root.join(step.name).join(item)
+            claim = look(Glimpse(place), rows) if place.entry is not None else None
+            if claim is not None and examine(locate(claim.uri, place.opaque), claim).verdict == "ok":
+                seen = f"newest step with a complete {item}, of {counted(len(steps), 'step')}"
+                return place, (Evidence(step.name, seen),)
+    raise NotFoundError(
+        f"item {item} not found",
+        uri=location.uri,
+        cure="run `wherry discover` to list the steps and their items",
+    )
+
+
 def _rooted(named: Location, uri: str) -> Location:
     """A checkpoint below the location that the user named, as the root of everything that is read of it."""
     found = locate(uri, named.opaque)
@@ -284,6 +313,23 @@ def _existing(location: Location) -> Location:
     return location
 
 
+def _beside_its_record(location: Location, asked: str | None) -> IncompleteError | None:
+    """The error for a folder that has the sidecar of a checkpoint, but not the checkpoint."""
+    sidecar = readable_sidecar(location) if Glimpse(location).is_dir else None
+    if sidecar is None or asked not in (None, sidecar.checkpoint.format):
+        return None
+    told = sidecar.checkpoint
+    row = formats().get(told.format)  # None for a plug-in's format that is not installed here
+    members = [name for name in row.commit_members if name != _MARKER] if row else []
+    lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
+    return IncompleteError(
+        f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of {told.tensors} "
+        f"tensors in format {told.format} here",
+        uri=location.uri,
+        cure="restore its files; `wherry audit` says from where",
+    )
+
+
 def _nothing(location: Location, asked: str | None) -> WherryError:
     if asked is not None:
         return UnsupportedError(
@@ -291,11 +337,24 @@ def _nothing(location: Location, asked: str | None) -> WherryError:
             uri=location.uri,
             cure="remove --from to detect the format",
         )
+    form = foreign_form(location)
+    if form is not None:
+        return UnsupportedError(f"{form.name}, which wherry does not read", uri=location.uri, cure=form.cure)
     return NotACheckpointError(
-        "not a checkpoint of any known format",
-        uri=location.uri,
-        cure="run `wherry formats` to list the supported formats",
+        "not a checkpoint of any known format", uri=location.uri, cure=_cure_of_nothing(location)
     )
+
+
+def _cure_of_nothing(location: Location) -> str:
+    """What to do about a folder that holds one checkpoint of a single file, or about anything else."""
+    entries = Glimpse(location).entries
+    files = [name for name, entry in entries.items() if not (entry.is_dir or entry.barred)]
+    if len(files) <= _FEW:
+        with suppress(AmbiguousError):
+            alone = [name for name in files if look(Glimpse(location.join(name)), formats())]
+            if len(alone) == 1:
+                return f"pass its file: {shlex.quote(location.join(alone[0]).uri)}"
+    return "run `wherry formats` to list the supported formats"
 
 
 def _verdict(error: WherryError) -> Verdict:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
+    from wherry.formats.systems import TreeForm
     from wherry.storage.location import Entry, Location
 
 __all__ = [
@@ -166,6 +167,9 @@ class Format:
         create: starts a checkpoint in a staging location; None if the format cannot be written.
         holds: what it can hold.
         refines: formats of which it is a specialisation; it takes precedence over them.
+        system: the training system that saves it, such as `t5x` for both of T5X's formats; empty for a container.
+        form: the form of the system's trees; None if the format is a container, if `adapt` makes the names, or if the
+            names of a model say nothing (Hugging Face).
         aliases: alternative names on the command line.
         single_file: whether a checkpoint is one file (otherwise a folder).
         companion_folder: the folder of companions within a checkpoint, with a trailing slash; empty for the top.
@@ -195,6 +199,8 @@ class Format:
     create: CreateFunction | None
     holds: Holds
     refines: tuple[str, ...] = ()
+    system: str = ""
+    form: TreeForm | None = None
     aliases: tuple[str, ...] = ()
     single_file: bool = False
     readable: bool = True

@@ -12,11 +12,11 @@ plug-in's reader without `access` is adapted by `with_access`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     import numpy as np
 
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 Kind: TypeAlias = Literal["raw", "regions", "stream", "whole"]
+
+
+class RangeChecksum(NamedTuple):
+    """A checksum that the writer of a file recorded for a byte range of it.
+
+    Attributes:
+        offset: of the first byte.
+        length: bytes.
+        value: the checksum.
+        kind: `CRC-32` or `CRC-32C`.
+    """
+
+    offset: int
+    length: int
+    value: int
+    kind: Literal["CRC-32", "CRC-32C"] = "CRC-32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +52,24 @@ class Extent:
         offset: of its first byte.
         length: bytes.
         crc32: CRC-32 that the writer recorded for exactly these bytes; None if there is none.
+        within: another checksum, of a range that includes these bytes, such as a storage that tensors share.
     """
 
     location: Location
     offset: int
     length: int
     crc32: int | None = None
+    within: RangeChecksum | None = None
 
     @property
     def file(self) -> str:
         """URI of the file."""
         return self.location.uri
+
+    @property
+    def checksum(self) -> RangeChecksum | None:
+        """The recorded checksum of a range that includes these bytes; None if there is none."""
+        return self.within if self.crc32 is None else RangeChecksum(self.offset, self.length, self.crc32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,26 @@ class Block(NamedTuple):
 
     region: Region
     pieces: Iterator[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """A chunk of a tensor that a codec encoded into one byte range of a file.
+
+    A writer names the chunks that it wrote, so that they are read back while others are written; the reader of the
+    finished target names those that it would decode, which must be the same.
+
+    Attributes:
+        extent: its stored bytes.
+        codec: everything that decoding depends on besides these bytes.
+        memory: bytes that decoding takes at most, besides the stored bytes.
+        decode: turns the stored bytes into the elements of the chunk.
+    """
+
+    extent: Extent
+    codec: Hashable
+    memory: int = field(compare=False)
+    decode: Callable[[memoryview], Iterator[Block]] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +173,9 @@ class Reader(Protocol):
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """Bytes that `stream` holds at a time for one cell of the chunk grid; None if it cannot decode it."""
 
+    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
+        """The chunks in C order, if a codec encoded each of them into one byte range of a file; otherwise None."""
+
     def absent(self) -> Iterable[Absent]:
         """Missing chunks, from metadata alone."""
         ...
@@ -185,6 +231,10 @@ class BaseReader(ABC):
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:  # noqa: ARG002  of the protocol
         """No cell is decoded in pieces."""
+        return None
+
+    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:  # noqa: ARG002  of the protocol
+        """No encoded chunks are named."""
         return None
 
     def absent(self) -> Iterable[Absent]:
@@ -255,6 +305,11 @@ class ReaderOver(BaseReader):
         """The bytes that the tensor's reader holds."""
         reader, stored = self.inner(spec)
         return reader.held(stored, cell)
+
+    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
+        """The chunks that the tensor's reader names."""
+        reader, stored = self.inner(spec)
+        return reader.encoded(stored)
 
 
 def with_access(reader: Any) -> Reader:

@@ -58,6 +58,12 @@ def find_format(name: str) -> Format:
     raise UsageError(f"unknown format {name!r}", cure=f"choose one of: {', '.join(formats())}")
 
 
+def system_of(format: str) -> str:
+    """The name of the system to which a format belongs; empty for a container and for an unknown format."""
+    row = formats().get(format)
+    return row.system if row is not None else ""
+
+
 def rewrites(name: str) -> dict[str, Rewrite]:
     """The rewrites of a format by name, including those of the formats that it refines.
 

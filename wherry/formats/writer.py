@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
-    from wherry.formats.reader import Extent
+    from wherry.formats.reader import EncodedChunk, Extent
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
+    EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
 
 
 class Writer(Protocol):
@@ -36,6 +37,9 @@ class Writer(Protocol):
 
         None if the bytes are encoded before they are written.
         """
+
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """A chunk that `write` got and encoded into one byte range of a staged file; None for other chunks."""
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
@@ -71,6 +75,10 @@ class BaseWriter:
         """Bytes are encoded before they are written."""
         return None
 
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  of the protocol
+        """No encoded chunks are named."""
+        return None
+
 
 class WriterOver(BaseWriter):
     """Delegates its tensors to another writer, whose container is part of its own."""
@@ -88,6 +96,10 @@ class WriterOver(BaseWriter):
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
         """The byte ranges of the other writer."""
         return self._item.extents(path, where)
+
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """The encoded chunk of the other writer."""
+        return self._item.encoded(path, where)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write through the other writer; its errors are passed on."""
@@ -110,3 +122,8 @@ def place_of(writer: Any) -> PlaceFunction:
 def extents_of(writer: Any) -> ExtentsFunction:
     """The `extents` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "extents", BaseWriter().extents)
+
+
+def encoded_of(writer: Any) -> EncodedFunction:
+    """The `encoded` method of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "encoded", BaseWriter().encoded)

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 _PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
-# The key and the contents of a row, by table. Their hash() has a new random key in every process, so that collisions
-# cannot be prepared.
+# The key and the contents of a row that must exist, and the key of a row that exists, which is a tuple, by table. Their
+# hash() has a new random key in every process, so that collisions cannot be prepared.
 _KEY = {table: itemgetter(*names) for table, names in tables.KEYS.items()}
 _CONTENTS = {table: itemgetter(*table.c.keys()) for table in tables.KEYS}
+_STORED_KEY = {table: itemgetter(*map(table.c.keys().index, names)) for table, names in tables.KEYS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,12 @@ class _ExpectedRows:
                 held[key] = hash(_CONTENTS[table](row))
         return None
 
-    def fault(self, table: Table, row: _Row) -> str | None:
+    def fault(self, table: Table, row: tuple[Any, ...]) -> str | None:
         """The fault of an existing row, or None; each row must be passed once."""
-        contents = self._rows[table.name].pop(hash(_KEY[table](row)), None)
+        contents = self._rows[table.name].pop(hash(_STORED_KEY[table](row)), None)
         if contents is None:
             return "no statement records it"
-        return None if contents == hash(_CONTENTS[table](row)) else "the row differs from its statement"
+        return None if contents == hash(row) else "the row differs from its statement"
 
     def missing(self, table: Table) -> frozenset[int]:
         return frozenset(self._rows[table.name])
@@ -146,10 +147,10 @@ class _ExpectedRows:
 
 def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
     for table in tables.KEYS:
-        for row in connection.execution_options(yield_per=_PAGE).execute(select(table)).mappings():
-            fault = expected.fault(table, row)
+        for row in connection.execution_options(yield_per=_PAGE).execute(select(table)):
+            fault = expected.fault(table, tuple(row))
             if fault:
-                return f"{_named(table, row)}: {fault}"
+                return f"{_named(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"
         missing = expected.missing(table)
         if missing:
             return f"{_first_missing(connection, table, missing)}: the row is missing"

@@ -14,6 +14,9 @@ on.
 
 from __future__ import annotations
 
+import random
+import sqlite3
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +33,7 @@ from wherry.storage.home import ensure_home, sqlite_file, without_secrets
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+_PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
@@ -183,13 +187,9 @@ class Sqlite:
     def connected(self, connection: Any) -> None:
         """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""
         connection.isolation_level = None
-        for pragma in (
-            f"busy_timeout={BUSY_SECONDS * 1000}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-        ):
+        for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
+        _begin_wal(connection)
 
     def begin(self, connection: Connection, kind: str) -> None:
         """Take the write lock at the start of a write transaction: upgrading a read transaction later can fail."""
@@ -209,6 +209,20 @@ class Sqlite:
     def busy(self, error: DBAPIError) -> bool:
         """See Backend."""
         return "locked" in str(error.orig)
+
+
+def _begin_wal(connection: sqlite3.Connection) -> None:
+    """Change a database to WAL mode, which it keeps. SQLite does not wait for others that do the same at once."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0, _PAUSE_SECONDS))  # noqa: S311  not a secret: it separates two openers
+        else:
+            return
 
 
 def _listen(engine: Engine, backend: Backend) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Select, and_, bindparam, or_, select
+from sqlalchemy import JSON, BigInteger, Select, and_, bindparam, cast, or_, select, text
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
@@ -20,6 +23,7 @@ from wherry.ledger.append import RELEASED
 from wherry.ledger.database import open_ledger
 from wherry.ledger.replay import (
     RATE_STATEMENTS,
+    SOUND,
     CheckpointRecord,
     ConversionRecord,
     LedgerState,
@@ -34,18 +38,42 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from sqlalchemy import Connection, Row
+    from sqlalchemy.sql.compiler import SQLCompiler
 
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.database import Ledger
 
     _Key = TypeVar("_Key", str, int)
 
-_AT_ONCE = 500  # digests or statements in one query; drivers limit the number of parameters
+_AT_ONCE = 5000  # digests or statements in one query
+_FIRST, _DECODER = '{"asked":', json.JSONDecoder()
 _PAST_HEX = "g"  # sorts after every hex digit
 
+
+class _JsonElements(FunctionElement[str]):
+    """The texts of a JSON array, as rows with the column `value`."""
+
+    name = "json_elements"
+    inherit_cache = True
+
+
+@compiles(_JsonElements, "sqlite")
+def _on_sqlite(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> str:
+    return f"json_each({compiler.process(elements.clauses, **how)})"
+
+
+@compiles(_JsonElements, "postgresql")
+def _on_postgres(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> str:
+    return f"json_array_elements_text({compiler.process(elements.clauses, **how)})"
+
+
 # Queries about many checkpoints. Their columns are in the order of the fields of the records, as building a record from
-# a tuple takes a fraction of the time that it takes from a mapping.
-_DIGESTS = bindparam("digests", expanding=True)
+# a tuple takes a fraction of the time that it takes from a mapping. All digests are one parameter: drivers limit the
+# number of parameters, and writing each into the query takes longer than the search for it.
+_DIGESTS = select(_JsonElements(bindparam("digests", type_=JSON)).table_valued("value").c.value)
+_NUMBERS = select(
+    cast(_JsonElements(bindparam("numbers", type_=JSON)).table_valued("value").c.value, BigInteger)
+)
 
 
 def _places_query() -> Select[Any]:
@@ -146,6 +174,27 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
     return found
 
 
+def standing(ledger: Ledger, digests: Collection[str]) -> tuple[list[PlaceRecord], list[RegistrationRecord]]:
+    """The places and the registrations of checkpoints, without the checkpoints themselves."""
+    places, registrations = list[PlaceRecord](), list[RegistrationRecord]()
+    with ledger.read() as connection:
+        for some in _batches(digests):
+            places += chain.from_iterable(_places(connection, some).values())
+            registrations += chain.from_iterable(_registrations(connection, some).values())
+    return places, registrations
+
+
+def notable(ledger: Ledger, digests: Collection[str]) -> set[str]:
+    """Those of some checkpoints that have a registered version, or whose last verification failed."""
+    found = set[str]()
+    with ledger.read() as connection:
+        for some in _batches(digests):
+            registrations, verified = _registrations(connection, some), _verified(connection, some)
+            found |= {digest for digest, rows in registrations.items() if any(row.version for row in rows)}
+            found |= {digest for digest, row in verified.items() if row.verdict not in SOUND}
+    return found
+
+
 def verifications(ledger: Ledger, digest: str) -> dict[str, dict[str, Any]]:
     """Level → the last verification of a checkpoint at it, in JSON form, in the order in which they were recorded."""
     last, told = tables.verification.c, tables.statement.c
@@ -194,11 +243,18 @@ def current_conversions(
 def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Statement number of a conversion → the stated request; see `converter.command`. Empty if it was not recorded."""
     table, found = tables.statement.c, dict[int, dict[str, Any]]()
+    query = select(table.seq, table.body).where(table.seq.in_(_NUMBERS))
     with ledger.read() as connection:
         for some in _batches(list(numbers)):
-            query = select(table.seq, table.body).where(table.seq.in_(some))
-            found |= {row.seq: json.loads(row.body).get("asked", {}) for row in connection.execute(query)}
+            found |= {seq: _asked(body) for seq, body in connection.execute(query, {"numbers": some})}
     return found
+
+
+def _asked(body: str) -> dict[str, Any]:
+    """The request in the body of a conversion; where it comes first, as in canonical JSON, the rest is not parsed."""
+    if body.startswith(_FIRST):
+        return _DECODER.raw_decode(body, len(_FIRST))[0]
+    return json.loads(body).get("asked", {})
 
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:
@@ -207,6 +263,13 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
     query = select(table.checkpoint_digest).where(table.uri == uri)
     with ledger.read() as connection:
         return connection.scalar(query.order_by(table.statement.desc(), table.seen.desc()).limit(1))
+
+
+def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | None:
+    """The first row of a query in SQL that every database of the ledger understands; None if there is none."""
+    with ledger.read() as connection:
+        row = connection.execute(text(query), values).first()
+    return None if row is None else tuple(row)
 
 
 def last_target() -> str | None:

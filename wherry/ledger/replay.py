@@ -25,6 +25,8 @@ RATE_STATEMENTS = 200  # number of last statements from which the rate of conver
 _HISTORY = ("promotion", "rollback", "deletion")
 _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "score")
 _FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
+READ_ONLY = "read"  # the verdict on what was read, but never recorded: it proves nothing
+SOUND = ("ok", READ_ONLY)  # verdicts of verifications that found nothing wrong
 _PROVING = ("digest", "roundtrip")  # levels that prove that the bytes match the recorded digests
 
 
@@ -289,8 +291,13 @@ def replay(
 
 
 def passed(outcome: Mapping[str, Any]) -> bool:
-    """Whether a verification passed, by its JSON form; old ones have only the verdict."""
+    """Whether a verification passed, by its JSON form; old ones have only the verdict. `read` is no pass."""
     return bool(outcome.get("ok", outcome.get("verdict") == "ok"))
+
+
+def failed(outcome: Mapping[str, Any]) -> bool:
+    """Whether a verification found damage or differences, by its JSON form."""
+    return not passed(outcome) and outcome.get("verdict") not in SOUND
 
 
 class _Draft:
@@ -365,7 +372,7 @@ class _Draft:
         if passed(outcome) and outcome.get("level") in _PROVING:
             self._proved[intern(place[0])] = statement.time
             self._damaged.pop(place, None)
-        elif outcome and not passed(outcome):
+        elif outcome and failed(outcome):
             self._damaged[place] = _damage(statement.time, outcome)
 
     def _take_note(self, statement: Statement) -> None:

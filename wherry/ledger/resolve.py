@@ -124,8 +124,12 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     name, alias = unquote(parts["name"] or ""), parts["alias"]
     _log.info("waiting for the model registry %s", without_secrets(stores["registry_uri"]))
     wanted = {"version": parts["version"], "alias": alias}
-    row = service("mlflow-rest").look_up(name, registry_uri=stores["registry_uri"], **wanted)
-    row = row or service("mlflow").look_up(name, **wanted, **stores)
+    # MLflow's client comes last, as importing it takes seconds.
+    row = (
+        service("mlflow-rest").look_up(name, registry_uri=stores["registry_uri"], **wanted)
+        or service("mlflow-sqlite").look_up(name, registry_uri=stores["registry_uri"], **wanted)
+        or service("mlflow").look_up(name, **wanted, **stores)
+    )
     deleted = row.tags.get(DELETED_TAG)
     if deleted:
         raise NotFoundError(f"the checkpoint was deleted: {deleted}", uri=text, stage="resolve")
@@ -214,11 +218,12 @@ def _another(asked: _ModelQuery, place: str) -> MismatchError:
 
 
 def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
+    if asked.row is not None and URI_TAG in asked.row.tags:
+        yield asked.row.tags[URI_TAG]
+    # The database library is only loaded if the first place does not do.
     from wherry.ledger.nodes import nodes
     from wherry.ledger.record import open_ledger
 
-    if asked.row is not None and URI_TAG in asked.row.tags:
-        yield asked.row.tags[URI_TAG]
     with open_ledger() as ledger:
         known = nodes(ledger, {asked.digest})
     if asked.digest in known:

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.units import short
 from wherry.lineage.lineage import LineageTree, named, tree_of
-from wherry.lineage.text import DEEPEST, facts, how, title
+from wherry.lineage.nearest import NEIGHBOURS
+from wherry.lineage.text import DEEPEST, facts, how, shortened, title
+from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
+    from wherry.ledger.replay import PlaceRecord, RegistrationRecord
     from wherry.storage.sidecar import Sidecar
 
 SCHEMA = 1
@@ -88,6 +91,7 @@ class Impact:
         steps: the conversions, the nearest first.
         versions: model versions of anything derived, as `name version N in registry`, including its own.
         places: known URIs of derived checkpoints that still exist.
+        rest: further conversions, which are not among the steps; empty unless only the nearest were asked for.
     """
 
     root: str
@@ -95,6 +99,7 @@ class Impact:
     steps: tuple[LineageStep, ...]
     versions: tuple[str, ...]
     places: tuple[str, ...]
+    rest: tuple[Edge, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage impact --json` prints it."""
@@ -119,29 +124,40 @@ def why(about: str | os.PathLike[str]) -> Why:
     return Why(tree.root, _chosen(tree, met), steps, tuple(sorted(met - made)))
 
 
-def impact(about: str | os.PathLike[str], *, receipts: bool = True) -> Impact:
+def impact(about: str | os.PathLike[str], *, receipts: bool = True, brief: bool = False) -> Impact:
     """Everything that was derived from a checkpoint.
 
     Args:
         about: as for `why`.
         receipts: whether to read how each conversion was done. Without it, `how` of every step is empty, and a
             checkpoint with thousands of descendants is answered in half the time.
+        brief: whether a large lineage is shortened to the nearest conversions, see `wherry.lineage.nearest`; versions
+            and places are complete.
 
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _asked(about, up=False, receipts=receipts)
+    tree, told = _asked(about, up=False, receipts=receipts, brief=brief)
     steps = _steps(tree, told, up=False)
     derived = {step.edge.target for step in steps} - {tree.root}
     nodes = _chosen(tree, {tree.root, *derived})
-    versions = {
-        f"{row.name} version {row.version} in {row.registry}"
-        for node in nodes.values()
-        for row in node.registrations
-        if row.version
-    }
-    places = {place.uri for digest in derived for place in nodes[digest].places if not place.gone}
-    return Impact(tree.root, nodes, steps, tuple(sorted(versions)), tuple(sorted(places)))
+    places, rows = _standing({edge.target for edge in tree.rest} - nodes.keys())
+    places += [place for digest in derived for place in nodes[digest].places]
+    rows += [row for node in nodes.values() for row in node.registrations]
+    versions = {f"{row.name} version {row.version} in {row.registry}" for row in rows if row.version}
+    present = {place.uri for place in places if not place.gone}
+    return Impact(tree.root, nodes, steps, tuple(sorted(versions)), tuple(sorted(present)), tree.rest)
+
+
+def _standing(digests: set[str]) -> tuple[list[PlaceRecord], list[RegistrationRecord]]:
+    """The places and registrations of checkpoints whose nodes were not read."""
+    from wherry.ledger.nodes import standing
+    from wherry.ledger.record import open_ledger
+
+    if not digests:
+        return [], []
+    with open_ledger() as ledger, uncollected():
+        return standing(ledger, digests)
 
 
 def render_why(found: Why) -> str:
@@ -161,24 +177,32 @@ def render_impact(found: Impact) -> str:
     for step in found.steps:
         about = found.nodes[step.edge.target]
         lines += _described(step, f"converted to {title(about)}", (how(step.edge), *facts(about)))
-    derived = {step.edge.target for step in found.steps} - {found.root}
+    lines += shortened(found.steps, found.rest)
+    derived = {edge.target for edge in (*(step.edge for step in found.steps), *found.rest)} - {found.root}
     lines.append(
         f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
-        f"affected model versions: {', '.join(found.versions) or 'none'}"
+        f"affected model versions: {_named_versions(found)}"
     )
     return "\n".join(lines)
 
 
+def _named_versions(found: Impact) -> str:
+    """The affected model versions; if not all conversions are shown, only as many as neighbours of a checkpoint."""
+    shown = found.versions[:NEIGHBOURS] if found.rest else found.versions
+    more = len(found.versions) - len(shown)
+    return (", ".join(shown) or "none") + (f" and {more:,} more" if more else "")
+
+
 def _asked(
-    about: str | os.PathLike[str], *, up: bool, receipts: bool = True
+    about: str | os.PathLike[str], *, up: bool, receipts: bool = True, brief: bool = False
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
     """The tree in one direction, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
     from wherry.ledger.statements import by_number
 
-    with open_ledger() as ledger:
+    with open_ledger() as ledger, uncollected():
         root, sidecar = named(ledger, os.fspath(about))
-        tree = tree_of(ledger, root, sidecar, up=up, down=not up)
+        tree = tree_of(ledger, root, sidecar, up=up, down=not up, brief=brief)
         if not receipts:
             return tree, {}
         bodies = by_number(ledger, {edge.statement for edge in tree.edges if edge.statement is not None})

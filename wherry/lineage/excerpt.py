@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.units import short
+from wherry.ledger.replay import SOUND
 from wherry.lineage.page_json import edge_json, json_text, node_json, short_text
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _sides(tree: LineageTree) -> _Sides:
 
 
 def _is_notable(node: LineageNode) -> bool:
-    failed = node.verified is not None and node.verified.verdict != "ok"
+    failed = node.verified is not None and node.verified.verdict not in SOUND
     return failed or any(row.version for row in node.registrations)
 
 
@@ -145,7 +146,7 @@ def totals(tree: LineageTree) -> dict[str, Any]:
         "nodes": len(tree.nodes),
         "edges": len(tree.edges),
         "lossy": sum(not edge.lossless for edge in tree.edges),
-        "failed": sum(verdict != "ok" for verdict in verdicts),
+        "failed": sum(verdict not in SOUND for verdict in verdicts),
         "versions": len(versions),
         "models": [short_text(name, _NAME) for name in islice(versions, 2)],
     }
@@ -200,5 +201,5 @@ def _words(node: LineageNode, name: str) -> Iterator[str]:
     yield from islice((uri for place in node.places if (uri := _tail(place.uri)) != name), _WORDS)
     if node.places and all(place.gone for place in node.places):
         yield "deleted"
-    if node.verified is not None and node.verified.verdict != "ok":
+    if node.verified is not None and node.verified.verdict not in SOUND:
         yield short_text(node.verified.verdict, _WORD)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.units import short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
+from wherry.lineage.nearest import nearest
+from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -39,11 +41,13 @@ class LineageTree:
         root: its checkpoint digest.
         nodes: checkpoint digest → node, for every end of an edge and the root.
         edges: the conversions, in the order in which they were recorded.
+        rest: further conversions, whose ends may not be among the nodes; empty unless only the nearest were asked for.
     """
 
     root: str
     nodes: Mapping[str, LineageNode]
     edges: tuple[Edge, ...]
+    rest: tuple[Edge, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage show --json` prints it."""
@@ -54,12 +58,13 @@ class LineageTree:
         }
 
 
-def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
+def show(uri_or_digest: str | os.PathLike[str], *, brief: bool = False) -> LineageTree:
     """The lineage of a checkpoint, up and down.
 
     Args:
         uri_or_digest: its present or former URI, at least 8 hex digits of its checkpoint or weights digest, or
             `models:/name@alias`, `models:/name/version`.
+        brief: whether a large lineage is shortened to the nearest conversions; see `wherry.lineage.nearest`.
 
     Raises:
         NotFoundError: it is neither in the ledger nor in a sidecar.
@@ -68,9 +73,9 @@ def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
     """
     from wherry.ledger.record import open_ledger
 
-    with open_ledger() as ledger:
+    with open_ledger() as ledger, uncollected():
         digest, sidecar = named(ledger, os.fspath(uri_or_digest))
-        return tree_of(ledger, digest, sidecar)
+        return tree_of(ledger, digest, sidecar, brief=brief)
 
 
 def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
@@ -164,7 +169,13 @@ def _meanings(text: str) -> Iterator[str]:
 
 
 def tree_of(
-    ledger: Ledger, root: str, sidecar: Sidecar | None, *, up: bool = True, down: bool = True
+    ledger: Ledger,
+    root: str,
+    sidecar: Sidecar | None,
+    *,
+    up: bool = True,
+    down: bool = True,
+    brief: bool = False,
 ) -> LineageTree:
     """The lineage of a checkpoint; a sidecar adds the conversion that it records.
 
@@ -173,8 +184,9 @@ def tree_of(
         root: its checkpoint digest.
         sidecar: of the checkpoint, if it was read.
         up, down: whether to include the ancestors and the descendants; what is not included is not read.
+        brief: as for `show`; only the nodes of the nearest conversions are read.
     """
-    from wherry.ledger.nodes import nodes
+    from wherry.ledger.nodes import nodes, notable
     from wherry.ledger.record import ancestors, descendants
 
     told, ends = _told(sidecar)
@@ -183,8 +195,11 @@ def tree_of(
         edges += ancestors(ledger, told.source) if up else []
         known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
         edges += [told] if (told.source, told.target, told.plan_digest) not in known else []
-    digests = {root, *(edge.source for edge in edges), *(edge.target for edge in edges)}
-    return LineageTree(root, {**ends, **nodes(ledger, digests)}, tuple(dict.fromkeys(edges)))
+    found, rest = tuple(dict.fromkeys(edges)), ()
+    if brief:
+        found, rest = nearest(found, root, lambda digests: notable(ledger, digests))
+    digests = {root, *(edge.source for edge in found), *(edge.target for edge in found)}
+    return LineageTree(root, {**ends, **nodes(ledger, digests)}, found, rest)
 
 
 def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, LineageNode]]:

@@ -356,4 +356,4 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
         full = (*one.reasons, Reason(UPSTREAM, f"{above} is stale")) if above else one.reasons
         if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):
             worn[row.target_uri] = row.target_uri
-        yield replace(one, reasons=full)
+        yield replace(one, reasons=full) if above else one

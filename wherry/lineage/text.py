@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.units import short
+from wherry.lineage.nearest import by_end, count_by_end
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
@@ -24,28 +24,45 @@ def render(tree: LineageTree) -> str:
     root = tree.nodes[tree.root]
     lines = [title(root), *(f"  {line}" for line in facts(root))]
     for headline, up in (("converted from", True), ("converted to", False)):
-        edges = defaultdict[str, "list[Edge]"](list)
-        for edge in tree.edges:
-            edges[edge.target if up else edge.source].append(edge)
-        branches = list(_branches(tree, edges, tree.root, up=up))
+        branches = list(_branches(tree, up=up))
         if branches:
             lines += [headline, *branches]
-    return "\n".join(lines)
+    return "\n".join([*lines, *shortened(tree.edges, tree.rest)])
 
 
-def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
-    """The lines below a node; a subtree that several paths reach is printed once."""
+def shortened(shown: Sequence[object], rest: Sequence[object]) -> Iterator[str]:
+    """The line that says that not all conversions are shown."""
+    if rest:
+        total = len(shown) + len(rest)
+        yield f"{len(shown):,} of {total:,} conversions are shown; add --all to see every one"
 
-    def rows(digest: str, bar: str, depth: int) -> list[tuple[Edge, str, int, bool]]:
+
+class _Row(NamedTuple):
+    """A conversion below a node, or the number of those that are not shown."""
+
+    what: Edge | int
+    bar: str
+    depth: int
+    last: bool
+
+
+def _branches(tree: LineageTree, *, up: bool) -> Iterator[str]:
+    """The lines below the root; a subtree that several paths reach is printed once."""
+    edges, more = by_end(tree.edges, up=up), count_by_end(tree.rest, up=up)
+
+    def rows(digest: str, bar: str, depth: int) -> list[_Row]:
         """The node's edges in reverse order, because they are popped from the end."""
-        here = edges.get(digest, [])
-        return [(edge, bar, depth, edge is here[-1]) for edge in reversed(here)]
+        here = [*edges.get(digest, ()), *([more[digest]] if digest in more else [])]
+        return [_Row(one, bar, depth, one is here[-1]) for one in reversed(here)]
 
-    told, waiting = {root}, rows(root, "", 1)
+    told, waiting = {tree.root}, rows(tree.root, "", 1)
     while waiting:  # no recursion: a chain of nightly conversions may be thousands long
         edge, bar, depth, last = waiting.pop()
+        if isinstance(edge, int):
+            yield f"{bar}└─ and {edge:,} more"
+            continue
         other = edge.source if up else edge.target
-        again = other in told and other in edges
+        again = other in told and (other in edges or other in more)
         far = f" ({depth} conversions away)" if depth > DEEPEST else ""
         seen = " (see above)" if again else ""
         yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{far}{seen}"

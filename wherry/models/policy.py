@@ -89,6 +89,7 @@ class PolicyFacts:
         level: level of the verification of this promotion.
         extra: names of companion files that are not in the manifest.
         verifications: level → JSON form of the last recorded verification that passed.
+        unproved: levels at which the last verification only read the checkpoint, as nothing was recorded about it.
         lossless: whether each conversion above it was exact; None where they are not in the ledger.
         earlier: whether the conversions before its own were exact; its own roundtrip cannot measure their error.
         signed: checks the signature with a public key; raises a WherryError where none matches.
@@ -104,6 +105,7 @@ class PolicyFacts:
     earlier: bool
     signed: Callable[[str], str]
     approver: str | None
+    unproved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,8 @@ def _recorded(level: str, facts: PolicyFacts) -> GateResult:
     if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
         other = found.get("against", "an unrecorded checkpoint")
         return GateResult("recorded", level, f"passed against {other}, which is not its source", passed=False)
-    return GateResult("recorded", level, "passed" if found else "not recorded", bool(found))
+    lacking = "read, but not proved" if level in facts.unproved else "not recorded"
+    return GateResult("recorded", level, "passed" if found else lacking, bool(found))
 
 
 def _made_of(facts: PolicyFacts) -> str | None:

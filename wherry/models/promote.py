@@ -18,15 +18,16 @@ from urllib.parse import quote
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.services import service
-from wherry.errors import IncompleteError, MismatchError, NotFoundError, NotRecordedError, UsageError
+from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.ledger.outcomes import record_outcome
-from wherry.ledger.replay import passed
+from wherry.ledger.replay import READ_ONLY, passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
 from wherry.storage.sidecar import read_sidecar, unrecorded
 from wherry.storage.stores import locate
 from wherry.verifier.verify import verify
+from wherry.verifier.workflow import failure_of, unproved
 
 if TYPE_CHECKING:
     import os
@@ -349,23 +350,20 @@ def proved(
 def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
     """Verify a checkpoint and record the outcome in the ledger in any case."""
     outcome = verify(uri, level=level, memory=memory, progress=progress)
+    if outcome.verdict == READ_ONLY:  # its sidecar was removed meanwhile
+        raise unproved(outcome)
     try:
-        record_outcome(sidecar.checkpoint, outcome.to_json())
+        record_outcome(
+            sidecar.checkpoint if outcome.ok else outcome.subject or sidecar.checkpoint, outcome.to_json()
+        )
     except NotRecordedError as error:
         if outcome.ok:  # without a record there is no promotion
             raise error.__cause__ or error from None
-    if outcome.ok:
-        return
-    first = outcome.failed[0]
-    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
-    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
-    raise kind(
-        f"the checkpoint differs from the registered one: {first.reason}{more}",
-        uri=uri,
-        path=first.path,
-        cure="restore the checkpoint from a backup, or convert it again",
-        stage="promote",
-    )
+    if not outcome.ok:
+        cure = "restore the checkpoint from a backup, or convert it again"
+        error = failure_of(outcome, cure=cure, what="the checkpoint differs from the registered one")
+        error.stage = "promote"
+        raise error
 
 
 def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
@@ -388,6 +386,7 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
         earlier=all(edge.lossless for edge in edges if edge.target != digest),
         signed=lambda key: service("signing").require(uri, key),
         approver=approver,
+        unproved=frozenset(name for name, one in outcomes.items() if one.get("verdict") == READ_ONLY),
     )
 
 

@@ -1,7 +1,7 @@
 """Batches: moves of small tensors that are carried by one task.
 
 A tensor of a few kilobytes costs more in calls, locks and open files than in bytes. So the moves of small tensors whose
-bytes are raw are collected, and the bytes that lie side by side in a file are read at once, into one buffer.
+bytes are raw are collected, and the bytes that lie near each other in a file are read at once, into one buffer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from wherry.mover.move import Move, Way
     from wherry.mover.source import Source
 
-_MOST_BYTES = 1 << 20  # the smallest buffer of a pool
+_MOST_BYTES = (
+    1 << 20
+)  # of the tensors of a batch; the bytes between them are at most `_MOST_MOVES * _GAP` more
 _MOST_MOVES = 1024
+_GAP = 4 << 10  # bytes between two tensors that are read too: as many as direct I/O reads anyway
 
 
 class SmallMove(NamedTuple):
@@ -82,29 +85,49 @@ def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memo
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    rows = sorted(batch.rows, key=lambda row: (row.extent.location.path, row.start))
-    with source.pool.buffer(batch.nbytes, place=rows[0].start) as buffer:
+    runs = list(_runs(sorted(batch.rows, key=_position)))
+    with source.pool.buffer(sum(run.nbytes for run in runs), place=runs[0].start) as buffer:
         parts: list[tuple[Move, memoryview]] = []
         done = 0
-        for run in _runs(rows):
-            nbytes = run[-1].stop - run[0].start
-            run_buffer = buffer[done : done + nbytes]
-            fill(run[0].extent.location, run[0].start, run_buffer, run[0].spec, straight=source.straight)
-            for row in run:
-                part = buffer[done : done + row.move.span.nbytes]
-                source.recorded.update((row.extent,), row.move.span, part, row.spec)
+        for run in runs:
+            held = buffer[done : done + run.nbytes]
+            first = run.rows[0]
+            fill(first.extent.location, run.start, held, first.spec, straight=source.straight)
+            for row in run.rows:
+                part = held[row.start - run.start : row.stop - run.start]
+                if row.extent.checksum is not None:
+                    source.recorded.update((row.extent,), row.move.span, part, row.spec)
                 parts.append((row.move, part))
-                done += len(part)
+            done += run.nbytes
         yield parts
 
 
-def _runs(rows: list[SmallMove]) -> Generator[list[SmallMove]]:
-    """The moves whose bytes lie side by side, together."""
+class _Run(NamedTuple):
+    """Moves whose bytes are read at once: those from `start` to `stop` of one file."""
+
+    rows: list[SmallMove]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+def _position(row: SmallMove) -> tuple[str, int]:
+    return row.extent.location.path, row.start
+
+
+def _runs(rows: list[SmallMove]) -> Generator[_Run]:
+    """The moves whose bytes lie near each other, together, with the bytes between them."""
+    (path, start), stop = _position(rows[0]), rows[0].stop
     run = [rows[0]]
     for row in rows[1:]:
-        if row.start == run[-1].stop and row.extent.location.path == run[-1].extent.location.path:
+        here, at = _position(row)
+        if here == path and 0 <= at - stop <= _GAP and at - start <= _MOST_BYTES:
             run.append(row)
         else:
-            yield run
-            run = [row]
-    yield run
+            yield _Run(run, start, stop)
+            run, path, start = [row], here, at
+        stop = row.stop
+    yield _Run(run, start, stop)

@@ -128,15 +128,16 @@ class Carrier:
 
     def _wanted(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
+            wanted = not self.outputs
             for output in self.outputs:
                 output.resumed(move)
-            if not self.outputs or any(output.wants(move) for output in self.outputs):
-                self._hasher(move.source)
+                wanted = output.wants(move) or wanted
+            self._hasher(move.source)
+            if wanted:
                 yield move
             elif all(output.error for output in self.outputs):
                 return
             else:
-                self._hasher(move.source)
                 self.meter.add(move.span.nbytes, self.specs[move.source].name)
 
     def take_up(self) -> None:
@@ -172,9 +173,8 @@ class Carrier:
         self.meter.add(move.span.nbytes, spec.name)
 
     def _read_back(self, output: Output, part: StoredPart) -> None:
-        move = part.move
-        with self.source.pool.buffer(move.span.nbytes, place=part.place) as data:
-            output.read_back(part, data, self._hasher(move.source), self._hashing)
+        with self.source.pool.buffer(part.memory, part.extra, part.place) as memory:
+            output.read_back(part, memory, self._hasher(part.move.source), self._hashing)
 
     def _carry_batch(self, batch: Batch) -> None:
         with batch_parts(self.source, batch) as parts:
@@ -198,10 +198,11 @@ class Carrier:
                 self.meter.add(move.span.nbytes, spec.name)
 
     def _hasher(self, source: KeyPath) -> LeafHasher:
-        with self._lock:
-            if source not in self.hashers:
-                self.hashers[source] = LeafHasher(self.specs[source], self.algorithms)
-            return self.hashers[source]
+        known = self.hashers.get(source)
+        if known is None:
+            with self._lock:
+                known = self.hashers.setdefault(source, LeafHasher(self.specs[source], self.algorithms))
+        return known
 
     def _place(self, move: Move) -> int:
         """The offset at which the first output will write a part; several outputs rarely agree."""

@@ -1,18 +1,18 @@
 """Verifies the checksums that a container records, while its bytes are read.
 
-Torch archives record a CRC-32 for each member. The mover's fast path reads spans without the container's own reader, so
-a flipped bit would be copied and get a valid digest. A reader that knows the CRC of an extent reports it; every pass
-(converting, verifying, inspecting) then compares it once the whole extent was read. Parts that a resumed run does not
-read again are read here.
+Torch and npz archives record a CRC-32 for each member, tensor bundles a CRC-32C for each tensor. The mover's fast path
+reads spans without the container's own reader, so a flipped bit would be copied and get a valid digest. A reader that
+knows the checksum of a range of a file reports it; every pass (converting, verifying, inspecting) then compares it once
+the whole range was read. Parts that no tensor covers, or that a resumed run does not read again, are read here.
 
-`PieceCrc` computes the CRC-32 of a byte string whose pieces come in any order, from several threads, and more than
+`PieceCrc` computes the CRC of a byte string whose pieces come in any order, from several threads, and more than
 once.
 
 The CRC of two concatenated strings follows from the CRC of each and the length of the second: the first is multiplied
 by x^(8·length) modulo the polynomial, over GF(2), as zlib's `crc32_combine` does. Pieces are kept per cell of
 4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a repeated write the last bytes count.
 Parts that no piece covers (an earlier process wrote them) are read when the CRC of the whole is computed.
-Source: the polynomial and bit order of ISO 3309, as zip uses them (APPNOTE 4.4.7).
+Source: the polynomials and bit order of ISO 3309, as zip uses them (APPNOTE 4.4.7), and of RFC 3720 (Castagnoli).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from zlib_ng.zlib_ng import crc32
+from isal.isal_zlib import crc32
 
 from wherry.errors import CorruptError
 
@@ -29,136 +29,160 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wherry.core.tensorspec import Span, TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Extent
+    from wherry.formats.reader import Extent, RangeChecksum
+    from wherry.storage.location import Location
 
 
-class _WatchedExtent(NamedTuple):
-    extent: Extent
+class _WatchedRange(NamedTuple):
+    location: Location
     spec: TensorSpec
+    recorded: RangeChecksum
     crc: PieceCrc
 
 
 class ContainerChecksums:
-    """The extents of one pass whose CRC is known; safe from several threads."""
+    """The byte ranges of one pass whose checksum is known; safe from several threads."""
 
     def __init__(self) -> None:
-        self._watched: dict[tuple[str, int], _WatchedExtent] = {}
+        self._watched: dict[tuple[str, int], _WatchedRange] = {}
         self._left: dict[tuple[str, int], int] = {}
         self._lock = threading.Lock()
 
     def update(self, extents: tuple[Extent, ...], span: Span, data: memoryview, spec: TensorSpec) -> None:
-        """Add the bytes of a span of a tensor; each byte must be added at most once.
+        """Add the bytes of a span of a tensor.
 
         Raises:
-            CorruptError: an extent is complete and its CRC differs from the recorded one.
+            CorruptError: a range is complete and its checksum differs from the recorded one.
         """
         position = 0
         for extent in extents:
             start, stop = max(span.start, position), min(span.stop, position + extent.length)
-            if start < stop and extent.crc32 is not None:
+            recorded = extent.checksum if start < stop else None
+            if recorded is not None:
                 piece = data[start - span.start : stop - span.start]
-                self._take(extent, spec, start - position, piece)
+                at = extent.offset + start - position - recorded.offset
+                if len(piece) == recorded.length <= CELL:
+                    _require(recorded, _KINDS[recorded.kind].of(piece), extent.location, spec)
+                else:
+                    self._take(extent, recorded, spec, at, piece)
             position += extent.length
 
     def finish(self) -> None:
-        """Read the missing parts of incomplete extents, and compare their CRCs.
+        """Read the missing parts of incomplete ranges, and compare their checksums.
 
         Raises:
-            CorruptError: a CRC differs from the recorded one, or a file is truncated.
+            CorruptError: a checksum differs from the recorded one, or a file is truncated.
             StorageError: the storage failed.
         """
         for watched in list(self._watched.values()):
             self._compare(watched)
 
-    def _take(self, extent: Extent, spec: TensorSpec, start: int, piece: memoryview) -> None:
-        key = (extent.file, extent.offset)
+    def _take(
+        self, extent: Extent, recorded: RangeChecksum, spec: TensorSpec, start: int, piece: memoryview
+    ) -> None:
+        key = (extent.file, recorded.offset)
         with self._lock:
+            if self._left.get(key) == 0:
+                return  # compared already; tensors may share their bytes
             watched = self._watched.get(key)
             if watched is None:
-                watched = self._watched[key] = _WatchedExtent(extent, spec, PieceCrc(extent.length))
-                self._left[key] = extent.length
+                crc = PieceCrc(recorded.length, recorded.kind)
+                watched = self._watched[key] = _WatchedRange(extent.location, spec, recorded, crc)
+                self._left[key] = recorded.length
         watched.crc.update(start, piece)
         with self._lock:
-            self._left[key] -= len(piece)
-            complete = self._left[key] == 0
+            self._left[key] = max(self._left[key] - len(piece), 0)
+            complete = self._left[key] == 0 and key in self._watched
         if complete:
             self._compare(watched)
 
-    def _compare(self, watched: _WatchedExtent) -> None:
-        extent = watched.extent
-        found = watched.crc.value(lambda start, stop: _read(extent, start, stop))
-        if found != extent.crc32:
-            raise CorruptError(
-                f"checksum mismatch: expected CRC-32 {extent.crc32:08x}, got {found:08x}",
-                uri=extent.file,
-                path=watched.spec.name,
-                cure="copy the checkpoint again, or use another step",
-            )
+    def _compare(self, watched: _WatchedRange) -> None:
+        recorded, location = watched.recorded, watched.location
+        found = watched.crc.value(lambda start, stop: _read(location, recorded.offset, start, stop))
+        _require(recorded, found, location, watched.spec)
         with self._lock:
-            self._watched.pop((extent.file, extent.offset), None)
+            self._watched.pop((location.uri, recorded.offset), None)
 
 
-def _read(extent: Extent, start: int, stop: int) -> memoryview:
-    data = extent.location.read(extent.offset + start, extent.offset + stop)
+def _require(recorded: RangeChecksum, found: int, location: Location, spec: TensorSpec) -> None:
+    if found != recorded.value:
+        raise CorruptError(
+            f"checksum mismatch: expected {recorded.kind} {recorded.value:08x}, got {found:08x}",
+            uri=location.uri,
+            path=spec.name,
+            cure="copy the checkpoint again, or use another step",
+        )
+
+
+def _read(location: Location, offset: int, start: int, stop: int) -> memoryview:
+    data = location.read(offset + start, offset + stop)
     if len(data) != stop - start:
         raise CorruptError(
-            f"the file is truncated: expected {extent.offset + stop} bytes or more, "
-            f"got {extent.offset + start + len(data)}",
-            uri=extent.file,
+            f"the file is truncated: expected {offset + stop} bytes or more, got {offset + start + len(data)}",
+            uri=location.uri,
         )
     return memoryview(data)
 
 
-def without_checksum(checkpoint: Checkpoint) -> int:
-    """The number of tensors that have no checksum in the container."""
-    every = (checkpoint.reader.extents(spec) for spec in checkpoint.manifest.tensors.values())
-    return sum(extents is None or any(one.crc32 is None for one in extents) for extents in every)
-
-
 CELL = 4 << 20
-_POLYNOMIAL = 0xEDB88320
 _TOP = 1 << 31
 
 
-def combine(first: int, second: int, length: int) -> int:
+def _crc32c(data: memoryview) -> int:
+    from google_crc32c import value  # few containers need it
+
+    return value(bytes(data))
+
+
+class _Crc(NamedTuple):
+    polynomial: int
+    of: Callable[[memoryview], int]
+
+
+_KINDS = {"CRC-32": _Crc(0xEDB88320, crc32), "CRC-32C": _Crc(0x82F63B78, _crc32c)}
+
+
+def combine(first: int, second: int, length: int, kind: str = "CRC-32") -> int:
     """CRC of two concatenated strings.
 
     Args:
         first: CRC of the first.
         second: CRC of the second.
         length: bytes of the second.
+        kind: `CRC-32` or `CRC-32C`.
     """
-    return _multiply(_shift(length), first) ^ second
+    polynomial = _KINDS[kind].polynomial
+    return _multiply(_shift(length, polynomial), first, polynomial) ^ second
 
 
 @cache
-def _shift(length: int) -> int:
+def _shift(length: int, polynomial: int) -> int:
     """x^(8·length) modulo the polynomial; bits are reflected, so x^0 is the top bit."""
     result, power = _TOP, _TOP >> 8
     while length:
         if length & 1:
-            result = _multiply(power, result)
-        power = _multiply(power, power)
+            result = _multiply(power, result, polynomial)
+        power = _multiply(power, power, polynomial)
         length >>= 1
     return result
 
 
-def _multiply(left: int, right: int) -> int:
+def _multiply(left: int, right: int, polynomial: int) -> int:
     product = 0
     while left:
         if left & _TOP:
             product ^= right
         left = (left << 1) & 0xFFFFFFFF
-        right = (right >> 1) ^ (_POLYNOMIAL if right & 1 else 0)
+        right = (right >> 1) ^ (polynomial if right & 1 else 0)
     return product
 
 
 class PieceCrc:
     """The CRC of one string of known length."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kind: str = "CRC-32") -> None:
         self.size = size
+        self._kind = kind
         self._lock = threading.Lock()
         self._cells: dict[int, dict[int, tuple[int, int]]] = {}  # cell → start → (stop, CRC)
 
@@ -167,7 +191,7 @@ class PieceCrc:
         position, stop = start, start + len(data)
         while position < stop:
             end = min((position // CELL + 1) * CELL, stop)
-            self._keep(position, end, crc32(data[position - start : end - start]))
+            self._keep(position, end, _KINDS[self._kind].of(data[position - start : end - start]))
             position = end
 
     def _keep(self, start: int, stop: int, value: int) -> None:
@@ -190,9 +214,9 @@ class PieceCrc:
             while position < end:
                 if position not in pieces:
                     stop = min((start for start in pieces if start > position), default=end)
-                    self._keep(position, stop, crc32(read(position, stop)))
+                    self._keep(position, stop, _KINDS[self._kind].of(read(position, stop)))
                     pieces = self._cells[base // CELL]
                 stop, value = pieces[position]
-                total = combine(total, value, stop - position)
+                total = combine(total, value, stop - position, self._kind)
                 position = stop
         return total

@@ -78,6 +78,7 @@ class Hashes:
         return Hashes(self.algorithm, {**self.digests, **other.digests}, {**self.leaves, **other.leaves})
 
     @classmethod
+    @threads.uncollected()
     def of(
         cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
     ) -> Hashes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Access
 
+    _Grid: TypeAlias = tuple[int, ...] | None
+    _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
+    _Cut: TypeAlias = tuple[Span, Region | None, bool]
+
 SMALL = 64 << 10  # bytes of a move; calls cost little beside the bytes of a larger one
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
@@ -29,8 +33,7 @@ LARGEST_COMMON_BAND = 16 * LEAF
 DECODE_FACTOR = 2  # decoded data is in memory twice: in the codec and as an array
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One unit of work of a conversion in which source and target tensors have the same shape and dtype.
 
     Attributes:
@@ -77,6 +80,9 @@ class Way:
 
     def moves(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> Iterator[Move]:
         """The moves of the tensor to some targets, in C order."""
+        if spec.nbytes <= SMALL:
+            cuts = _cuts_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
+            return iter([Move(spec.path, *cut) for cut in cuts])
         return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
 
     def count(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
@@ -89,9 +95,11 @@ class Way:
         return nbytes if self.spans else DECODE_FACTOR * nbytes
 
     def _sizes(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> MoveSizes:
-        chunks = spec.chunks if self.access.gridded else None
+        return _sizes_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
+
+    def _form(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> _Form:
         grids = tuple([target.chunks for target in targets])
-        return _sizes_of(spec.shape, spec.dtype, chunks, grids, raw=self.spans, regions=self.regions)
+        return spec.shape, spec.dtype, spec.chunks if self.access.gridded else None, grids
 
     def _cut(self, spec: TensorSpec) -> TensorSpec:
         return spec if self.access.gridded or spec.chunks is None else replace(spec, chunks=None)
@@ -107,19 +115,29 @@ class MoveSizes:
 
 @lru_cache(1 << 12)
 def _sizes_of(
-    shape: tuple[int, ...],
-    dtype: str,
-    chunks: tuple[int, ...] | None,
-    grids: tuple[tuple[int, ...] | None, ...],
-    *,
-    raw: bool,
-    regions: bool,
+    shape: tuple[int, ...], dtype: str, chunks: _Grid, grids: tuple[_Grid, ...], *, raw: bool, regions: bool
 ) -> MoveSizes:
     """The moves of all tensors with this form, of which a large model has thousands."""
+    moves = _moves_of_form(shape, dtype, chunks, grids, raw=raw, regions=regions)
+    sizes = [move.span.nbytes for move in moves]
+    return MoveSizes(len(sizes), sizes[0] if sizes else 0)
+
+
+@lru_cache(1 << 12)
+def _cuts_of(
+    shape: tuple[int, ...], dtype: str, chunks: _Grid, grids: tuple[_Grid, ...], *, raw: bool, regions: bool
+) -> tuple[_Cut, ...]:
+    """The moves of all tensors with this form, without their key paths."""
+    moves = _moves_of_form(shape, dtype, chunks, grids, raw=raw, regions=regions)
+    return tuple((move.span, move.region, move.box) for move in moves)
+
+
+def _moves_of_form(
+    shape: tuple[int, ...], dtype: str, chunks: _Grid, grids: tuple[_Grid, ...], *, raw: bool, regions: bool
+) -> Iterator[Move]:
     source = TensorSpec((), shape, dtype, chunks)
     targets = [TensorSpec((), shape, dtype, grid) for grid in grids]
-    sizes = [move.span.nbytes for move in moves_of(source, targets, raw=raw, regions=regions)]
-    return MoveSizes(len(sizes), sizes[0] if sizes else 0)
+    return moves_of(source, targets, raw=raw, regions=regions)
 
 
 def moves_of(

@@ -97,6 +97,9 @@ class Output:
 
     def _write_chunks(self, target: TensorSpec, region: Region, data: memoryview) -> None:
         chunks = cast("tuple[int, ...]", target.chunks)
+        if chunks == target.shape:
+            self.writer.write(target.path, region, data)  # the only chunk
+            return
         parts = list(cells(region, chunks))
         if len(parts) == 1:
             self.writer.write(target.path, region, data)
@@ -139,21 +142,23 @@ class Output:
 
     def resumed(self, move: Move) -> None:
         """Take a part that an earlier run finished: it is durable, and must be read back too."""
+        if not self.journal.done:
+            return
         if self.back is not None and move.source in self.targets and self.journal.has(move.source, move.span):
             self.back.add([move])
 
-    def read_back(self, part: StoredPart, data: memoryview, hasher: LeafHasher, turn: Semaphore) -> None:
+    def read_back(self, part: StoredPart, memory: memoryview, hasher: LeafHasher, turn: Semaphore) -> None:
         """Read a durable part from storage and compare it; an error is stored, not raised.
 
         Args:
             part: the part.
-            data: memory for it.
+            memory: as much as the part asks for.
             hasher: the hashed leaves of the source.
             turn: limits how many threads hash at once.
         """
         try:
             if self.back is not None and self.error is None:
-                self.back.read(part, data)
+                data = self.back.read(part, memory, hasher.algorithms[0])
                 with turn:
                     self.back.compare(part, data, hasher)
         except WherryError as error:

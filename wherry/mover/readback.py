@@ -7,8 +7,8 @@ end, storage reads while processors hash and the other way round, and a mismatch
 Two things remain for the end, and `proved` does both. A block of a file that holds the end of one part and the
 beginning of another is written again after the first part was compared, so the bytes of such blocks are compared once
 more. And the metadata of the finished container must refer to these bytes: the byte ranges that were read must be those
-that the target's reader names. A tensor for which anything differs, whose bytes are encoded, or that is small, is read
-again by the reader.
+that the target's reader names, and so must be the codec of encoded chunks. A tensor for which anything differs, that
+only its reader can decode, or that is small, is read again by the reader.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core.algorithms import HASH_BYTES, new_hash
 from wherry.core.digest import LEAF, LeafHasher, leaf_count
 from wherry.core.tensorspec import Span
-from wherry.errors import MismatchError
-from wherry.formats.reader import Extent
-from wherry.formats.writer import extents_of
+from wherry.errors import DamagedError, MismatchError
+from wherry.formats.reader import EncodedChunk, Extent
+from wherry.formats.writer import encoded_of, extents_of
 from wherry.mover.move import SMALL, cells
-from wherry.mover.regions import read_span
+from wherry.mover.regions import place, read_span
 from wherry.storage.direct import BLOCK, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.writer import ExtentsFunction, Writer
+    from wherry.formats.writer import EncodedFunction, ExtentsFunction, Writer
     from wherry.mover.move import Move
 
 
@@ -45,17 +45,34 @@ class StoredPart:
     Attributes:
         move: the move that wrote it.
         target: the tensor that it is a part of.
-        extents: the byte ranges of files that hold it.
+        extents: the byte ranges of files that hold it, as it is or encoded.
+        chunks: the chunks to decode, if it is encoded.
     """
 
     move: Move
     target: TensorSpec
     extents: tuple[Extent, ...]
+    chunks: tuple[EncodedChunk, ...] = ()
 
     @property
     def place(self) -> int:
-        """The offset of its first byte in its file."""
+        """The offset in its file of the first byte that is read."""
         return self.extents[0].offset if self.extents else 0
+
+    @property
+    def beside(self) -> int:
+        """Bytes of memory for a stored chunk, in whole blocks."""
+        return max((-(-chunk.extent.length // BLOCK) * BLOCK for chunk in self.chunks), default=0)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory for its stored chunk and its canonical bytes."""
+        return self.beside + self.move.span.nbytes
+
+    @property
+    def extra(self) -> int:
+        """Bytes of other memory that decoding takes."""
+        return max((chunk.memory for chunk in self.chunks), default=0)
 
 
 class _SharedBlock(NamedTuple):
@@ -79,6 +96,7 @@ class ReadBack:
     targets: Mapping[KeyPath, TensorSpec]
     uri: str
     _where: ExtentsFunction = field(init=False)
+    _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
     _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
     _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
@@ -86,19 +104,19 @@ class ReadBack:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._where = extents_of(self.writer)
+        self._where, self._encoded = extents_of(self.writer), encoded_of(self.writer)
 
     def add(self, moves: Iterable[Move]) -> None:
         """Note parts that are durable.
 
-        Left to the reader are parts that are encoded in files, and small tensors: they cost more to read by themselves
+        Left to the reader are parts that it alone can decode, and small tensors: they cost more to read by themselves
         than in batches at the end.
         """
         for move in moves:
             target = self.targets[move.source]
-            extents = None if move.box or target.nbytes <= SMALL else self._extents(move, target)
-            if extents is not None:
-                self._waiting.append(StoredPart(move, target, extents))
+            part = None if move.box or target.nbytes <= SMALL else self._part(move, target)
+            if part is not None:
+                self._waiting.append(part)
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read."""
@@ -108,14 +126,43 @@ class ReadBack:
             except IndexError:  # another thread took the last one
                 return
 
-    def read(self, part: StoredPart, buffer: memoryview) -> None:
-        """Fill a buffer with a part, from storage.
+    def read(self, part: StoredPart, memory: memoryview, algorithm: str) -> memoryview:
+        """Read a part from storage, and decode it if it is encoded.
+
+        Args:
+            part: the part.
+            memory: as much as the part asks for.
+            algorithm: of the hashes of blocks that it shares with others.
+
+        Returns:
+            its canonical bytes, in this memory.
 
         Raises:
-            CorruptError: a file is too short.
+            MismatchError: a file is too short, or a chunk cannot be decoded.
             StorageError: the storage failed.
         """
-        read_span(part.extents, Span(0, len(buffer)), buffer, part.target, straight=True)
+        try:
+            return self._read_part(part, memory, algorithm)
+        except DamagedError as error:
+            raise self._differs(part, error.what) from error
+
+    def _read_part(self, part: StoredPart, memory: memoryview, algorithm: str) -> memoryview:
+        stored, data = memory[: part.beside], memory[part.beside :]
+        if not part.chunks:
+            read_span(part.extents, Span(0, len(data)), data, part.target, straight=True)
+            self._share(part, part.extents, data, algorithm)
+        for chunk in part.chunks:
+            held = stored[: chunk.extent.length]
+            read_span((chunk.extent,), Span(0, len(held)), held, part.target, straight=True)
+            self._share(part, (chunk.extent,), held, algorithm)
+            for block in chunk.decode(held):
+                place(part.target, block.region, block.pieces, _writes(data, part.move.span.start))
+        return data
+
+    def _share(self, part: StoredPart, extents: tuple[Extent, ...], data: memoryview, algorithm: str) -> None:
+        shared = list(_shared_blocks(extents, data, algorithm))
+        with self._lock:
+            self._shared.setdefault(part.move.source, []).extend(shared)
 
     def compare(self, part: StoredPart, data: memoryview, expected: LeafHasher) -> None:
         """Hash a part that was read, and compare its leaves with those of the source.
@@ -124,21 +171,22 @@ class ReadBack:
             MismatchError: they differ; tensor and leaf are named.
         """
         source, span = part.move.source, part.move.span
-        shared = list(_shared_blocks(part.extents, data, expected.algorithms[0]))
         with self._lock:
-            self._shared.setdefault(source, []).extend(shared)
             own = self._hashers.setdefault(source, LeafHasher(expected.spec, expected.algorithms[:1]))
             self._read.setdefault(source, []).append(part)
         own.update(span.start, data)
         for leaf in range(span.start // LEAF, leaf_count(span.stop)):
             found, wanted = own.leaves[leaf], expected.leaves[leaf]
             if found is not None and found != (wanted or b"")[:HASH_BYTES]:
-                raise MismatchError(
-                    f"read-back differs from what was written (first difference in leaf {leaf})",
-                    uri=self.uri,
-                    path=part.target.name,
-                    cure="check the storage; nothing was committed",
-                )
+                raise self._differs(part, f"first difference in leaf {leaf}")
+
+    def _differs(self, part: StoredPart, reason: str) -> MismatchError:
+        return MismatchError(
+            f"read-back differs from what was written ({reason})",
+            uri=self.uri,
+            path=part.target.name,
+            cure="check the storage; nothing was committed",
+        )
 
     def proved(self, written: Checkpoint) -> set[KeyPath]:
         """The target's tensors of which every byte was compared, and which its reader reads from those same bytes.
@@ -162,16 +210,25 @@ class ReadBack:
                 return False
         return True
 
-    def _extents(self, move: Move, target: TensorSpec) -> tuple[Extent, ...] | None:
-        if target.chunks is None:
-            return self._where(target.path, move.span)
-        parts = [] if move.region is None else list(cells(move.region, target.chunks))
-        return self._where(target.path, parts[0]) if len(parts) == 1 else None
+    def _part(self, move: Move, target: TensorSpec) -> StoredPart | None:
+        if target.chunks is None or move.region is None:
+            extents = self._where(target.path, move.span) if target.chunks is None else None
+            return None if extents is None else StoredPart(move, target, extents)
+        regions = list(cells(move.region, target.chunks))
+        extents = self._where(target.path, regions[0]) if len(regions) == 1 else None
+        if extents is not None:
+            return StoredPart(move, target, extents)
+        chunks = tuple(filter(None, (self._encoded(target.path, region) for region in regions)))
+        if len(chunks) < len(regions):
+            return None
+        return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
 
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
-        raw = written.reader.access(spec).raw
         parts = sorted(self._read[source], key=lambda part: part.move.span.start)
+        if chunks := [chunk for part in parts for chunk in part.chunks]:
+            return _named(chunks) == _named(written.reader.encoded(spec) or ())
+        raw = written.reader.access(spec).raw
         ours = [extent for part in parts for extent in part.extents]
         return raw is not None and _ranges(raw) == _ranges(ours) and self._same_checksums(source, raw)
 
@@ -194,6 +251,23 @@ def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) 
                 digest = new_hash(algorithm, data[at : at + stop - start]).digest()
                 yield _SharedBlock(Extent(extent.location, start, stop - start), digest)
         position += extent.length
+
+
+def _writes(data: memoryview, start: int) -> Callable[[memoryview, int], None]:
+    """A function that writes bytes at their offset in the tensor into memory that begins at `start`."""
+
+    def write(piece: memoryview, offset: int) -> None:
+        data[offset - start : offset - start + len(piece)] = piece
+
+    return write
+
+
+def _named(chunks: Iterable[EncodedChunk]) -> list[tuple[str, int, int, Hashable]]:
+    """The byte ranges of chunks, and how they are decoded."""
+    return [
+        (chunk.extent.location.path, chunk.extent.offset, chunk.extent.length, chunk.codec)
+        for chunk in chunks
+    ]
 
 
 def _ranges(extents: Iterable[Extent]) -> list[tuple[str, int, int]]:

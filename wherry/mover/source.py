@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.mover.spill import SpillFile
 
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
-_LEAST = 4 << 20  # or this many bytes if the budget is very small
+_LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too
 _MIB = 1 << 20
 
 
@@ -201,7 +201,8 @@ class Source:
                 self.reader.fill(spec, region, buffer)
                 return buffer
             if self._streams(spec, region):
-                buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, 0, offset))
+                held = max(self.reader.held(spec, cell) or 0 for cell in cells(region, spec.chunks or ()))
+                buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, held, offset))
                 self._stream(spec, region, move.span, buffer)
                 return buffer
         stack.enter_context(self.pool.reserved(move.span.nbytes * DECODE_FACTOR))

@@ -38,7 +38,7 @@ from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.verify import comparison, verified
+from wherry.verifier.workflow import comparison, verified
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Generator
 
 _PRIVATE = 0o700
 _END_OF_AUTHORITY = re.compile("[/?#]")
@@ -78,6 +84,24 @@ def _without_user(scheme: str, rest: str) -> str:
     if scheme.partition("+")[0] in _DATABASES or ("@" not in authority and in_password):
         return rest.rpartition("@")[2]
     return authority.rpartition("@")[2] + rest[len(authority) :]
+
+
+@contextmanager
+def sqlite_to_read(file: Path, timeout: float = 5) -> Generator[sqlite3.Connection]:
+    """A connection that only reads a SQLite file; it creates none, and begins no transaction by itself.
+
+    Args:
+        file: the file.
+        timeout: seconds to wait for a writer.
+
+    Raises:
+        sqlite3.Error: the file does not exist, or is no database.
+    """
+    import sqlite3
+
+    named = f"{file.as_uri()}?mode=ro"
+    with closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection:
+        yield connection
 
 
 def sqlite_file(url: str) -> Path | None:

@@ -111,6 +111,14 @@ def read_sidecar(location: Location) -> Sidecar | None:
     return _decode(data, place.uri)
 
 
+def readable_sidecar(location: Location) -> Sidecar | None:
+    """The sidecar of a checkpoint, or None if it has none, or an invalid one."""
+    try:
+        return read_sidecar(location)
+    except CorruptError:
+        return None
+
+
 def unrecorded(sidecar: Sidecar, found: Manifest) -> list[str]:
     """Names of companion files that were added after the sidecar was written; signatures do not count."""
     known = {companion.name for companion in sidecar.manifest.companions}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,7 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
     "hf": (READ_ONLY, "huggingface_hub", "hub"),
 }
 
+_ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs no change to be absolute
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 
@@ -69,13 +71,14 @@ class LocalStore:
     def stat(self, path: str) -> Entry | None:
         """See Store."""
         try:
-            return entry_of(Path(path).name, os.stat(path))  # noqa: PTH116  as PTH123
+            status = os.stat(path)  # noqa: PTH116  as PTH123
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise loop_refusal(path) from error
             raise
+        return entry_of(path.rstrip("/").rpartition("/")[2], status)
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. A broken link has size -1, so that it is not mistaken for a missing file."""
@@ -323,7 +326,7 @@ def local_location(path: str, *, configurable: bool = True) -> Location:
         path: relative to the working directory, or absolute.
         configurable: whether the configuration may allow further links.
     """
-    absolute = str(Path(path).absolute())
+    absolute = path if _ABSOLUTE.fullmatch(path) else str(Path(path).absolute())
     return Location(LocalStore(root_at(absolute, configurable=configurable)), absolute)
 
 

@@ -88,16 +88,24 @@ def sample(
     return _sampled(row, shapes, checked_options(row, options or {}), seed)
 
 
-def source(row: Format, seed: int = 0, largest: tuple[int, ...] = _MOVES_SHAPE) -> Sample:
+def source(
+    row: Format,
+    seed: int = 0,
+    largest: tuple[int, ...] = _MOVES_SHAPE,
+    options: Mapping[str, Any] | None = None,
+) -> Sample:
     """A sample for conversions: all kinds of content, but few and small tensors, and one larger tensor.
 
     Args:
         row: the format; it must be writable.
         seed: of the contents.
         largest: shape of the larger tensor, of the narrowest dtype; by default larger than one move.
+        options: its options, as a user passes them.
     """
     few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES) or {_narrowest(row)})
-    return _sampled(row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, {}), seed)
+    return _sampled(
+        row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, options or {}), seed
+    )
 
 
 def _sampled(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:

@@ -44,7 +44,7 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 # Options of every target: how the tree is spelled. They are set with --set, as the options of a format are.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", "companions")
-_PARAMETER_ROOTS = ("params", "target", "model")
+_PARAMETER_ROOTS = ("params", "target", "model", "state_dict")
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
@@ -257,6 +257,8 @@ def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
             yield f"unknown dtype {spec.dtype} (tensor {spec.name})"
         if holds.depth is not None and len(spec.path) > holds.depth:
             yield f"a key path of {len(spec.path)} parts (tensor {spec.name})"
+        if holds.depth is not None and not spec.path:
+            yield "a tensor without a name"
         if not holds.zero_size and spec.size == 0:
             yield f"a tensor without elements (tensor {spec.name})"
     if not holds.values:
@@ -266,6 +268,8 @@ def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
 
 
 def _cure(manifest: Manifest, row: Format) -> str:
+    if row.holds.depth is not None and () in manifest.tensors:
+        return "save it under a name, in a dict, or choose a target with trees such as orbax"
     if row.holds.depth is not None and any(len(path) > row.holds.depth for path in manifest.tensors):
         return "join the parts of key paths with `--set join=.`, or omit entries with --only or --ignore"
     if (manifest.values and not row.holds.values) or (manifest.empties and not row.holds.empties):

@@ -1,73 +1,60 @@
-"""verify: check that a checkpoint is complete and matches its recorded digests.
+"""verify: check that a checkpoint is complete and matches what was recorded about it.
 
 Levels, each including those before it:
 
 - `structure`: it can be opened; keys, shapes and dtypes are consistent.
 - `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
-- `digest`: every byte is read again and matches the manifest beside it, including companion files. Without a manifest,
-  only the checksums that the container itself records (torch archives have a CRC-32 per member) are compared.
+- `digest`: every byte is read again, including companion files, and matches the sidecar and what the ledger has at this
+  place; the checksums that the container itself records are compared on the way.
 - `roundtrip`: it holds the tensors of `against`; if that is of another system, through the inverse layout, so that
   equal digests prove that the conversion lost nothing. Where values may change, the error is measured against a bound.
 - `native`, `logits`: it is present, and the system's own library loads it onto the available devices, bit by bit;
   a reference implementation computes the same from it as from the source.
 
+What nobody recorded is read too, and its digests are computed, but nothing proves that these bytes are the right ones:
+the verdict is `read`, which no policy, promotion or audit counts as proof. With `record` the ledger has the digests
+from then on, so that the next verification proves something.
+
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
-
-`verified` is the verification for workflows: its outcome is recorded in the ledger, and a failure raises an error whose
-cure is the command that makes the checkpoint again, if its receipt contains it.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.digests import digest_choice
-from wherry.converter.command import command
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import parse_size
-from wherry.errors import (
-    DamagedError,
-    HostileError,
-    IncompleteError,
-    MismatchError,
-    NotFoundError,
-    NotRecordedError,
-    UsageError,
-    WherryError,
-)
+from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
-from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve_source
+from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.ledger.open import named
-from wherry.ledger.outcomes import RECORDED, record_outcome
-from wherry.mover.checksums import without_checksum
-from wherry.mover.hashing import Failure, MeasuredError, compare, hash_checkpoint
-from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.storage.stores import locate
-from wherry.tree.mapping import parameters_of
-from wherry.tree.spelling import renaming_of
+from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
+from wherry.ledger.replay import READ_ONLY
+from wherry.mover.hashing import Failure, MeasuredError
+from wherry.verifier.full_read import FullRead, Other, ReadOptions, read_all
+from wherry.verifier.records import known_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
+    from wherry.core.receipt import CheckpointRef
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.hashing import Hashes
     from wherry.verifier.native import NativeReport
 
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
+_READING = ("digest", "roundtrip")
 _OTHERS_SAY = ("native", "logits")
 # verdict → exit code of the command line.
-_EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9}
+_EXIT_CODES = {
+    "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +64,10 @@ class Verification:
     Attributes:
         uri: the verified checkpoint.
         level: the level of the verification.
-        verdict: `ok`, `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes
-            differ from the recorded digests), or `refused` (its own library cannot load it).
-        ok: whether the verdict is `ok`.
+        verdict: `ok`, `read` (every byte was read, but nothing is recorded that it could be compared with),
+            `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes differ from
+            the recorded digests), or `refused` (its own library cannot load it).
+        ok: whether the verdict is `ok`; `read` proves nothing.
         checked: number of tensors.
         failed: tensors that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
@@ -87,6 +75,8 @@ class Verification:
         measured: the error after a round trip through another system's layout, within its bound.
         native: the result of the system's own software, at the levels `native` and `logits`.
         against: the checkpoint with which it was compared, if one was named and it passed.
+        full_read: the comparison with the records, and the digests, where every byte was read.
+        lineage: whether the ledger recorded the outcome, if that was requested.
     """
 
     uri: str
@@ -100,11 +90,18 @@ class Verification:
     measured: MeasuredError | None = None
     native: NativeReport | None = None
     against: str | None = None
+    full_read: FullRead | None = None
+    lineage: str = ""
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command line; 0 if it passed."""
+        """The exit code of the command line; 0 if nothing is wrong."""
         return _EXIT_CODES[self.verdict]
+
+    @property
+    def subject(self) -> CheckpointRef | None:
+        """The node that the outcome is about; None if nothing is known about it and it was not read."""
+        return self.full_read.subject if self.full_read else known_node(self.uri)
 
     def to_json(self) -> dict[str, Any]:
         """The output of `verify --json`."""
@@ -122,7 +119,20 @@ class Verification:
             **({"lossy": asdict(self.measured)} if self.measured else {}),
             **({"native": self.native.to_json()} if self.native else {}),
             **({"against": self.against} if self.against else {}),
+            **(_full_read_json(self.full_read, self.verdict) if self.full_read else {}),
+            **({"lineage": self.lineage} if self.lineage else {}),
         }
+
+
+def _full_read_json(read: FullRead, verdict: str) -> dict[str, Any]:
+    """The comparison with the ledger, the identity unless it was altered, and all digests if they are not recorded."""
+    data: dict[str, Any] = {"ledger": read.ledger}
+    if not read.failed:
+        node = read.subject
+        data |= {"checkpoint_digest": node.checkpoint_digest, "weights_digest": node.weights_digest}
+    if verdict == READ_ONLY:
+        data["digests"] = {render(path): digest for path, digest in sorted(read.digests.items())}
+    return data
 
 
 def verify(
@@ -136,6 +146,7 @@ def verify(
     step: int | None = None,
     item: str | None = None,
     family_file: str | None = None,
+    record: bool = False,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -147,18 +158,19 @@ def verify(
         progress: called a few times a second.
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
+        record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
 
     Raises:
         UsageError: the level is unknown, or it is `native` or `logits` and opaque classes are allowed.
-        NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`, and the container
-            records no checksum for some tensor.
         NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
             verdicts here, not errors.
+        MismatchError: with `record`, if its files changed while they were read.
+        NotRecordedError: nothing is wrong with it, but the ledger cannot be used; `result` is the outcome.
     """
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
-        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file
-    )
+        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record
+    )  # fmt: skip
 
 
 def verify_source(
@@ -169,8 +181,25 @@ def verify_source(
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     family_file: str | None = None,
+    record: bool = False,
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
+    _require_sensible(source, level, against)
+    clock, how = time.monotonic(), ReadOptions(parse_size(memory), progress)
+    other = None if against is None else Other(source.beside(against), family_file)
+    try:
+        found = _pinned(source, level, other, how) if record else _opened(source, level, other, how)
+    except (DamagedError, HostileError) as error:
+        failure = Failure(error.path or "", error.what)
+        found = Verification(
+            error.uri or source.uri, level, error.verdict, ok=False, checked=0, failed=(failure,)
+        )
+    compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
+    found = replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
+    return recorded(found) if record else found
+
+
+def _require_sensible(source: SourceRequest, level: str, against: object) -> None:
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
@@ -181,241 +210,79 @@ def verify_source(
             "call what the pickle names",
             cure="leave out --allow-opaque, or pass --level digest",
         )
-    clock = time.monotonic()
-    other = None if against is None else _Other(source.beside(against), family_file)
+
+
+def _opened(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
+    with open_source(named(source)) as checkpoint:
+        return _checked(checkpoint, level, other, how)
+
+
+def _pinned(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
+    """The same of files that must not change meanwhile, as the ledger will have their digests."""
+    with settled_checkpoint(lambda: open_source(named(source))) as checkpoint:
+        pin = take_pin(checkpoint)
+        found = _checked(checkpoint, level, other, how)
+        pin.require_unchanged(checkpoint)
+        return found
+
+
+def _checked(checkpoint: Checkpoint, level: str, other: Other | None, how: ReadOptions) -> Verification:
+    found = _look(checkpoint, level, other, how)
+    return _told(found, checkpoint, other, how.memory) if level in _OTHERS_SAY and found.ok else found
+
+
+def recorded(found: Verification) -> Verification:
+    """Record an outcome in the ledger, about the checkpoint that is known at its place or that was read there.
+
+    Returns:
+        The outcome, with `lineage`.
+
+    Raises:
+        NotRecordedError: nothing is wrong with the checkpoint, but the ledger cannot be used; `result` is the outcome.
+    """
+    subject = found.subject
+    if subject is None:
+        return replace(found, lineage=f"{REFUSED}no record names it; level digest computes its digests")
+    body = {name: value for name, value in found.to_json().items() if name != "digests"}
     try:
-        with open_source(named(source)) as checkpoint:
-            found = _look(checkpoint, level, other, parse_size(memory), progress)
-            if level in _OTHERS_SAY and found.ok:
-                found = _told(found, checkpoint, other, parse_size(memory))
-    except (DamagedError, HostileError) as error:
-        failure = Failure(error.path or "", error.what)
-        found = Verification(
-            error.uri or source.uri, level, error.verdict, ok=False, checked=0, failed=(failure,)
-        )
-    compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
-    return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
+        record_outcome(subject, body)
+    except NotRecordedError as error:
+        unrecorded = replace(found, lineage=REFUSED + error.what)
+        if found.exit_code:
+            return unrecorded
+        error.result = unrecorded
+        raise
+    return replace(found, lineage=RECORDED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Other:
-    """The checkpoint to compare with, and the family file, if wherry itself does not declare the family."""
-
-    source: SourceRequest
-    family_file: str | None
-    measured: MeasuredError = field(default_factory=MeasuredError)
-
-
-def _look(
-    checkpoint: Checkpoint,
-    level: str,
-    against: _Other | None,
-    memory: int,
-    progress: OnProgress | None,
-) -> Verification:
+def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
     pieces = () if level == "structure" else checkpoint.reader.absent()
     missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
     compared = against is not None and level not in _OTHERS_SAY
-    read = not missing and (level in ("digest", "roundtrip") or compared)
-    altered = tuple(_altered(checkpoint, against, memory, progress)) if read else ()
-    verdict = "incomplete" if missing else ("altered" if altered else "ok")
+    wanted = not missing and (level in _READING or compared)
+    read = read_all(checkpoint, against, how) if wanted else None
+    verdict = "incomplete" if missing else "ok" if read is None else _verdict(read)
     return Verification(
         uri=checkpoint.uri,
         level=level,
         verdict=verdict,
         ok=verdict == "ok",
         checked=len(checkpoint.manifest.tensors),
-        failed=missing + altered,
+        failed=missing + (read.failed if read else ()),
         nbytes=checkpoint.manifest.nbytes if read else 0,
         measured=against.measured if against and against.measured.tensors else None,
+        full_read=read,
     )
 
 
-def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, memory: int) -> Verification:
+def _verdict(read: FullRead) -> str:
+    return "altered" if read.failed else "ok" if read.proved else READ_ONLY
+
+
+def _told(found: Verification, checkpoint: Checkpoint, other: Other | None, memory: int) -> Verification:
     """The result of the system's own software for a checkpoint without missing parts."""
     from wherry.verifier.native import said  # starts a child
 
     source, file = (other.source.uri, other.family_file) if other else (None, None)
     seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
     return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
-
-
-def _altered(
-    checkpoint: Checkpoint, against: _Other | None, memory: int, progress: OnProgress | None
-) -> Iterator[Failure]:
-    sidecar = read_sidecar(locate(checkpoint.uri))
-    alone = against is None and sidecar is None
-    unrecorded = without_checksum(checkpoint) if alone else 0
-    if alone and unrecorded == len(checkpoint.manifest.tensors):
-        raise _nothing_recorded(checkpoint, unrecorded)
-    algorithm = digest_choice().algorithm if sidecar is None else sidecar.algorithm
-    found = hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress)
-    if unrecorded:
-        raise _nothing_recorded(checkpoint, unrecorded)
-    if sidecar is not None:
-        yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
-        yield from _altered_companions(checkpoint, sidecar)
-    if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
-        yield from _came_back(checkpoint, sidecar, against, memory, progress)
-    elif against is not None:
-        yield from _against(found, sidecar, against.source, memory, progress)
-
-
-def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
-    count = len(checkpoint.manifest.tensors)
-    what = (
-        "this checkpoint"
-        if unrecorded == count
-        else f"{unrecorded} of {count} tensors; the others are intact"
-    )
-    return NotFoundError(
-        f"no digests are recorded for {what}",
-        uri=checkpoint.uri,
-        cure="pass --against URI to compare it with another checkpoint; wherry records digests of what it writes",
-    )
-
-
-def _against(
-    found: Hashes,
-    sidecar: Sidecar | None,
-    against: SourceRequest,
-    memory: int,
-    progress: OnProgress | None,
-) -> Iterator[Failure]:
-    options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
-    rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_source(named(against)) as other:
-        seen = _as_scanned(other, sidecar)
-        theirs = hash_checkpoint(
-            seen, found.algorithm, memory=memory, progress=progress, paths=_meant(seen, sidecar)
-        )
-    renamed = {rename(path): path for path in theirs.digests}
-    expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
-    leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
-    yield from _differences(found, expected, leaves)
-
-
-def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
-    """The source's tensors, or only its parameters if the target records that it holds only these of a train state."""
-    held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
-    left_state = held.kind == "train-state" and kind == "params"
-    return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
-
-
-def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
-    """The source with its layers stacked or unstacked, if the target records that and the source is not yet so."""
-    record = sidecar.manifest.origin.get("scan") if sidecar else None
-    if record is None:
-        return source
-    from wherry.view.scan import fits, parse_scan, scanned_view
-
-    scan = parse_scan(record["asked"])
-    return scanned_view(source, scan.text) if fits(source.manifest, scan) else source
-
-
-def _came_back(
-    checkpoint: Checkpoint,
-    sidecar: Sidecar,
-    against: _Other,
-    memory: int,
-    progress: OnProgress | None,
-) -> Iterator[Failure]:
-    """Compare with a source of another system, through the inverse layout."""
-    from wherry.view.inverse import roundtrip
-
-    with open_source(named(against.source)) as other:
-        layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
-        yield from roundtrip(
-            checkpoint,
-            other,
-            layout,
-            sidecar.algorithm,
-            memory=memory,
-            progress=progress,
-            measured=against.measured,
-        )
-
-
-def _differences(
-    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
-) -> Iterator[Failure]:
-    yield from compare(found, expected, leaves)
-    for path in sorted(set(found.digests) - set(expected)):
-        yield Failure(render(path), "unexpected tensor")
-
-
-def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
-    for companion in sidecar.manifest.companions:
-        try:
-            found = digested(checkpoint, companion)
-        except NotFoundError:
-            yield Failure(companion.name, "companion file not found")
-            continue
-        if found.sha256 != companion.sha256:
-            yield Failure(companion.name, "digest mismatch in the companion file")
-
-
-_COMPARING = ("roundtrip", "logits")  # levels that need the source
-
-
-def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
-    """The arguments of `verified` after a conversion: the level, and its data about the source.
-
-    Args:
-        level: one of `wherry.verifier.verify.LEVELS`.
-        source: URI of the source of the conversion.
-        family_file: the file that declared the family, if one did.
-    """
-    return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
-
-
-def verified(uri: str, **how: Any) -> tuple[Verification, str]:
-    """Verify a checkpoint and record the outcome.
-
-    Args:
-        uri: the checkpoint.
-        how: further arguments of `wherry.verify`.
-
-    Returns:
-        The outcome, and whether it was recorded, as text.
-
-    Raises:
-        NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
-        IncompleteError: something is missing.
-        MismatchError: something differs from the record, or from the source.
-    """
-    outcome = verify(uri, **how)
-    sidecar = read_sidecar(locate(outcome.uri))
-    try:
-        if sidecar is not None:
-            record_outcome(sidecar.checkpoint, outcome.to_json())
-    except NotRecordedError as error:
-        error.result = outcome
-        raise
-    finally:
-        if not outcome.ok:
-            raise _failure(outcome, sidecar)
-    return outcome, "not recorded: it has no sidecar" if sidecar is None else RECORDED
-
-
-def _failure(outcome: Verification, sidecar: Sidecar | None) -> WherryError:
-    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
-    first = outcome.failed[0]
-    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
-    return kind(
-        f"verification failed: {first.reason}{more}",
-        uri=outcome.uri,
-        path=first.path,
-        cure=_cure(outcome.uri, sidecar),
-        stage="verify",
-    )
-
-
-def _cure(uri: str, sidecar: Sidecar | None) -> str:
-    if sidecar is None or sidecar.receipt is None:
-        return "restore the checkpoint"
-    try:
-        again = command(sidecar.receipt, target=uri)
-    except WherryError as error:
-        return f"restore the checkpoint, or {error.cure}"
-    return f"move it away ({shlex.quote(uri)}) and convert again: {again}"

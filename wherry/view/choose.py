@@ -1,9 +1,10 @@
 """choose: decides whether a conversion changes the layout, between two systems of one family.
 
 A system defines more than a container: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai use different names and
-shapes for the same parameters. Between two systems the declarations of a family apply (`wherry.view.system`); within
-one, and from or to a plain container, the tree does not change unless a layout option, an element type or a family is
-given. In that case the families are not imported: that would take longer than copying 100 MB.
+shapes for the same parameters. Between two systems the declarations of a family apply (`wherry.view.system`), or the
+conversion is refused (`wherry.view.foreign`). The tree does not change within one system, to a plain container, and
+from one that holds the target's own tree, unless a layout option, an element type or a family is given. Then the
+families are not imported: that would take longer than copying 100 MB.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from wherry.core import dtypes
 from wherry.core.request import CONTAINERS, SCAN
 from wherry.errors import UsageError
 from wherry.tree.mapping import TREE_OPTIONS
+from wherry.tree.spelling import spelled
+from wherry.view.foreign import RENAME, in_form, require_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,18 +60,28 @@ def relaid(
         raise UsageError(
             f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
-    if not asked and _same_tree(checkpoint, row, wish):
+    if not asked and _same_tree(checkpoint, row, wish, own):
         return checkpoint, own, only
     from wherry.view.system import view
 
-    seen = view(checkpoint, row, asked, wish, only)
-    return (checkpoint, {**own, **asked}, only) if seen is None else (seen, own, None)
+    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)))
+    if seen is not None:
+        return seen, own, None
+    require_own(checkpoint, row, own, wish)
+    return checkpoint, {**own, **asked}, only
 
 
-def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
-    """Whether the tree stays unchanged, decided without loading any family."""
-    pair = {row.name, checkpoint.detection.format}
-    return not wish.explicit and not wish.config and (len(pair) == 1 or bool(pair & CONTAINERS))
+def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Mapping[str, Any]) -> bool:
+    """Whether the tree stays unchanged, decided without loading any family.
+
+    A tree that options respell is judged under its new key paths, once the plan has made them.
+    """
+    source = checkpoint.detection.format
+    if wish.explicit or wish.config:
+        return False
+    if row.name == source or row.name in CONTAINERS:
+        return True
+    return source in CONTAINERS and (spelled(own) or in_form(checkpoint, row))
 
 
 def _word(value: Any) -> str:

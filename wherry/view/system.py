@@ -1,11 +1,11 @@
 """system: a view of the source in another system's layout, by the declarations of a model family.
 
-The family is that of the config, otherwise the only one whose layouts fit every tensor.
+The family is the one that the config names, or that wherry recorded; without either, the only one whose layouts fit
+every tensor. A config that names a model of no family ends the search: names that resemble another model prove nothing.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS, NONE, SCAN
@@ -18,11 +18,14 @@ from wherry.families import (
     load_family_file,
     side_by_side,
     system_of_format,
+    system_of_tree,
 )
-from wherry.families.companions import config_file, facts_beside, outfit, source_config, target_config
-from wherry.storage.location import MOST_CONFIG
+from wherry.families.companions import facts_beside, outfit, source_config, target_config
+from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.view.foreign import in_form, no_layout
+from wherry.view.model import config_of, model_named
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
-
-CONFIG = "config.json"
 
 
 def layout_options() -> frozenset[str]:
@@ -52,7 +53,13 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 
 
 def view(
-    checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: LayoutRequest, only: str | None
+    checkpoint: Checkpoint,
+    row: Format,
+    asked: Mapping[str, str],
+    wish: LayoutRequest,
+    only: str | None,
+    *,
+    renamed: bool = False,
 ) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
 
@@ -62,14 +69,17 @@ def view(
         asked: forms and conventions.
         wish: the other layout options.
         only: `params` or None.
+        renamed: whether the user's own rules spell the target's key paths, so that a tree without a layout can stay.
 
     Raises:
         WherryError: see `relaid`.
     """
-    config = _config(checkpoint, wish)
+    config = config_of(checkpoint, wish.config)
     written = _written(checkpoint)
-    family = _family(checkpoint, row, wish, config, written, asked=bool(asked))
-    pair = _systems(family, checkpoint, row, wish) if family else None
+    family = _family(checkpoint, row, wish, config, written, asked, renamed=renamed)
+    if family is None and wish.dtype:
+        raise no_layout(checkpoint, row, wish)
+    pair = _systems(family, checkpoint, row, wish, renamed=renamed) if family else None
     if family is None or pair is None or not _needed(*pair, row, checkpoint, wish, asked=bool(asked)):
         return None
     source, target = pair
@@ -103,53 +113,51 @@ def _require_options(asked: Mapping[str, str], source: System, target: System, r
 def _needed(
     source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
 ) -> bool:
-    if asked or wish.explicit:
-        return True
-    plain = {row.name, checkpoint.detection.format} & CONTAINERS
-    return source is not target and not plain
+    return asked or wish.explicit or (source is not target and not _plain(checkpoint, row))
 
 
-def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | None:
-    """A Hugging Face config, which names the model: given, or beside the source of any system."""
-    if wish.config:
-        return config_file(wish.config)
-    if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
-        return None
-    try:
-        found = json.loads(checkpoint.reader.companion(CONFIG).read_whole(MOST_CONFIG))
-    except ValueError as error:
-        raise UsageError(
-            f"invalid JSON in {CONFIG}: {error}", uri=checkpoint.uri, cure="pass --config FILE"
-        ) from error
-    return found if isinstance(found, dict) else None
+def _plain(checkpoint: Checkpoint, row: Format) -> bool:
+    """Whether the tree can be kept: in a container, within one system, or out of a container that holds its trees."""
+    system = system_of(checkpoint.detection.format)
+    kept = system == row.system if system else in_form(checkpoint, row)
+    return row.name in CONTAINERS or kept
 
 
 def _family(
     checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], *, asked: bool,
+    written: Mapping[str, str], asked: Mapping[str, str], *, renamed: bool,
 ) -> Family | None:  # fmt: skip
     if wish.family == NONE:
         return None
-    if wish.family_file:
-        return load_family_file(wish.family_file)
-    if wish.family:
-        return load_family(wish.family)
+    if wish.family_file or wish.family:
+        return load_family_file(wish.family_file) if wish.family_file else load_family(wish.family or "")
     name = written.get("family") or (family_of_config(config) if config else None)
     if name in families():
         return load_family(name or "")
-    if {row.name, checkpoint.detection.format} & CONTAINERS and not (asked or wish.explicit):
+    if _plain(checkpoint, row) and not (asked or wish.explicit):
         return None
     if name is not None:
         raise UsageError(
             f"the checkpoint was written with family {name!r}, which a family file declares", uri=checkpoint.uri,
-            cure=f"pass that --family-file, or keep the tree with --family {NONE}",
+            cure=f"pass that --family-file, or keep the tree with --family {NONE} and a container: --to orbax",
         )  # fmt: skip
+    if model_named(config):
+        if renamed and not asked:
+            return None
+        checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
+        raise no_layout(checkpoint, row, wish)
+    return _fitting(checkpoint, row, asked=bool(asked))
+
+
+def _fitting(checkpoint: Checkpoint, row: Format, *, asked: bool) -> Family | None:
+    """The only family whose layouts fit every tensor; None if none does."""
     fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
             uri=checkpoint.uri,
-            cure=f"choose with --family {fitting[0].name}, or keep the tree with --family {NONE}",
+            cure=f"choose with --family {fitting[0].name} or another of them, pass the model's config with --config, "
+            "or keep the tree in a container with --to orbax",
         )
     if not fitting and asked:
         raise UsageError(
@@ -168,12 +176,16 @@ def _written(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     """Whether source and target are the same system: then any of several fitting families can be used."""
-    return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
+    return _source(family, checkpoint) is system_of_format(family, row.name)
+
+
+def _source(family: Family, checkpoint: Checkpoint) -> System | None:
+    return system_of_tree(family, checkpoint.detection.format, checkpoint.manifest)
 
 
 def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
-    source = system_of_format(family, checkpoint.detection.format)
+    source = _source(family, checkpoint)
     target = system_of_format(family, row.name)
     if source is None or target is None:
         return False
@@ -190,13 +202,17 @@ def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
 
 
 def _systems(
-    family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest
+    family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, renamed: bool
 ) -> tuple[System, System] | None:
-    source = system_of_format(family, checkpoint.detection.format)
-    target = system_of_format(family, row.name)
+    source = _source(family, checkpoint)
+    target = _target(family, row, checkpoint, source)
     if source is not None and target is not None:
         return source, target
-    if wish.explicit:
+    foreign = system_of(checkpoint.detection.format) != row.system
+    foreign = foreign and not (renamed or _plain(checkpoint, row))
+    if target is None and row.system and (foreign or wish.explicit):
+        raise no_layout(checkpoint, row, wish, family=family.name)
+    if foreign or wish.explicit:
         lacking = row.name if target is None else checkpoint.detection.format
         raise UnrepresentableError(
             f"family {family.name} has no system with checkpoints of format {lacking}",
@@ -204,3 +220,10 @@ def _systems(
             cure=f"choose one of: {', '.join(sorted(family.systems))}, or declare others with --family-file",
         )
     return None
+
+
+def _target(family: Family, row: Format, checkpoint: Checkpoint, source: System | None) -> System | None:
+    """The target's system; a container keeps the source's if it is the same, or declared for that system."""
+    formats = (checkpoint.detection.format, *(source.formats if source else ()))
+    keeps = row.name in CONTAINERS and source is not None and row.name in formats
+    return source if keeps else system_of_format(family, row.name)

@@ -101,6 +101,8 @@ class LayoutView(View):
         snippet: code that loads the result with the target's own software.
     """
 
+    laid_out = True
+
     def __init__(
         self,
         source: Checkpoint,

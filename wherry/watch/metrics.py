@@ -25,7 +25,7 @@ from wherry.config.file import config_file
 from wherry.config.settings import configured
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
-from wherry.ledger.replay import FAILURE, RUN, passed
+from wherry.ledger.replay import FAILURE, RUN, failed
 from wherry.storage.ages import age_of
 from wherry.storage.durable import replace
 from wherry.storage.sidecar import read_sidecar
@@ -266,7 +266,7 @@ def _count(tally: _Tally, statement: Statement) -> None:
         _count_conversion(tally, body, statement.time)
     elif kind == "verification":
         outcome = body["verification"]
-        if not passed(outcome):
+        if failed(outcome):
             tally.add("wherry_failures_total", stage="verification")
     elif kind == "note":
         _count_note(tally, body, statement.time)

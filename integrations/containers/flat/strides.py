@@ -16,7 +16,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
-from wherry.formats.reader import Extent
+from wherry.formats.reader import Extent, RangeChecksum
 from wherry.integrations.containers.flat.pack import read_region, read_stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.storage.stores import LocalStore
@@ -120,13 +120,15 @@ class StridedReader(FilesReader):
         return _words(self.placed[spec.path], spec.whole, spec).tobytes()
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The one extent of a raw tensor, with the CRC of its storage if the tensor covers all of it."""
+        """The one extent of a raw tensor, with the CRC of its storage, which it may share with other tensors."""
         tensor = self.placed[spec.path]
         if not tensor.raw:
             return None
-        width = dtypes.bits(tensor.dtype) // 8
-        crc = tensor.crc if tensor.crc and tensor.whole else None
-        return (Extent(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
+        start = tensor.start + tensor.offset * (dtypes.bits(tensor.dtype) // 8)
+        if tensor.crc and not tensor.whole:
+            storage = RangeChecksum(tensor.start, tensor.length, tensor.crc)
+            return (Extent(tensor.file, start, spec.nbytes, within=storage),)
+        return (Extent(tensor.file, start, spec.nbytes, tensor.crc or None),)
 
     def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
         """Verify the CRC of a storage at the first read of a tensor that has no extent."""

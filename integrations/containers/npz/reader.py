@@ -15,7 +15,7 @@ from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
-from wherry.integrations.containers.npz.writer import SUFFIX
+from wherry.integrations.containers.npz.writer import SUFFIX, leaves_folder
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
 from wherry.mover.checksums import combine
 from wherry.mover.output import as_bytes
@@ -80,6 +80,12 @@ def read_contents(location: Location) -> NpzContents:
 
 
 def _add(member: Member, start: int, location: Location, contents: NpzContents) -> None:
+    if leaves_folder(member.name):
+        raise HostileError(
+            f"zip member {member.name!r} would leave the folder into which the archive is unpacked",
+            uri=location.uri,
+            cure="do not unpack this file",
+        )
     if not member.name.endswith(SUFFIX):
         raise UnsupportedError(
             f"zip member {member.name!r} is not an array: expected a name that ends in {SUFFIX}",
@@ -150,11 +156,13 @@ class NpzReader(FilesReader):
         location: the file.
         contents: its contents.
         files: the file itself, as an entry.
+        sound: members whose CRC was verified.
     """
 
     location: Location
     contents: NpzContents
     files: tuple[Entry, ...]
+    sound: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """A region. The CRC of a stored member is verified when it is read whole, that of a deflated one always."""
@@ -196,7 +204,7 @@ class NpzReader(FilesReader):
 
     @property
     def _raw(self) -> StridedReader:
-        return StridedReader(self.location, self.contents.placed, self.files)
+        return StridedReader(self.location, self.contents.placed, self.files, sound=self.sound)
 
     def _check(self, spec: TensorSpec, data: np.ndarray) -> None:
         placed = self.contents.placed[spec.path]

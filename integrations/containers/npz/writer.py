@@ -12,6 +12,7 @@ that elements begin at a multiple of 64 in the file. Source: numpy.lib._npyio_im
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -149,6 +150,11 @@ class NpzWriter(FlatFilesWriter):
             yield _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
         few = min(count, _MANY)
         yield _END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a member of this name would be unpacked outside of the folder."""
+    return name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name)
 
 
 def _placed(spec: TensorSpec, at: int) -> _Member:

@@ -28,6 +28,7 @@ _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 _MOST_BYTES = 1 << 29  # of a decoded node; Orbax's limit is 100 MB
 _MOST_HEIGHT = 16
 _UNCOMPRESSED, _ZSTD = 0, 1
+_LONG = 0x80  # set in every byte of a number but the last
 _CURE = "copy the checkpoint again, or use another step"
 
 
@@ -56,7 +57,7 @@ class _Body:
         while True:
             (byte,) = self.take(1)
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004  the last byte of a number
+            if byte < _LONG:  # the last byte of a number
                 return value
             shift += 7
 
@@ -68,7 +69,15 @@ class _Body:
                 uri=self.uri,
                 cure=_CURE,
             )
-        return [self.varint() for _ in range(count)]
+        numbers: list[int] = []
+        for _ in range(count):
+            byte = self._data[self._at] if self._at < len(self._data) else _LONG
+            if byte < _LONG:  # almost all numbers
+                self._at += 1
+                numbers.append(byte)
+            else:
+                numbers.append(self.varint())
+        return numbers
 
 
 def read_database(location: Location, check: Callable[[Reference], None]) -> Iterator[tuple[bytes, Value]]:

@@ -173,12 +173,22 @@ def _keys(keys: Sequence[bytes], between: bytes = b"") -> bytes:
 
 def _common(one: bytes, other: bytes) -> int:
     """Length of the prefix that two keys share."""
-    same = min(len(one), len(other))
-    return next((at for at in range(same) if one[at] != other[at]), same)
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _varints(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(_varint, numbers))
+    return b"".join([_SHORT[number] if number < _LONG else _varint(number) for number in numbers])
+
+
+_LONG = 1 << 7  # numbers that take more than one byte
+_SHORT = [bytes([number]) for number in range(_LONG)]
 
 
 def _varint(number: int) -> bytes:

@@ -1,10 +1,11 @@
-"""Recognises from the key paths of a tree the objects that held it: Flax boxes, NNX variables, Penzai arrays.
+"""Recognises from the key paths of a tree what held it: Flax boxes, NNX variables, Penzai arrays, PyTorch modules.
 
 Facts (from files of each release): a linen box (`nn.Partitioned`, `LogicallyPartitioned`) is a node with
 the one child `value`; its axis names are lost, and some parameters of a tree may have no box. A saved
 `nnx.State` wraps every variable: `raw_value` in Flax 0.8, `value` since 0.9. A Penzai `NamedArray` keeps only its
-`data_array`. A parameter may be named `value`, so a node counts only if it has no other child. The key paths are
-not changed; the marks are evidence only.
+`data_array`. A parameter may be named `value`, so a node counts only if it has no other child. Hugging Face names a
+tensor by the modules that hold it, in one part: `model.norm.weight`. The key paths are not changed; the marks are
+evidence only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped", "wrappers"]
 NAMED_ARRAY = "data_array"
 _PARAMS = "params"
+_OF_MODULES = (".weight", ".bias")
 
 
 def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
@@ -38,6 +40,14 @@ def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
     if named:
         found.append(
             Evidence(".", f"{named} of {len(every)} arrays are Penzai NamedArrays (`{NAMED_ARRAY}`)")
+        )
+    modules = sum(len(path) == 1 and path[0].endswith(_OF_MODULES) for path in every)
+    if 2 * modules > len(every):
+        found.append(
+            Evidence(
+                ".",
+                f"{modules} of {len(every)} arrays have names of PyTorch modules, as Hugging Face has them",
+            )
         )
     return found
 

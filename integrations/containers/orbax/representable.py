@@ -20,10 +20,28 @@ if TYPE_CHECKING:
 LOCK_SUFFIX = ".__lock"  # tensorstore ignores such files, as temporary files that it has not renamed yet
 _INT64 = range(-(1 << 63), 1 << 63)
 _WHOLE_MIB = 1 << 20
+_LONGEST_NAME = 255  # bytes of a file name
+_SHOWN = 60  # characters of a name in an error
+# Endings of the files by which folders of other systems are recognised.
+_WEIGHTS = (".safetensors", ".index.json", ".bin", ".msgpack", ".pth", ".distcp")
 
 
-def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") -> None:
+def refuse_unrepresentable(
+    manifest: Manifest,
+    options: Options,
+    uri: str = "",
+    *,
+    top: bool = True,
+    cure: str = "omit --set ocdbt=false",
+) -> None:
     """Refuse a manifest with leaves that Orbax cannot hold or would lose.
+
+    Args:
+        manifest: what will be written.
+        options: of the Orbax writer.
+        uri: the target, for errors.
+        top: whether arrays may lie at the top of the checkpoint, where files of other systems would be.
+        cure: what to do where a key path cannot be a folder.
 
     Raises:
         UnrepresentableError: a dtype or value, a tensor without elements, or two leaves with the same name.
@@ -47,26 +65,30 @@ def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") 
         if isinstance(value, int) and value not in _INT64:
             raise UnrepresentableError(f"{value} exceeds 64 bits", uri=uri, path=render(path))
     if not options["ocdbt"]:
-        _refuse_file_names(names, uri)
+        _refuse_file_names(names, uri, top=top, cure=cure)
 
 
-def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
-    """Without OCDBT a name is a folder: it must stay inside, not be a file of Orbax, and not contain another array.
+def _refuse_file_names(names: dict[str, KeyPath], uri: str, *, top: bool, cure: str) -> None:
+    """Without OCDBT a name is a folder: it must stay inside, fit a file system, and not contain another array.
 
-    A single leaf with the empty name is stored in the item folder itself.
+    At the top it must be no file of Orbax, nor named like weights of another system, as which the folder would then be
+    detected. A single leaf with the empty name is stored in the item folder itself.
     """
     for name, path in names.items():
         parts = name.split("/")
         inside_another = any("/".join(parts[:depth]) in names for depth in range(1, len(parts)))
-        odd = any(part in ("", ".", "..") or part.endswith(LOCK_SUFFIX) for part in parts) or "\0" in name
+        odd = any(map(_unfit, parts)) or (top and parts[0].endswith(_WEIGHTS))
         alone = not name and len(names) == 1
         if not alone and (odd or inside_another or reserved(parts[0])):
             raise UnrepresentableError(
-                f"{name!r} cannot be the folder of an array",
-                uri=uri,
-                path=render(path),
-                cure="omit --set ocdbt=false",
+                f"{name[:_SHOWN]!r} cannot be the folder of an array", uri=uri, path=render(path), cure=cure
             )
+
+
+def _unfit(part: str) -> bool:
+    """Whether a part of a name cannot be the name of a folder."""
+    long = len(part.encode(errors="surrogatepass")) > _LONGEST_NAME
+    return part in ("", ".", "..") or part.endswith(LOCK_SUFFIX) or "\0" in part or long
 
 
 def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:

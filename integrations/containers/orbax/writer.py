@@ -29,6 +29,7 @@ from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
 from wherry.integrations.containers.zarr.store import ChunkStore, DatabaseChunks, FileChunks, sync_everything
+from wherry.integrations.containers.zarr.stream import StoredChunk, encoded_chunk
 from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
+    from wherry.formats.reader import EncodedChunk
     from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
@@ -57,11 +59,12 @@ class OrbaxWriter:
         self._chunks = {
             path: spec.chunks or chunks_of(spec, options["chunks"]) for path, spec in manifest.tensors.items()
         }
+        compression = options["compression"]
         self._metadata = {
-            path: self._described(spec, self._chunks[path], options["compression"])
+            path: new.text(spec.dtype, spec.shape, self._chunks[path], self._version, compression)
             for path, spec in manifest.tensors.items()
         }
-        self._arrays = {path: self._parsed(metadata) for path, metadata in self._metadata.items()}
+        self._arrays = {path: self._parsed(text) for path, text in self._metadata.items()}
         self._scalars = {path: value for path, value in manifest.values.items() if type(value) in _SCALARS}
         self._encoder = ChunkEncoder(options["compression"], self._version)
         make_folder(staging)
@@ -81,9 +84,18 @@ class OrbaxWriter:
         spec, chunks = self._manifest.tensors[path], self._chunks[path]
         if isinstance(where, Span) or not self._encoder.unchanged(where, chunks):
             return None
-        file, offset = self._store.place(self._key(path, where))
+        stored = self._store.place(self._key(path, where))
         nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(where)))
-        return (Extent(self._staging.join(file), offset, nbytes),)
+        return (Extent(self._staging.join(stored.file), stored.offset, nbytes),)
+
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """A compressed chunk; None for one that is stored as it is."""
+        if self._encoder.plain:
+            return None
+        key = self._key(path, where)
+        found = self._store.place(key)
+        stored = StoredChunk(self._staging.join(found.file), found.offset, found.length, key)
+        return encoded_chunk(self._arrays[path], where, stored)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write one chunk.
@@ -96,7 +108,11 @@ class OrbaxWriter:
         if isinstance(where, Span):
             raise UsageError("Orbax arrays are written by chunks, not spans", path=spec.name)
         _require_one_chunk(spec, where, chunks)
-        size = self._arrays[path].chunk_nbytes if self._encoder.plain else 0
+        array = self._arrays[path]
+        if self._encoder.plain and len(data) == array.chunk_nbytes:  # nothing is encoded or padded
+            self._store.put(self._key(path, where), data, len(data))
+            return
+        size = array.chunk_nbytes if self._encoder.plain else 0
         self._store.put(self._key(path, where), self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def sync(self) -> None:
@@ -124,7 +140,7 @@ class OrbaxWriter:
 
     def _key(self, path: KeyPath, where: Region) -> str:
         chunks = self._chunks[path]
-        index = tuple(part.start // chunk for part, chunk in zip(where, chunks, strict=True))
+        index = tuple([part.start // chunk for part, chunk in zip(where, chunks, strict=True)])
         return f"{_prefix(path)}{self._arrays[path].key(index)}"
 
     def _open_store(self) -> ChunkStore:
@@ -146,21 +162,16 @@ class OrbaxWriter:
 
         name = zarr.METADATA_NAMES[self._version]
         for path, metadata in self._metadata.items():
-            yield f"{_prefix(path)}{name}", json.dumps(metadata).encode()
+            yield f"{_prefix(path)}{name}", metadata
         for path, value in self._scalars.items():
             spec = TensorSpec(path, (), _SCALARS[type(value)])
-            metadata = self._described(spec, (), "none")
-            yield f"{_prefix(path)}{name}", json.dumps(metadata).encode()
+            metadata = new.text(spec.dtype, (), (), self._version, "none")
+            yield f"{_prefix(path)}{name}", metadata
             data = numpy.asarray(value, dtypes.numpy_dtype(spec.dtype)).tobytes()
             yield f"{_prefix(path)}{self._parsed(metadata).key(())}", data
 
-    def _described(
-        self, spec: TensorSpec, chunks: tuple[int, ...], compression: new.Compression
-    ) -> zarr.JsonObject:
-        return new.build(spec.dtype, spec.shape, chunks, version=self._version, compression=compression)
-
-    def _parsed(self, metadata: zarr.JsonObject) -> zarr.ZarrArray:
-        return zarr.parse(json.dumps(metadata).encode(), self._version, self._staging.uri)
+    def _parsed(self, metadata: bytes) -> zarr.ZarrArray:
+        return zarr.parse(metadata, self._version, self._staging.uri)
 
     def _small_files(self) -> Iterator[tuple[str, str]]:
         manifest = self._manifest

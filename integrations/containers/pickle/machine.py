@@ -37,9 +37,8 @@ _FREE_WORK = 1_000_000
 _WORK_A_BYTE = 4
 _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
-_STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _WORD, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = (
-    b".\x94hjK\x8c)\x85\x86"
-)
+_STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
+_MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD, _NEWOBJ = b"(}urb\x81"
 
 
 class Machine:
@@ -57,32 +56,49 @@ class Machine:
         self._far = rules.far or MAX_PIECE
         self._work = 0
 
-    def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901  each branch saves millions of calls
+    def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912  each branch saves millions of calls
         """Interpret opcodes up to STOP; return the one value that is then on the stack."""
-        data, memo, position, size = self.data, self.memo, self.position, self.size
+        data, memo, position, size, stack = self.data, self.memo, self.position, self.size, self.stack
         for _ in range(MAX_OPCODES):
             if position >= size:
                 raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
             opcode = data[position]
             position += 1
-            if opcode == _MEMOIZE:
-                memo[len(memo)] = self.stack[-1]
-            elif opcode == _BINGET:
-                self.stack.append(memo[data[position]])
+            if opcode == _BINGET:
+                stack.append(memo[data[position]])
                 position += 1
+            elif opcode == _MEMOIZE:
+                memo[len(memo)] = stack[-1]
             elif opcode == _LONG_BINGET:
-                self.stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
+                stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
                 position += 4
             elif opcode == _BININT1:
-                self.stack.append(data[position])
+                stack.append(data[position])
                 position += 1
             elif opcode == _EMPTY_TUPLE:
-                self.stack.append(())
+                stack.append(())
+            elif opcode == _EMPTY_DICT:
+                stack.append({})
+            elif opcode == _MARK:
+                self.push_mark()
+                stack = self.stack
+            elif opcode == _SETITEMS:
+                items = self.pop_mark()
+                stack = self.stack
+                self.set_items(items)
+            elif opcode == _BUILD:
+                self.build()
+            elif opcode == _NEWOBJ:
+                self.position = position
+                self.call(stack.pop())
             elif opcode == _TUPLE1:
-                self.stack[-1] = (self.stack[-1],)
+                stack[-1] = (stack[-1],)
             elif opcode == _TUPLE2:
-                last = self.stack.pop()
-                self.stack[-1] = (self.stack[-1], last)
+                last = stack.pop()
+                stack[-1] = (stack[-1], last)
+            elif opcode == _LONG_BINPUT:
+                memo[int.from_bytes(data[position : position + 4], "little")] = stack[-1]
+                position += 4
             else:
                 self.position = position
                 if opcode == _STOP:
@@ -91,7 +107,7 @@ class Machine:
                 if act is None or (opcode in _HOSTILE and self.rules.survey is None):
                     raise _refused(opcode, position - 1)
                 act(self)
-                position = self.position
+                position, stack = self.position, self.stack
         raise HostileError(
             f"the pickle exceeds the limit of {MAX_OPCODES} opcodes", cure="do not use this file"
         )

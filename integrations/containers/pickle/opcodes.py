@@ -133,11 +133,6 @@ def _set_item(m: Machine) -> None:
     m.set_items([key, value])
 
 
-def _set_items(m: Machine) -> None:
-    items = m.pop_mark()
-    m.set_items(items)
-
-
 def _call(m: Machine) -> None:
     m.call(m.stack.pop())
 
@@ -179,7 +174,6 @@ _I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
 _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("\x80"): Machine.protocol,
     ord("\x95"): Machine.frame,
-    ord("("): Machine.push_mark,
     ord("0"): Machine.drop,
     ord("1"): _drop_group,
     ord("2"): lambda m: m.push(m.stack[-1]),
@@ -207,7 +201,6 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("T"): _old_text(_U4),
     ord("U"): _old_text(U1),
     ord("]"): _constant(list),
-    ord("}"): _constant(dict),
     ord("\x8f"): _empty_set,
     ord("a"): lambda m: m.extend([m.stack.pop()]),
     ord("e"): lambda m: m.extend(m.pop_mark()),
@@ -216,19 +209,15 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("\x87"): _tuple3,
     ord("d"): _dict_from_mark,
     ord("s"): _set_item,
-    ord("u"): _set_items,
     ord("\x90"): lambda m: m.add_items(m.pop_mark()),
     ord("\x91"): lambda m: m.push(frozenset(checked_key(item) for item in m.pop_mark())),
     ord("q"): lambda m: m.put(m.number(U1)),
-    ord("r"): lambda m: m.put(m.number(_U4)),
     ord("p"): lambda m: m.put(int(m.line())),
     ord("g"): lambda m: m.push(m.memo[int(m.line())]),
     ord("c"): lambda m: m.push_global(m.line(), m.line()),
     ord("\x93"): _stack_global,
     ord("R"): _call,
-    ord("\x81"): _call,
     ord("\x92"): _new_object_ex,
-    ord("b"): Machine.build,
     ord("Q"): lambda m: m.persistent(m.stack.pop()),
     ord("P"): lambda m: m.persistent(m.line()),
     ord("i"): _instance,

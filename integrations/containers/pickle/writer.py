@@ -1,8 +1,8 @@
 """Emits pickles of protocol 2 opcode by opcode, so that the same values give the same bytes on any Python.
 
 It covers what checkpoints need: plain scalars and containers, globals by name, calls of them, and objects that are
-created empty and given a state. Only globals and repeated strings go into the memo, because Python's own memo depends
-on the identity of objects. Torch's `weights_only=True` reader knows every opcode used here.
+created empty and given a state. Only globals, repeated strings and the objects of `shared` go into the memo, because
+Python's own memo depends on the identity of objects. Torch's `weights_only=True` reader knows every opcode used here.
 Source of the opcodes: the documentation strings of CPython's `pickletools`.
 """
 
@@ -26,6 +26,7 @@ class PickleWriter:
     def __init__(self) -> None:
         self._out = bytearray(b"\x80\x02")
         self._memo: dict[object, bytes] = {}
+        self._copies: dict[object, bytes] = {}
 
     def raw(self, opcodes: bytes) -> None:
         """Append opcodes unchanged."""
@@ -33,11 +34,46 @@ class PickleWriter:
 
     def name(self, module: str, name: str) -> None:
         """A global."""
-        self._remembered((module, name), f"c{module}\n{name}\n".encode)
+        known = self._memo.get((module, name))
+        if known is None:
+            self._out += f"c{module}\n{name}\n".encode()
+            self._remember((module, name))
+        else:
+            self._out += known
 
     def word(self, text: str) -> None:
         """A string that is repeated, and therefore in the memo."""
-        self._remembered(text, partial(_text, text))
+        known = self._memo.get(text)
+        if known is None:
+            self._out += _text(text)
+            self._remember(text)
+        else:
+            self._out += known
+
+    def shared(self, key: object, emit: Callable[[], None]) -> None:
+        """One object wherever the same key is given; it must be one that no reader changes.
+
+        Args:
+            key: identifies the object in this pickle; not a string, nor the names of a global.
+            emit: emits it, the first time.
+        """
+        known = self._memo.get(key)
+        if known is None:
+            emit()
+            self._remember(key)
+        else:
+            self._out += known
+
+    def copied(self, key: object, emit: Callable[[], None]) -> None:
+        """Opcodes that are equal wherever the same key is given, once all that they remember is in the memo."""
+        known = self._copies.get(key)
+        if known is not None:
+            self._out += known
+            return
+        start, remembered = len(self._out), len(self._memo)
+        emit()
+        if len(self._memo) == remembered:
+            self._copies[key] = bytes(self._out[start:])
 
     def value(self, value: Any) -> None:
         """A plain value: None, bool, int, float, str, list, tuple, or dict of such.
@@ -98,21 +134,26 @@ class PickleWriter:
     def state(self, module: str, name: str, fields: Iterable[tuple[str, Callable[[], None]]]) -> None:
         """An object of a class, created empty and given attributes."""
         self.name(module, name)
-        self._out += b")\x81"
-        self.mapping((partial(self.word, word), emit) for word, emit in fields)
+        self._out += b")\x81}"
+        at = len(self._out)
+        for word, emit in fields:
+            self.word(word)
+            emit()
+        if len(self._out) > at:
+            self._out[at:at] = b"("
+            self._out += b"u"
         self._out += b"b"
 
     def done(self) -> bytes:
         """The whole pickle."""
         return bytes(self._out) + b"."
 
-    def _remembered(self, key: object, emit: Callable[[], bytes]) -> None:
-        if key in self._memo:
-            self._out += self._memo[key]
-            return
+    def _remember(self, key: object) -> None:
+        """Put the last value into the memo."""
         at = len(self._memo)
-        self._memo[key] = b"h" + bytes([at]) if at < _U1 else b"j" + _U4.pack(at)
-        self._out += emit() + (b"q" + bytes([at]) if at < _U1 else b"r" + _U4.pack(at))
+        get, put, number = (b"h", b"q", bytes([at])) if at < _U1 else (b"j", b"r", _U4.pack(at))
+        self._memo[key] = get + number
+        self._out += put + number
 
 
 def _text(text: str) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core.keypath import render
@@ -266,6 +266,18 @@ def pickled(root: Any) -> tuple[bytes, list[TensorSpec]]:
     out, specs = PickleWriter(), list[TensorSpec]()
     _emit(out, root, specs)
     return out.done(), specs
+
+
+def alike(node: Any) -> tuple[bytes, list[TensorSpec]]:
+    """As `pickled`; the pickles of tensors of one dtype and shape are equal, and made once."""
+    if isinstance(node, TensorSpec):
+        return _tensor_pickle(node.dtype, node.shape), [node]
+    return pickled(node)
+
+
+@lru_cache(1 << 12)
+def _tensor_pickle(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return pickled(TensorSpec((), shape, dtype))[0]
 
 
 def _emit(out: PickleWriter, node: Any, specs: list[TensorSpec]) -> None:

@@ -11,8 +11,10 @@ reader requires it. Source: torch/serialization.py, torch/_utils.py and archives
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
@@ -22,8 +24,10 @@ from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFile
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
     ALIGNMENT,
+    ArchiveForm,
     ArchivePlan,
     MemberRecord,
+    SmallFrame,
     frame,
     lay_out,
     small,
@@ -31,7 +35,7 @@ from wherry.integrations.containers.zip.write import (
 from wherry.mover.checksums import PieceCrc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
@@ -79,7 +83,7 @@ def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[MemberRe
         small(f"{ROOT}/.storage_alignment", b"%d" % ALIGNMENT),
         small(f"{ROOT}/byteorder", b"little"),
         *(
-            MemberRecord(f"{ROOT}/data/{index}", None, spec.nbytes, spec.path)
+            MemberRecord(f"{ROOT}/data/{index}", None, spec.nbytes)
             if spec.nbytes
             else small(f"{ROOT}/data/{index}", b"")
             for index, spec in enumerate(specs)
@@ -100,18 +104,23 @@ def place_archives(
         The archives, and the size of the file.
     """
     plans: list[ArchivePlan] = []
+    forms: dict[tuple[bytes, tuple[int, ...]], ArchiveForm] = {}
     end = 0
     for pickle, specs in contents:
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        plans.append(lay_out(archive_records(pickle, specs), start))
-        end = start + plans[-1].length
+        kind = (pickle, tuple([spec.nbytes for spec in specs]))
+        form = forms.get(kind)
+        if form is None:
+            form = forms[kind] = lay_out(archive_records(pickle, specs))
+        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes])))
+        end = start + form.length
     return plans, end
 
 
 class _RecordPlace(NamedTuple):
     file: str
     start: int
-    crc: PieceCrc
+    size: int
 
 
 class ArchivesWriter(FlatFilesWriter):
@@ -134,16 +143,23 @@ class ArchivesWriter(FlatFilesWriter):
         self._folder = Path(folder.path)
         self._plans = {name: plans for name, (plans, _) in files.items()}
         self._places = {
-            slot.record.path: _RecordPlace(name, plan.start + slot.data, PieceCrc(slot.record.size))
+            path: _RecordPlace(name, plan.start + slot.data, slot.record.size)
             for name, plans in self._plans.items()
             for plan in plans
-            for slot in plan.slots
-            if slot.record.path is not None
+            for path, slot in plan.tensors()
         }
+        self._pieces: dict[KeyPath, PieceCrc] = {}  # of tensors that are not written at once
+        self._lock = threading.Lock()
         self._crcs: dict[KeyPath, int] = {}  # known when the archives are complete
-        # Archives of one tensor, as the items of DCP files: they can be written with its data.
-        self._single = {paths[0]: plan for plan in self._every() if len(paths := _tensors(plan)) == 1}
-        self._framed: set[int] = set()  # ids of the archives that are written
+        # Archives of one small tensor, as the items of DCP files, are written with its data.
+        self._small = {
+            plan.paths[0]: plan
+            for plans in self._plans.values()
+            for plan in plans
+            if len(plan.paths) == 1 and self._places[plan.paths[0]].size < SMALL
+        }
+        self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
+        self._framed: set[ArchivePlan] = set()  # the archives that are written
         self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
@@ -156,7 +172,7 @@ class ArchivesWriter(FlatFilesWriter):
         place = self._places.get(path)
         if place is None or not isinstance(where, Span):
             return None
-        crc = self._crcs.get(path) if where.nbytes == place.crc.size else None
+        crc = self._crcs.get(path) if where.nbytes == place.size else None
         return (Extent(self._home.join(place.file), place.start + where.start, where.nbytes, crc),)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
@@ -171,44 +187,49 @@ class ArchivesWriter(FlatFilesWriter):
         if not data:
             return  # tensors without elements have no offset
         place = self._places[path]
-        if not 0 <= where.start <= where.stop <= place.crc.size:
+        if not 0 <= where.start <= where.stop <= place.size:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
-        place.crc.update(where.start, data)
-        if len(data) == place.crc.size < SMALL and path in self._single:
-            self._write_archive(self._single[path], path, data)
+        small = self._small.get(path)
+        if small is not None and len(data) == place.size:
+            self._write_archive(small, place, data)
         else:
+            if small is not None:
+                self._framed.discard(small)
+            self._piece_crc(path).update(where.start, data)
             self._files.write(place.file, place.start + where.start, data)
 
-    def _write_archive(self, plan: ArchivePlan, path: KeyPath, data: memoryview) -> None:
+    def _write_archive(self, plan: ArchivePlan, place: _RecordPlace, data: memoryview) -> None:
         """Write the archive of one small tensor at once: written later, its frame would read each block again."""
-        place = self._places[path]
-        (start, head), (_, tail) = frame(plan, {path: self._crc(place)})
-        self._files.write(place.file, start, b"".join([head, data, tail]))
-        self._framed.add(id(plan))
+        around = self._frames[plan.form]
+        whole = b"".join([around.head, data, around.tail(crc32(data))])
+        self._files.write(place.file, plan.start, whole)
+        self._framed.add(plan)
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs."""
         for name, plans in self._plans.items():
             for plan in plans:
-                if id(plan) in self._framed:
+                if plan in self._framed:
                     continue
-                crcs = {path: self._crc(self._places[path]) for path in _tensors(plan)}
+                crcs = {path: self._crc(path) for path in plan.paths}
                 self._crcs |= crcs
                 for offset, run in frame(plan, crcs):
                     self._files.write(name, offset, run)
         self._files.finish()
 
-    def _every(self) -> Iterator[ArchivePlan]:
-        return (plan for plans in self._plans.values() for plan in plans)
+    def _piece_crc(self, path: KeyPath) -> PieceCrc:
+        with self._lock:
+            known = self._pieces.get(path)
+            if known is None:
+                known = self._pieces[path] = PieceCrc(self._places[path].size)
+            return known
 
-    def _crc(self, place: _RecordPlace) -> int:
+    def _crc(self, path: KeyPath) -> int:
         """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
-        base = place.start
-        return place.crc.value(lambda start, stop: self._files.read(place.file, base + start, base + stop))
-
-
-def _tensors(plan: ArchivePlan) -> list[KeyPath]:
-    return [slot.record.path for slot in plan.slots if slot.record.path is not None]
+        place = self._places[path]
+        return self._piece_crc(path).value(
+            lambda start, stop: self._files.read(place.file, place.start + start, place.start + stop)
+        )
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class ChunkEncoder:
         own = self._own
         if not hasattr(own, "compress"):
             own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
-        bound = len(data) + len(data) // 8 + _SLACK  # zlib-ng needs nine bits for an incompressible byte
+        bound = len(data) + len(data) // 8 + _SLACK
         if len(own.buffer) < bound:
             own.buffer = memoryview(mmap.mmap(-1, bound))  # page-aligned, for direct I/O
         return own.compress(data, own.buffer)
@@ -108,9 +108,9 @@ def _zstd(*, checksum: bool) -> _Compress:
 
 
 def _gzip(data: memoryview, into: memoryview) -> memoryview:
-    from zlib_ng import zlib_ng
+    from isal import isal_zlib
 
-    engine, done = zlib_ng.compressobj(_LEVEL, zlib_ng.DEFLATED, _GZIP), 0
+    engine, done = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP), 0
     for start in range(0, len(data) + 1, _SLACK):
         part = engine.compress(data[start : start + _SLACK]) if start < len(data) else engine.flush()
         into[done : done + len(part)] = part

@@ -56,6 +56,8 @@ class Listing:
     location: Location
     values: dict[str, Value]
     _entries: dict[str, dict[str, Entry]] = field(default_factory=dict[str, dict[str, "Entry"]])
+    _places: dict[str, Location] = field(default_factory=dict[str, "Location"])
+    _sizes: dict[str, int] = field(default_factory=dict[str, int])
 
     def lack(self, key: str) -> str | None:
         """Why a value cannot be read, or None if its bytes exist."""
@@ -90,7 +92,18 @@ class Listing:
         reason = self.lack(key)
         if reason or value.file is None:
             raise IncompleteError(f"cannot read {key}: {reason}", uri=self.location.uri)
-        return self.location.member(value.file).read(value.offset, value.offset + value.length)
+        return self.place(value.file).read(value.offset, value.offset + value.length)
+
+    def place(self, file: str) -> Location:
+        """The location of a file.
+
+        Raises:
+            HostileError: its name points outside the folder.
+        """
+        place = self._places.get(file)
+        if place is None:
+            place = self._places[file] = self.location.member(file)
+        return place
 
     def size(self, file: str) -> int | None:
         """Size of a file in bytes; None if it is missing.
@@ -98,6 +111,8 @@ class Listing:
         Raises:
             HostileError: the file must not be opened.
         """
+        if file in self._sizes:
+            return self._sizes[file]
         folder, _, name = file.rpartition("/")
         place = self.location.member(folder) if folder else self.location
         if folder not in self._entries:
@@ -106,6 +121,7 @@ class Listing:
         if entry is None:
             return None
         place.require_open(entry)
+        self._sizes[file] = entry.size
         return entry.size
 
 
@@ -132,7 +148,7 @@ def list_ocdbt(location: Location) -> Listing:
     for key, value in read_database(location, lambda node: _require_node(listing, node)):
         name = key.decode("utf-8", "surrogateescape")
         if isinstance(value, Reference):
-            location.member(value.file)
+            listing.place(value.file)
             listing.values[name] = Value(value.length, value.file, value.offset)
         else:
             kept = value if name.endswith(_METADATA_SUFFIXES) else None

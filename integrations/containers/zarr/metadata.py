@@ -24,10 +24,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
-from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
+from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError, WherryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 SHARD_INDEX_BYTES = 16 + 4  # offset and length of the one inner chunk, and a CRC-32C
 STREAMED = frozenset({"none", "zstd", "gzip", "zlib"})
+_REMEMBERED_BYTES = 1 << 12  # of metadata that is parsed once
 _CODECS = frozenset({"zstd", "gzip", "blosc"})
 
 
@@ -60,7 +62,7 @@ class Encoding(NamedTuple):
     inner: tuple[int, ...] | None = None
 
 
-def encoding3(codecs: list[JsonObject], chunks: tuple[int, ...], uri: str) -> Encoding:
+def encoding3(codecs: list[JsonObject], chunks: tuple[int, ...]) -> Encoding:
     """Interpret a zarr 3 codec chain.
 
     Raises:
@@ -68,10 +70,10 @@ def encoding3(codecs: list[JsonObject], chunks: tuple[int, ...], uri: str) -> En
     """
     names = [codec["name"] for codec in codecs]
     if names == ["sharding_indexed"]:
-        return _shards(codecs[0]["configuration"], chunks, uri)
+        return _shards(codecs[0]["configuration"], chunks)
     unknown = [name for name in names if name not in {"bytes", "transpose", "crc32c", *_CODECS}]
     if unknown:
-        raise UnsupportedError(f"unsupported zarr codec {unknown[0]!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr codec {unknown[0]!r}")
     little = all(
         (codec.get("configuration") or {}).get("endian", "little") == "little"
         for codec in codecs
@@ -82,8 +84,8 @@ def encoding3(codecs: list[JsonObject], chunks: tuple[int, ...], uri: str) -> En
     return Encoding(codec, ordered and codec == "none", 0, ordered and codec in STREAMED)
 
 
-def _shards(configuration: JsonObject, chunks: tuple[int, ...], uri: str) -> Encoding:
-    inside, inner = encoding3(configuration["codecs"], chunks, uri), extents(configuration["chunk_shape"])
+def _shards(configuration: JsonObject, chunks: tuple[int, ...]) -> Encoding:
+    inside, inner = encoding3(configuration["codecs"], chunks), extents(configuration["chunk_shape"])
     index = [part["name"] for part in configuration["index_codecs"]] == ["bytes", "crc32c"]
     known = index and configuration.get("index_location", "end") == "end" and inside.inner is None
     whole = len(inner) == len(chunks) and all(
@@ -237,22 +239,34 @@ def parse(data: bytes, version: int, uri: str) -> ZarrArray:
         UnsupportedError: a dtype, codec or grid is not supported.
         HostileError: a size exceeds its limit.
     """
+    try:
+        return _remembered(data, version) if len(data) <= _REMEMBERED_BYTES else _parse(data, version)
+    except WherryError as error:
+        error.uri = uri
+        raise
+
+
+def _parse(data: bytes, version: int) -> ZarrArray:
+    """The same; errors do not name the array yet."""
     if not data.strip():
         raise IncompleteError(
-            "zarr metadata file is empty", uri=uri, cure="copy the checkpoint again, or use another step"
+            "zarr metadata file is empty", cure="copy the checkpoint again, or use another step"
         )
     try:
         fields = json.loads(data)
-        array = _parse2(fields, uri) if version == 2 else _parse3(fields, uri)  # noqa: PLR2004  zarr 2
+        array = _parse2(fields) if version == 2 else _parse3(fields)  # noqa: PLR2004  zarr 2
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, (CorruptError, IncompleteError)):
             raise
-        raise CorruptError(f"invalid zarr {version} metadata: {error!r}", uri=uri) from error
-    _check_sizes(array, uri)
+        raise CorruptError(f"invalid zarr {version} metadata: {error!r}") from error
+    _check_sizes(array)
     return array
 
 
-def dtype_name(string: object, uri: str) -> tuple[str, bool]:
+_remembered = lru_cache(1 << 12)(_parse)  # arrays of one form have equal metadata
+
+
+def dtype_name(string: object) -> tuple[str, bool]:
     """The dtype in wherry for a zarr 2 dtype string, and whether it is big endian.
 
     Raises:
@@ -262,22 +276,21 @@ def dtype_name(string: object, uri: str) -> tuple[str, bool]:
     big = text.startswith(">")
     name = _NAMES.get(f"<{text[1:]}" if big else text)
     if name is None:
-        raise UnsupportedError(f"unsupported zarr dtype {text!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dtype {text!r}")
     return name, big
 
 
-def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
-    name, big = dtype_name(fields["dtype"], uri)
+def _parse2(fields: JsonObject) -> ZarrArray:
+    name, big = dtype_name(fields["dtype"])
     compressor = fields["compressor"]
     codec = "none" if compressor is None else compressor["id"]
     if codec != "none" and codec not in _COMPRESSORS:
-        raise UnsupportedError(f"unsupported zarr compressor {codec!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr compressor {codec!r}")
     if fields.get("filters"):
-        raise UnsupportedError(f"unsupported zarr filters {fields['filters']!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr filters {fields['filters']!r}")
     if fields["order"] not in ("C", "F") or fields["zarr_format"] != 2:  # noqa: PLR2004
         raise CorruptError(
             f"invalid zarr 2 metadata: order {fields['order']!r}, zarr_format {fields['zarr_format']!r}",
-            uri=uri,
         )
     plain = fields["order"] == "C" and not big
     return ZarrArray(
@@ -289,28 +302,26 @@ def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
         raw=codec == "none" and plain,
         codec=codec,
         prefix="",
-        separator=_separator(fields.get("dimension_separator", "."), uri),
+        separator=_separator(fields.get("dimension_separator", ".")),
         streams=codec in STREAMED and plain,
     )
 
 
-def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
+def _parse3(fields: JsonObject) -> ZarrArray:
     if fields["zarr_format"] != 3 or fields["node_type"] != "array":  # noqa: PLR2004
         raise CorruptError(
             f"invalid zarr 3 metadata: zarr_format {fields['zarr_format']!r}, node_type {fields['node_type']!r}",
-            uri=uri,
         )
     name, grid, encoding = fields["data_type"], fields["chunk_grid"], fields["chunk_key_encoding"]
     if name not in STORABLE:
-        raise UnsupportedError(f"unsupported zarr dtype {name!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dtype {name!r}")
     if grid["name"] != "regular" or encoding["name"] not in ("default", "v2"):
         raise UnsupportedError(
             f"unsupported zarr chunk grid {grid['name']!r} or chunk key encoding {encoding['name']!r}",
-            uri=uri,
         )
     default = encoding["name"] == "default"
     chunks = extents(grid["configuration"]["chunk_shape"])
-    codecs = encoding3(fields["codecs"], chunks, uri)
+    codecs = encoding3(fields["codecs"], chunks)
     return ZarrArray(
         version=3,
         shape=extents(fields["shape"]),
@@ -318,31 +329,26 @@ def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
         dtype=name,
         fill=fields["fill_value"],
         prefix="c" if default else "",
-        separator=_separator(
-            (encoding.get("configuration") or {}).get("separator", "/" if default else "."), uri
-        ),
+        separator=_separator((encoding.get("configuration") or {}).get("separator", "/" if default else ".")),
         **codecs._asdict(),
     )
 
 
-def _separator(value: object, uri: str) -> str:
+def _separator(value: object) -> str:
     if value not in (".", "/"):
-        raise UnsupportedError(f"unsupported zarr dimension separator {value!r}", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dimension separator {value!r}")
     return str(value)
 
 
-def _check_sizes(array: ZarrArray, uri: str) -> None:
+def _check_sizes(array: ZarrArray) -> None:
     if len(array.shape) != len(array.chunks):
-        raise CorruptError(
-            f"rank mismatch in zarr metadata: shape {array.shape}, chunks {array.chunks}", uri=uri
-        )
+        raise CorruptError(f"rank mismatch in zarr metadata: shape {array.shape}, chunks {array.chunks}")
     if any(extent < 0 for extent in array.shape) or any(chunk < 1 for chunk in array.chunks):
-        raise CorruptError(f"invalid zarr metadata: shape {array.shape}, chunks {array.chunks}", uri=uri)
+        raise CorruptError(f"invalid zarr metadata: shape {array.shape}, chunks {array.chunks}")
     total = dtypes.canonical_size(array.dtype, math.prod(array.shape))
     if len(array.shape) > MAX_RANK or total > MAX_BYTES or array.chunk_nbytes > MAX_CHUNK_BYTES:
         raise HostileError(
             f"array of {total} bytes, chunks of {array.chunk_nbytes} bytes and rank {len(array.shape)} exceeds "
             f"the limits of {MAX_BYTES}, {MAX_CHUNK_BYTES} and {MAX_RANK}",
-            uri=uri,
             cure="do not use this checkpoint; no training system writes such arrays",
         )

@@ -7,6 +7,7 @@ is written from one span, and read back as one. zarr 2 gets `fill_value` null, w
 
 from __future__ import annotations
 
+import json
 import math
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -53,6 +54,14 @@ def build(
 
 
 @lru_cache(1 << 12)  # large models have thousands of tensors of each shape
+def text(
+    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], version: int, compression: Compression
+) -> bytes:
+    """The same as it is stored."""
+    return json.dumps(build(dtype, shape, chunks, version=version, compression=compression)).encode()
+
+
+@lru_cache(1 << 12)
 def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tuple[int, ...]:
     """Extents of a chunk of 4 to 8 MiB, cut along the first axes only.
 

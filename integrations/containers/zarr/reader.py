@@ -21,16 +21,17 @@ from wherry.integrations.containers.zarr import kvstore, raw
 from wherry.integrations.containers.zarr import stream as zarr_stream
 from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, ZarrArray
+from wherry.mover.move import cells
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
     import tensorstore as ts
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Block
+    from wherry.formats.reader import Block, EncodedChunk
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.integrations.containers.zarr.listing import Listing
     from wherry.integrations.containers.zarr.metadata import JsonObject
@@ -141,23 +142,18 @@ class ArrayReader(BaseReader):
         if self.inline is not None and spec.path in self.inline.places:
             return self.inline.extents(spec)
         array = self.arrays[spec.path]
-        axis = array.zarr.contiguous_axis()
         listing = self.listing
-        if (
-            not array.zarr.raw
-            or axis is None
-            or listing is None
-            or array.zarr.chunk_count > len(listing.values)
-        ):
+        chunks = None if listing is None else _raw_chunks(array.zarr, len(listing.values))
+        if listing is None or chunks is None:
             return None
+        stored = array.zarr.chunk_nbytes + array.zarr.trailer
         extents: list[Extent] = []
-        for key, length in zip(array.chunk_keys(), _lengths(array.zarr, axis), strict=True):
-            value = listing.values.get(key)
-            if value is None or value.file is None or listing.lack(key):
+        for key, length in chunks:
+            name = f"{array.name}/{key}" if array.name else key
+            value = listing.values.get(name)
+            if value is None or value.file is None or value.length != stored or listing.lack(name):
                 return None
-            if value.length != array.zarr.chunk_nbytes + array.zarr.trailer:
-                return None
-            extents.append(Extent(self.location.member(value.file), value.offset, length))
+            extents.append(Extent(listing.place(value.file), value.offset, length))
         return tuple(extents)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
@@ -193,11 +189,31 @@ class ArrayReader(BaseReader):
         (key,) = array.chunk_keys(cell)
         value = self.listing.values[key]
         if value.file is not None:
-            return zarr_stream.StoredChunk(self.location.member(value.file), value.offset, value.length, key)
+            return zarr_stream.StoredChunk(self.listing.place(value.file), value.offset, value.length, key)
         store = kvstore.store_spec(self.location, ocdbt=self.ocdbt)
         uri = self.location.uri
         data = kvstore.read_value(kvstore.open_store(store, self._context(), uri), key, uri)
         return zarr_stream.StoredChunk(None, 0, len(data), key, data)
+
+    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
+        """The chunks in C order; None if one of them is missing, not in a file, or in no codec that is streamed."""
+        array, listing = self.arrays.get(spec.path), self.listing
+        if array is None or listing is None or not array.zarr.streams:
+            return None
+        found: list[EncodedChunk] = []
+        for key, cell in zip(array.chunk_keys(), cells(spec.whole, array.zarr.chunks), strict=True):
+            chunk = self._encoded(array, listing, key, cell)
+            if chunk is None:
+                return None
+            found.append(chunk)
+        return tuple(found)
+
+    def _encoded(self, array: StoredArray, listing: Listing, key: str, cell: Region) -> EncodedChunk | None:
+        value = listing.values.get(key)
+        if value is None or value.file is None or listing.lack(key):
+            return None
+        stored = zarr_stream.StoredChunk(listing.place(value.file), value.offset, value.length, key)
+        return zarr_stream.encoded_chunk(array.zarr, cell, stored)
 
     def absent(self) -> Iterator[Absent]:
         """Missing chunks; of one tensor at most a thousand chunks are named, the rest is counted."""
@@ -303,6 +319,18 @@ class ArrayReader(BaseReader):
             while len(self._handles) > _OPEN_ARRAYS:
                 self._handles.popitem(last=False)
         return handle
+
+
+def _raw_chunks(array: ZarrArray, most: int) -> Iterable[tuple[str, int]] | None:
+    """The key and bytes of each chunk, if they are raw and in order the tensor's bytes, and not more than `most`."""
+    if not array.raw:
+        return None
+    if array.shape == array.chunks:
+        return ((array.key((0,) * len(array.shape)), array.chunk_nbytes),)
+    axis = array.contiguous_axis()
+    if axis is None or array.chunk_count > most:
+        return None
+    return zip(array.keys(), _lengths(array, axis), strict=True)
 
 
 def _lengths(array: ZarrArray, axis: int) -> Iterator[int]:

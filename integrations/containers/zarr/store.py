@@ -41,8 +41,8 @@ class ChunkStore(Protocol):
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """Write a chunk, padded with zeros to `size`; thread-safe and repeatable."""
 
-    def place(self, key: str) -> tuple[str, int]:
-        """The file of a chunk that was put, relative to the store's folder, and its offset there."""
+    def place(self, key: str) -> Reference:
+        """The byte range of a chunk that was put; the file is relative to the store's folder."""
         ...
 
     def sync(self) -> None:
@@ -75,9 +75,10 @@ class FileChunks:
         with self._lock:
             self._fresh.add(key)
 
-    def place(self, key: str) -> tuple[str, int]:
+    def place(self, key: str) -> Reference:
         """See ChunkStore."""
-        return key, 0
+        with storage_errors(str(self._folder)):
+            return Reference(key, 0, (self._folder / key).stat().st_size)
 
     def sync(self) -> None:
         """See ChunkStore; new folders become durable too."""
@@ -134,11 +135,10 @@ class DatabaseChunks:
             with self._lock:
                 self._fresh[key] = place
 
-    def place(self, key: str) -> tuple[str, int]:
+    def place(self, key: str) -> Reference:
         """See ChunkStore."""
         with self._lock:
-            found = self._places.get(key) or self._known.get(key) or self._fresh[key]
-        return found.file, found.offset
+            return self._places.get(key) or self._known.get(key) or self._fresh[key]
 
     def sync(self) -> None:
         """See ChunkStore."""

@@ -4,6 +4,8 @@ tensorstore decodes whole chunks only: reading 8 MiB of a zstd chunk of 512 MiB 
 bytes are read in pieces, and the elements are decoded in pieces, in stored order. Memory holds two
 pieces and the codec's window (zstd: from the frame header; deflate: 32 KiB).
 
+libdeflate inflates much faster, but only a whole chunk at once, so it decodes those that are no larger than 8 MiB.
+
 A chunk must decode to exactly the size in its metadata: excess bytes are never decoded; missing bytes are an error, and
 so is a frame without its end. python-zstandard does not report the latter; a second frame that is added after the
 chunk's bytes shows it, because it is decoded only if the first one ended.
@@ -16,13 +18,14 @@ import struct
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
+import deflate
 import zstandard
 from google_crc32c import value as crc32c
-from zlib_ng import zlib_ng as zlib  # inflates twice as fast
+from isal import isal_zlib as zlib
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.reader import Block
+from wherry.formats.reader import Block, EncodedChunk, Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +35,15 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 PIECE = 1 << 19
+# Bytes of a decoded deflate chunk that is inflated at once: as much as the mover decodes whole in any budget. The
+# chunks inside a shard are decoded in pieces, since a shard may be too large for that.
+AT_ONCE = 8 << 20
 _CODEC_BYTES = 1 << 18  # zstd's tables and one block; deflate's window is smaller
 _FRAME_HEADER = 18
 _ENTRY, _CRC = 16, 4
 _ABSENT = (1 << 64) - 1
 _WBITS = {"zlib": 15, "gzip": 31}
+_GZIP_END = struct.Struct("<II")  # CRC-32 and size of the decoded bytes
 _END = b"end of chunk"
 _END_FRAME = zstandard.ZstdCompressor().compress(_END)
 
@@ -86,14 +93,33 @@ class StoredChunk:
 
 
 def held(array: ZarrArray, stored: StoredChunk) -> int:
-    """Bytes of memory for decoding one chunk, from the header of its first frame."""
+    """Bytes of memory for decoding one chunk; of zstd, from the header of its first frame."""
     extents, state = array.chunks, 0
     if array.inner is not None:
         first = next((entry for entry in _index(array, stored) if _ABSENT not in entry), (0, 0))
         stored, extents = stored.part(*first), array.inner
+    nbytes = dtypes.canonical_size(array.dtype, math.prod(extents))
+    if array.inner is None and array.codec in _WBITS and nbytes <= AT_ONCE:
+        return nbytes + stored.length
     if array.codec == "zstd" and stored.length:  # a window larger than the chunk is not fully used
-        state = min(_window(stored), dtypes.canonical_size(array.dtype, math.prod(extents)))
+        state = min(_window(stored), nbytes)
     return 2 * PIECE + _CODEC_BYTES + state
+
+
+def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> EncodedChunk | None:
+    """A chunk for which the bytes are read elsewhere; None if it is not in a file, or cannot be decoded here."""
+    if stored.place is None or array.codec == "none" or not array.streams:
+        return None
+
+    def decode(data: memoryview) -> Iterator[Block]:
+        return blocks(array, region, StoredChunk(None, 0, len(data), stored.name, bytes(data)))
+
+    extent, memory = Extent(stored.place, stored.offset, stored.length), stored.length + array.chunk_nbytes
+    return EncodedChunk(extent, _codec_of(array), memory, decode)
+
+
+def _codec_of(array: ZarrArray) -> tuple[object, ...]:
+    return array.codec, array.dtype, array.shape, array.chunks, array.inner
 
 
 def blocks(array: ZarrArray, region: Region, stored: StoredChunk) -> Iterator[Block]:
@@ -119,7 +145,7 @@ def blocks(array: ZarrArray, region: Region, stored: StoredChunk) -> Iterator[Bl
         if offset == length == _ABSENT:
             raise IncompleteError(f"missing inner chunk at {place} in chunk {stored.name}", uri=stored.uri)
         inside = stored.part(offset, length)
-        yield _block(place, array.inner, _pieces(array.codec, inside, nbytes))
+        yield _block(place, array.inner, _pieces(array.codec, inside, nbytes, at_once=0))
 
 
 def _block(start: tuple[int, ...], extents: tuple[int, ...], pieces: Iterator[memoryview]) -> Block:
@@ -158,11 +184,16 @@ def _index(array: ZarrArray, stored: StoredChunk) -> Iterator[tuple[int, int]]:
         yield offset, length
 
 
-def _pieces(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
-    """Exactly `nbytes` decoded bytes; each piece is valid until the next is requested."""
+def _pieces(codec: str, stored: StoredChunk, nbytes: int, at_once: int = AT_ONCE) -> Iterator[memoryview]:
+    """Exactly `nbytes` decoded bytes; each piece is valid until the next is requested.
+
+    A deflate chunk of at most `at_once` bytes is inflated at once.
+    """
     if codec == "none":
         return _copied(stored, nbytes)
-    return _inflated(stored, nbytes, _WBITS[codec]) if codec in _WBITS else _unpacked(stored, nbytes)
+    if codec not in _WBITS:
+        return _unpacked(stored, nbytes)
+    return _inflated_at_once(codec, stored, nbytes) if nbytes <= at_once else _inflated(codec, stored, nbytes)
 
 
 def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
@@ -194,8 +225,28 @@ def _unpacked(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
         stored.corrupt(f"decodes to {word} than {nbytes} bytes")
 
 
-def _inflated(stored: StoredChunk, nbytes: int, wbits: int) -> Iterator[memoryview]:
-    engine, left, position, data = zlib.decompressobj(wbits), nbytes, 0, b""
+def _inflated_at_once(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
+    """The whole chunk; where libdeflate cannot decode it, piece by piece, which tells the reason."""
+    data = stored.read(0, stored.length)
+    inflate = deflate.gzip_decompress if codec == "gzip" else deflate.zlib_decompress
+    try:
+        whole = inflate(data, nbytes)
+    except deflate.DeflateError:
+        whole = b""
+    if len(whole) == nbytes and len(data) == stored.length and data.endswith(_ending(codec, whole)):
+        return iter([memoryview(whole)])
+    return _inflated(codec, stored, nbytes)
+
+
+def _ending(codec: str, decoded: bytes | bytearray) -> bytes:
+    """The last bytes of a stream; libdeflate does not say whether others follow it."""
+    if codec == "gzip":
+        return _GZIP_END.pack(zlib.crc32(decoded), len(decoded))
+    return zlib.adler32(decoded).to_bytes(4, "big")
+
+
+def _inflated(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
+    engine, left, position, data = zlib.decompressobj(_WBITS[codec]), nbytes, 0, b""
     try:
         while not engine.eof:
             if not data:

@@ -29,6 +29,7 @@ _LOCATOR = struct.Struct("<4sIQI")
 _FLAGS = 0x0808
 _FULL, _MANY = 0xFFFFFFFF, 0xFFFF
 _ZIP64, _PADDING = 0x0001, 0x4246
+_CRC, _CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = struct.Struct("<I"), 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,11 @@ class MemberRecord:
         name: its name in the archive.
         data: its bytes; None for a tensor's.
         size: number of bytes.
-        path: key path of the tensor.
     """
 
     name: str
     data: bytes | None
     size: int
-    path: KeyPath | None = None
 
     @property
     def wide(self) -> bool:
@@ -67,21 +66,48 @@ class MemberSlot:
         return self.data + self.record.size
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivePlan:
-    """An archive that will be written.
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchiveForm:
+    """The members of an archive with their offsets; archives that differ in the bytes of their tensors share it.
 
     Attributes:
-        start: its offset in the file.
         slots: its members, in order.
         directory: offset of the central directory from the archive's start.
         length: bytes of all of it.
     """
 
-    start: int
     slots: tuple[MemberSlot, ...]
     directory: int
     length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchivePlan:
+    """An archive that will be written.
+
+    Attributes:
+        start: its offset in the file.
+        form: its members.
+        paths: key paths of its tensors, in the order of their members.
+    """
+
+    start: int
+    form: ArchiveForm
+    paths: tuple[KeyPath, ...] = ()
+
+    @property
+    def slots(self) -> tuple[MemberSlot, ...]:
+        """Its members, in order."""
+        return self.form.slots
+
+    @property
+    def length(self) -> int:
+        """Bytes of all of it."""
+        return self.form.length
+
+    def tensors(self) -> Iterator[tuple[KeyPath, MemberSlot]]:
+        """The member of each tensor, by key path."""
+        return zip(self.paths, (slot for slot in self.slots if slot.record.data is None), strict=True)
 
 
 def small(name: str, data: bytes) -> MemberRecord:
@@ -89,7 +115,7 @@ def small(name: str, data: bytes) -> MemberRecord:
     return MemberRecord(name, data, len(data))
 
 
-def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
+def lay_out(records: Sequence[MemberRecord]) -> ArchiveForm:
     """Assign an offset to every record."""
     slots: list[MemberSlot] = []
     position = 0
@@ -99,7 +125,7 @@ def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
         position = slots[-1].stop + len(_descriptor(record, 0))
     entries = sum(map(_entry_size, slots))
     end = _END64.size + _LOCATOR.size + _END.size
-    return ArchivePlan(start, tuple(slots), position, position + entries + end)
+    return ArchiveForm(tuple(slots), position, position + entries + end)
 
 
 def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int, bytes]]:
@@ -109,21 +135,46 @@ def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int,
         plan: the archive.
         crcs: CRC-32 of each tensor's data.
     """
+    return _frame(plan.start, plan.form, iter([crcs[path] for path in plan.paths]))
+
+
+def _frame(start: int, form: ArchiveForm, crcs: Iterator[int]) -> Iterator[tuple[int, bytes]]:
     at, run = 0, bytearray()
     directory = bytearray()
-    for slot in plan.slots:
+    for slot in form.slots:
         record = slot.record
         run += _header(slot)
         if record.data is None:
-            assert record.path is not None
-            yield plan.start + at, bytes(run)
-            at, run, crc = slot.stop, bytearray(), crcs[record.path]
+            yield start + at, bytes(run)
+            at, run, crc = slot.stop, bytearray(), next(crcs)
         else:
             run += record.data
             crc = crc32(record.data)
         run += _descriptor(record, crc)
         directory += _entry(slot, crc)
-    yield plan.start + at, bytes(run + directory + _ending(plan, len(directory)))
+    yield start + at, bytes(run + directory + _ending(form, len(directory)))
+
+
+class SmallFrame:
+    """The bytes around the tensor of archives of one form, each with one tensor.
+
+    Attributes:
+        head: the bytes before its data.
+    """
+
+    def __init__(self, form: ArchiveForm) -> None:
+        (_, self.head), (start, tail) = _frame(0, form, iter([0]))
+        self._tail = bytearray(tail)
+        before = [slot for slot in form.slots if slot.stop <= start]
+        entry = form.directory - start + sum(map(_entry_size, before[:-1]))
+        self._crcs = (_CRC_IN_DESCRIPTOR, entry + _CRC_IN_ENTRY)
+
+    def tail(self, crc: int) -> bytearray:
+        """The bytes after its data, which have this CRC-32."""
+        tail = self._tail.copy()
+        for place in self._crcs:
+            _CRC.pack_into(tail, place, crc)
+        return tail
 
 
 def _header(slot: MemberSlot) -> bytes:
@@ -154,8 +205,8 @@ def _entry(slot: MemberSlot, crc: int) -> bytes:
     return _CENTRAL.pack(*fixed) + name + extra
 
 
-def _ending(plan: ArchivePlan, size: int) -> bytes:
-    count, begin = len(plan.slots), plan.directory
+def _ending(form: ArchiveForm, size: int) -> bytes:
+    count, begin = len(form.slots), form.directory
     # A record of version 4.5 from version 3.0 (torch writes 0x031e); its length leaves out the first 12 bytes.
     wide = _END64.pack(b"PK\x06\x06", _END64.size - 12, 0x031E, 0x2D, 0, 0, count, count, size, begin)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)

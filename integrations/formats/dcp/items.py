@@ -1,9 +1,9 @@
 """One item of a `.distcp` file: a complete torch.save archive, for one chunk of a tensor or one other object.
 
 The beginning and the end of an item are read once each; directory, pickle and local header are all in these two parts,
-so that a checkpoint of a hundred thousand items opens in seconds. Small adjacent items are read together. Equal pickles
-are interpreted only once, since equal chunks have equal pickles; the same goes for the archives around them, see
-`alike.py`.
+so that a checkpoint of a hundred thousand items opens in seconds. Small items that follow each other, with less than 64
+bytes between them, are read together. Equal pickles are interpreted only once, since equal chunks have equal pickles;
+the same goes for the archives around them, see `alike.py`.
 The archive's data begins at a multiple of 64 of the item, not of the file.
 Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
+from wherry.integrations.containers.zip.write import ALIGNMENT
 from wherry.integrations.formats.dcp.alike import Alike
 from wherry.integrations.formats.dcp.transforms import InflatedItem
 
@@ -192,7 +193,9 @@ class Items:
         block = self._block  # another thread may replace it meanwhile
         start = stored.offset - block.start
         if block.file != stored.file or start < 0 or start + stored.length > len(block.data):
-            ahead = _AHEAD if self._end == (stored.file, stored.offset) else stored.length
+            file_before, end = self._end
+            follows = file_before == stored.file and 0 <= stored.offset - end < ALIGNMENT
+            ahead = _AHEAD if follows else stored.length
             block = _Block(stored.file, stored.offset, file.read(stored.offset, stored.offset + ahead))
             self._block, start = block, 0
         self._end = (stored.file, stored.offset + stored.length)

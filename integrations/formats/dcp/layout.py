@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
-from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.objects import alike, build
 from wherry.integrations.containers.torch.writer import place_archives
 from wherry.integrations.formats.dcp import rules as names
 
@@ -89,7 +89,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
-        files[file] = place_archives(pickled(node) for node in group.values())
+        files[file] = place_archives(map(alike, group.values()))
         items += [
             ItemPlan(name, node, file, plan)
             for (name, node), plan in zip(group.items(), files[file][0], strict=True)
@@ -122,10 +122,10 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     items = sorted(layout.items, key=lambda item: item.name)
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.mapping(
-            (item.name, partial(out.tuple_of, _path(item.name, nested))) for item in items
+            (partial(out.word, item.name), partial(_path, out, item.name, nested)) for item in items
         ),
         "state_dict_metadata": lambda: out.mapping(
-            (item.name, partial(_described, out, item, profile)) for item in items
+            (partial(out.word, item.name), partial(_described, out, item, profile)) for item in items
         ),
         "storage_data": lambda: out.mapping(
             (partial(_key, out, item), partial(_info, out, item)) for item in items
@@ -137,9 +137,13 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     return out.done()
 
 
-def _path(name: str, nested: Mapping[str, Any]) -> tuple[str | int, ...]:
+def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
     parts = tuple(nested.get(name) or ())
-    return parts if parts and ".".join(map(str, parts)) == name else (name,)
+    if len(parts) > 1 and ".".join(map(str, parts)) == name:
+        out.tuple_of(parts)
+    else:
+        out.word(name)
+        out.raw(b"\x85")
 
 
 def _described(out: PickleWriter, item: ItemPlan, profile: str) -> None:
@@ -147,16 +151,31 @@ def _described(out: PickleWriter, item: ItemPlan, profile: str) -> None:
     if not isinstance(spec, TensorSpec):
         out.state(names.METADATA, "BytesStorageMetadata", ())
         return
-    chunk: Iterable[tuple[str, Callable[[], None]]] = (
-        ("offsets", lambda: size(out, (0,) * len(spec.shape))),
-        ("sizes", lambda: size(out, spec.shape)),
-    )
+    out.copied((spec.dtype, spec.shape), lambda: _tensor(out, spec, profile))
+
+
+def _tensor(out: PickleWriter, spec: TensorSpec, profile: str) -> None:
+    """A tensor of one chunk; tensors of one dtype or shape share what describes it."""
+    chunk, old_names = ("chunk", spec.shape), profile == WIDEST
     fields: Iterable[tuple[str, Callable[[], None]]] = (
-        ("chunks", lambda: out.sequence([lambda: out.state(names.METADATA, "ChunkStorageMetadata", chunk)])),
-        ("properties", lambda: properties(out, spec.dtype, old_names=profile == WIDEST)),
+        ("chunks", lambda: out.sequence([lambda: out.shared(chunk, lambda: _chunk(out, spec.shape))])),
+        (
+            "properties",
+            lambda: out.shared(
+                ("properties", spec.dtype), lambda: properties(out, spec.dtype, old_names=old_names)
+            ),
+        ),
         ("size", lambda: size(out, spec.shape)),
     )
     out.state(names.METADATA, "TensorStorageMetadata", fields)
+
+
+def _chunk(out: PickleWriter, shape: tuple[int, ...]) -> None:
+    fields: Iterable[tuple[str, Callable[[], None]]] = (
+        ("offsets", lambda: size(out, (0,) * len(shape))),
+        ("sizes", lambda: size(out, shape)),
+    )
+    out.state(names.METADATA, "ChunkStorageMetadata", fields)
 
 
 def properties(
@@ -193,7 +212,11 @@ def properties(
 
 
 def size(out: PickleWriter, extents: tuple[int, ...]) -> None:
-    """A `torch.Size`."""
+    """A `torch.Size`; equal ones are one object."""
+    out.shared(("size", extents), lambda: _size(out, extents))
+
+
+def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
     out.name("torch", "Size")
     out.tuple_of(extents)
     out.raw(b"\x85R")
@@ -201,17 +224,19 @@ def size(out: PickleWriter, extents: tuple[int, ...]) -> None:
 
 def _key(out: PickleWriter, item: ItemPlan) -> None:
     spec = item.content
-    fields: dict[str, Callable[[], None]] = {"fqn": lambda: out.value(item.name)}
+    fields: list[tuple[str, Callable[[], None]]] = [("fqn", lambda: out.word(item.name))]
     if isinstance(spec, TensorSpec):
-        fields["index"] = lambda: out.value(0)
-        fields["offset"] = lambda: size(out, (0,) * len(spec.shape))
-    out.state(names.METADATA, "MetadataIndex", fields.items())
+        fields += [
+            ("index", lambda: out.value(0)),
+            ("offset", lambda: size(out, (0,) * len(spec.shape))),
+        ]
+    out.state(names.METADATA, "MetadataIndex", fields)
 
 
 def _info(out: PickleWriter, item: ItemPlan) -> None:
-    fields: dict[str, Callable[[], None]] = {
-        "length": lambda: out.value(item.plan.length),
-        "offset": lambda: out.value(item.plan.start),
-        "relative_path": lambda: out.word(item.file),
-    }
-    out.state(names.FILESYSTEM, "_StorageInfo", fields.items())
+    fields: Iterable[tuple[str, Callable[[], None]]] = (
+        ("length", lambda: out.value(item.plan.length)),
+        ("offset", lambda: out.value(item.plan.start)),
+        ("relative_path", lambda: out.word(item.file)),
+    )
+    out.state(names.FILESYSTEM, "_StorageInfo", fields)

@@ -151,8 +151,10 @@ def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
 
 def _add_tensor(index: DcpIndex, name: str, state: dict[str, Any], traits: set[str]) -> None:
     dtype = _dtype(state["properties"], traits)
-    shape, chunks = _extents(state["size"]), tuple(_chunk(chunk) for chunk in state["chunks"])
+    shape, chunks = _extents(state["size"]), tuple([_chunk(chunk) for chunk in state["chunks"]])
     for chunk in chunks:
+        if chunk.sizes == shape and not any(chunk.offsets) and len(chunk.offsets) == len(shape):
+            continue  # the whole tensor, as almost always
         if not len(chunk.offsets) == len(chunk.sizes) == len(shape) or any(
             start + extent > whole for start, extent, whole in zip(*chunk, shape, strict=True)
         ):

@@ -97,6 +97,9 @@ class DcpReader(FilesReader):
         """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
         if not spec.size:
             return ()
+        only = self._only_piece(spec)
+        if only is not None:
+            return (_extent(only),) if only.placed.raw else None
         if spec.path not in self._pieces and not self._maybe_raw(spec):
             return None
         pieces = self._placed(spec)
@@ -149,6 +152,20 @@ class DcpReader(FilesReader):
             yield memoryview(piece)
         if left or (placed.whole and placed.crc not in (0, crc)):
             raise _damaged(placed, spec)
+
+    def _only_piece(self, spec: TensorSpec) -> ChunkPiece | None:
+        """The chunk of a tensor that is one plain chunk, as tensors that were not sharded are; else None.
+
+        It is not kept: of such tensors there are the most, and each is located once.
+        """
+        described = self._index.tensors.get(spec.path[0]) if spec.path not in self._pieces else None
+        if described is None or len(described.chunks) != 1 or described.chunks[0].sizes != described.shape:
+            return None
+        chunk = described.chunks[0]
+        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        return (
+            None if stored is not None and stored.transforms else ChunkPiece(chunk, self._find(spec, chunk))
+        )
 
     def _maybe_raw(self, spec: TensorSpec) -> bool:
         """Whether, by the metadata, a tensor's bytes can be raw and in order."""

@@ -87,5 +87,6 @@ FORMATS = (
         create=None,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
+        system="llama.cpp",
     ),
 )

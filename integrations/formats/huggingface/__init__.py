@@ -178,6 +178,7 @@ FORMATS = (
         create=_create,
         holds=Holds(dtypes=DTYPES, depth=1, companions=True),
         refines=("safetensors", "torch-zip"),
+        system="huggingface",
         aliases=("hf",),
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={

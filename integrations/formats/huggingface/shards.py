@@ -11,12 +11,14 @@ consolidated files drop all metadata.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Evidence
 from wherry.core.keypath import render
+from wherry.core.units import counted
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 _LARGEST_INDEX = 1 << 29
 _SHARDING = "DCP_SHARDING_INFO"
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}(?P<rest>-of-\d{5}\..+)")
 _LEGACY = b"\x80\x02\x8a\x0a"
 
 
@@ -77,7 +80,7 @@ def read_weights(location: Location, weights: Weights) -> WeightContents:
 
     Raises:
         HostileError: the index names a file outside the folder, or a pickle refers to a global that is not allowed.
-        IncompleteError: a file that the index names is missing, or the index is missing.
+        IncompleteError: a file that the index names is missing, the index is missing, or it lacks a file of the save.
         CorruptError: index and files do not match, or one of them is invalid.
         UnsupportedError: distributed pieces of torch, or the legacy form of torch.save.
     """
@@ -99,12 +102,12 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
     shards = sorted(set(weight_map.values()))
     missing = [name for name in shards if location.member(name).stat() is None]
     if missing:
-        more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise IncompleteError(
-            f"file not found: {missing[0]}{more}, named in {weights.file}",
+            f"file not found: {_first_of(missing)}, named in {weights.file}",
             uri=location.uri,
             cure="download the missing files again",
         )
+    _require_named(location, weights.file, shards)
     _add_file(index, weights.file, contents)
     for name in shards:
         before = len(contents.specs)
@@ -113,6 +116,30 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
             _require_mapped(path, name, weight_map, location)
     _require_present(weight_map, contents, location)
     _compare_total(weights.file, contents)
+
+
+def _require_named(location: Location, index: str, shards: list[str]) -> None:
+    """Refuse a file of the same save that the index does not name: its tensors would be lost without a word."""
+    saves = {_save_of(name) for name in shards} - {None}
+    beside = [entry.name for entry in location.entries() if not entry.is_dir and entry.name not in shards]
+    left = sorted(name for name in beside if _save_of(name) in saves)
+    if left:
+        raise IncompleteError(
+            f"incomplete index: {index} does not name {_first_of(left)}; it belongs to the same save",
+            uri=location.uri,
+            cure="restore the index, or remove the file if its tensors do not belong to the model",
+        )
+
+
+def _first_of(names: list[str]) -> str:
+    """The first name, and how many follow it."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {counted(len(names) - 1, 'more file')}"
+
+
+def _save_of(name: str) -> tuple[str, str] | None:
+    """The parts of a shard's name that the files of one save share; None for another name."""
+    found = _SHARD.fullmatch(name)
+    return (found["stem"], found["rest"]) if found else None
 
 
 def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:

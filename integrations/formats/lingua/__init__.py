@@ -222,6 +222,7 @@ FORMATS = (
             names=((f"{MODEL}.{EMBEDDINGS}",),),
         ),
         refines=("dcp",),
+        system="lingua",
         commit_members=(METADATA,),
         options={
             **dcp.OPTIONS,
@@ -252,6 +253,7 @@ FORMATS = (
             names=((MODEL, EMBEDDINGS),),
         ),
         refines=("torch-zip",),
+        system="lingua",
         commit_members=(CONSOLIDATED,),
         loaded_by="Lingua 437d680; tested with its calls to torch 2.13",
         version=lambda _manifest, _options: _CONSOLIDATED_VERSION,

@@ -18,7 +18,7 @@ from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.maxtext import step
+from wherry.integrations.formats.maxtext import shape, step
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -79,6 +79,8 @@ FORMATS = (
         create=create,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
+        system=step.NAME,
+        form=shape.FORM,
         companion_folder=f"{step.ITEM}/{layout.ASSETS}/",
         commit_members=(layout.COMMITTED,),
         options={

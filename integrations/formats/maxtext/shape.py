@@ -17,17 +17,21 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.formats.systems import TreeForm
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 
 WRAPPED: KeyPath = ("params", "params")
 _OTHER_ROOTS: tuple[KeyPath, ...] = (("params",), ("base",), ("model_params",), ())
 _MODEL_PARTS = frozenset({"decoder", "token_embedder"})
 _FOREIGN_PARTS = frozenset({"encoder", "target"})
+_OF_TORCH = "weight"  # a name of PyTorch's modules; Flax has kernel, scale and embedding
 _SCANNED = re.compile(r"layers|dense_layers|moe_layers|scanned_blocks")
 _UNSCANNED = re.compile(r"(layers|dense_layers|dense_layer|moe_layers|moe_layer)_\d+")
 _ALIASES = re.compile(r"(dense_layer|moe_layer)_\d+")
@@ -82,6 +86,18 @@ def parameter_root(paths: Iterable[KeyPath], *, confirmed: bool) -> KeyPath | No
     if not confirmed or any(part in _FOREIGN_PARTS for path in seen for part in path[:2]):
         return None
     return next((root for root in _OTHER_ROOTS if _has_model(seen, root)), None)
+
+
+def _is_train_state(manifest: Manifest) -> bool:
+    """Whether this is a MaxText tree: its decoder below the wrappers, or without any, as other trees have them."""
+    paths = [path for path in manifest.tensors if path]
+    if any(path[0] == WRAPPED[0] for path in paths):
+        return _has_model(paths, WRAPPED)
+    foreign = any(path[-1] == _OF_TORCH for path in paths)
+    return not foreign and parameter_root(paths, confirmed=True) is not None
+
+
+FORM = TreeForm(_is_train_state, "a train state, with its `decoder` below `params/params`")
 
 
 def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath) -> Shape:

@@ -13,7 +13,7 @@ from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.paxml import layout, metadata, state
+from wherry.integrations.formats.paxml import layout, metadata, names, state
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -94,6 +94,8 @@ FORMATS = (
         create=create,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
+        system=state.NAME,
+        form=names.FORM,
         aliases=("pax", "praxis"),
         companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
         commit_members=(layout.COMMITTED, metadata.FILE),
@@ -117,5 +119,6 @@ FORMATS = (
         create=None,
         holds=Holds(dtypes=STORABLE, values=True, empties=True),
         refines=("flax-msgpack", "orbax"),
+        system=state.NAME,
     ),
 )

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
+from wherry.formats.systems import TreeForm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 
 SEPARATOR = "."
@@ -30,6 +32,18 @@ _STACKED = re.compile(r"p#([\d.]*)#.*")
 _LAYER = re.compile(r"x_layers_(\d+)")
 _REPEAT = "repeat"
 _MOMENTS_OF = "params"
+_OTHER_ROOTS = ("step", "extra_state")
+
+
+def _is_train_state(manifest: Manifest) -> bool:
+    """Whether every root is one of PaxML's train state, and its variables are there."""
+    roots = {path[0] for path in manifest.tensors if path}
+    own = {VARIABLES, OPTIMIZER, *_OTHER_ROOTS}
+    known = all(root in own or root.startswith(f"{OPTIMIZER}_") for root in roots)
+    return VARIABLES in roots and known
+
+
+FORM = TreeForm(_is_train_state, f"a train state, with parameters below `{VARIABLES}`")
 
 
 def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
-    from wherry.formats.reader import Extent
+    from wherry.formats.reader import EncodedChunk, Extent
     from wherry.storage.location import Location
 
 _OCDBT = "1.2"
@@ -80,6 +80,10 @@ class PaxWriter(StepWriter):
         """The byte range of a chunk."""
         return super().extents(self._inner(path), where)
 
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """A compressed chunk."""
+        return super().encoded(self._inner(path), where)
+
     def finish(self) -> None:
         """Write the placeholders into the state, complete it, then write the item `metadata`."""
         if self._placeholders and not self._finished:
@@ -120,7 +124,7 @@ def prepared(manifest: Manifest, options: Options) -> Manifest:
         placeholder_file(manifest)
     else:
         flat = flat_manifest(manifest, flat_paths(manifest, ""))
-        refuse_unrepresentable(flat, state_options(options))
+        refuse_unrepresentable(flat, state_options(options), top=False, cure=f"pass --set version={_OCDBT}")
     specs = {
         path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=None)
         for path, spec in manifest.tensors.items()

@@ -150,6 +150,8 @@ FORMATS = (
         create=create,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
+        system="penzai",
+        form=names.FORM,
         companion_folder=f"{layout.ASSETS}/",
         commit_members=(layout.COMMITTED,),
         options=orbax.OPTIONS,

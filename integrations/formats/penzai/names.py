@@ -16,10 +16,12 @@ rewrite `_METADATA`. `axes` is null if the names are unknown, which differs from
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import CorruptError, NotFoundError, UnrepresentableError
+from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
 from wherry.integrations.containers.orbax.marks import NAMED_ARRAY
 
@@ -34,6 +36,22 @@ FILE = "penzai.json"
 FIELD = "penzai"
 LABEL = "label"
 _VERSION = 1
+_LAYER = re.compile(r"[^.]+\.[^./]+")  # a layer's place in the model, and its variable
+_OF_LAYERS = (".weights", ".embeddings")
+
+
+def _is_labelled(manifest: Manifest) -> bool:
+    """Whether arrays have axis names or labels, or key paths that are labels of Penzai's layers."""
+    specs = manifest.tensors.values()
+    if any(spec.axes is not None or LABEL in (spec.tags or {}) for spec in specs):
+        return True
+    if any(path[-1:] == (NAMED_ARRAY,) for path in manifest.tensors):
+        return True
+    labels = [key_label(path) or "" for path in manifest.tensors]
+    return all(map(_LAYER.fullmatch, labels)) and any(one.endswith(_OF_LAYERS) for one in labels)
+
+
+FORM = TreeForm(_is_labelled, "named arrays, with labels such as `model/embedder.embeddings`")
 
 
 class ArrayNames(NamedTuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Options, Writer
     from wherry.storage.location import Location
 
-LEGACY, ORBAX = "t5x-legacy", "t5x-orbax"
+SYSTEM, LEGACY, ORBAX = "t5x", "t5x-legacy", "t5x-orbax"
 
 
 def detect_legacy(glimpse: Glimpse) -> Detection | None:
@@ -174,6 +174,8 @@ FORMATS = (
         create=create_legacy,
         holds=Holds(dtypes=STORABLE, values=True, empties=True, companions=True),
         refines=("flax-msgpack", "flax-gda", "orbax"),
+        system=SYSTEM,
+        form=layout.FORM,
         aliases=("t5x",),
         commit_members=(layout.MSGPACK,),
         options={
@@ -200,6 +202,8 @@ FORMATS = (
         create=create_train_state,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax", "flax-msgpack"),
+        system=SYSTEM,
+        form=layout.FORM,
         commit_members=(orbax_layout.COMMITTED,),
         options={
             "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),

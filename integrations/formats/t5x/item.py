@@ -55,7 +55,7 @@ def holds_train_state(item: Location) -> str | None:
 
 def _is_train_state(starts: set[tuple[str, ...]]) -> bool:
     """Whether all roots are T5X's, including parameters or T5X's optimizer state."""
-    roots = {start[0] for start in starts}
+    roots = {start[0] if start else "" for start in starts}  # a key may be empty
     return (
         bool(roots)
         and roots <= layout.ROOTS

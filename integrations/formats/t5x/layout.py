@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from wherry.core.steps import step_number
 from wherry.formats.format import HEAD_BYTES
+from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.index import Glance, glance
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
     from wherry.storage.location import Location
 
 MSGPACK = "checkpoint"
@@ -38,6 +40,15 @@ TOO_OLD = "Checkpoint versions earlier than 2 are not supported"
 ROOTS = frozenset(
     {STATE, TARGET, "flax_mutables", "flax_mutables_axes", "params_axes", TRAIN_STATE, "flax_optimizer_def"}
 )
+
+
+def _is_train_state(manifest: Manifest) -> bool:
+    """Whether every root is T5X's, and parameters are below one of those that it restores."""
+    roots = {path[0] for path in manifest.tensors if path}
+    return roots <= ROOTS and bool(roots & {TARGET, TRAIN_STATE})
+
+
+FORM = TreeForm(_is_train_state, f"a train state, with parameters below `{TARGET}`")
 _SPEC_KEYS = ("driver", "kvstore", "metadata")
 _UNCOMMITTED = re.compile(r"(?P<final>.+)\.tmp-\d+")
 _STEP_FOLDER = re.compile(r"checkpoint_(\d+)")

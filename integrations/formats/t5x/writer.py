@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
-    from wherry.formats.reader import Extent
+    from wherry.formats.reader import EncodedChunk, Extent
     from wherry.storage.location import Location
 
 _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -97,6 +97,10 @@ class LegacyWriter(BaseWriter):
         if path in self._names:
             return self._arrays.extents((self._names[path],), where)
         return self._file.extents((layout.OPTIMIZER, *path), where)
+
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """A compressed chunk of an array."""
+        return self._arrays.encoded((self._names[path],), where) if path in self._names else None
 
     def sync(self) -> None:
         """Make the written bytes of both durable."""

@@ -17,8 +17,8 @@ from google_crc32c import value as crc32c
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.reader import Extent
-from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, masked, read_table
+from wherry.formats.reader import Extent, RangeChecksum
+from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, masked, read_table, unmasked
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -141,7 +141,9 @@ def _add(
         raise corrupt(
             f"{name} has {size} bytes; expected {spec.nbytes} for {spec.dtype}{list(shape)}", index.uri
         )
-    bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent(place, offset, size),)
+    stored = RangeChecksum(offset, size, unmasked(_number(entry, 6)), "CRC-32C")
+    crc = stored if 6 in entry else None  # noqa: PLR2004  field number, see the docstring
+    bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent(place, offset, size, within=crc),)
 
 
 def _text(data: bytes, crc: int, name: str, uri: str) -> str:

@@ -120,6 +120,12 @@ def masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
+def unmasked(stored: int) -> int:
+    """The CRC of its stored form."""
+    rotated = (stored - _MASK_DELTA) & 0xFFFFFFFF
+    return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
+
+
 def corrupt(reason: str, uri: str) -> CorruptError:
     """An error about invalid contents of a table."""
     return CorruptError(f"invalid index: {reason}", uri=uri, cure="restore the file")

@@ -44,6 +44,19 @@ def test_torch_save_to_dcp_and_back(tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["default", "2.3"])
+def test_equal_tensors_share_what_describes_them_but_not_what_a_loader_may_change(tmp_path, profile):
+    torch.save({name: torch.ones(2, 3) for name in "abc"}, tmp_path / "a.pt")
+    wherry.convert(tmp_path / "a.pt", tmp_path / "a", to="dcp", options={"for_torch": profile}, lineage=False)
+    found = pickle.loads((tmp_path / "a" / ".metadata").read_bytes())
+    rows = list(found.state_dict_metadata.values())
+    assert rows[0] == rows[1] == rows[2]
+    assert len({id(row) for row in rows}) == len({id(row.chunks) for row in rows}) == 3
+    assert len({id(row.properties) for row in rows}) == len({id(row.size) for row in rows}) == 1
+    assert [key.fqn for key in found.storage_data] == [*found.state_dict_metadata] == [*"abc"]
+    assert found.planner_data == {name: (name,) for name in "abc"}
+
+
+@pytest.mark.parametrize("profile", ["default", "2.3"])
 def test_torch_loads_what_we_wrote(tmp_path, profile):
     state = every_dtype() | {"lr": 0.5, "name": "ü", "list": [1, 2.5, None, "x"], "step": 3, "on": True}
     torch.save(state, tmp_path / "a.pt")

@@ -170,10 +170,18 @@ def test_sharded(tmp_path):
 )
 def test_index_against_files(tmp_path, weight_map, error, words):
     folder = sharded(tmp_path / "m", weight_map)
+    for shard in set(SHARDS) - set(weight_map.values()):
+        (folder / shard).unlink()  # otherwise the folder is incomplete
     if error is None:
         assert set(opened(folder, "huggingface").manifest.tensors) == {("a",)}
         return
     with pytest.raises(error, match=words):
+        opened(folder, "huggingface")
+
+
+def test_a_shard_that_the_index_does_not_name_makes_the_folder_incomplete(tmp_path):
+    folder = sharded(tmp_path / "m", {"a": SHARDS[0]})
+    with pytest.raises(IncompleteError, match=f"does not name {SHARDS[1]}"):
         opened(folder, "huggingface")
 
 

@@ -216,11 +216,12 @@ def test_other_trees_are_not_claimed(tmp_path):
     assert wherry.detect(tmp_path / "flax" / "0").format == "orbax"
 
 
-def test_a_tree_of_another_kind_comes_back(tmp_path):
-    from safetensors.numpy import save_file
+def test_a_flax_tree_of_another_kind_comes_back(tmp_path):
+    from flax.serialization import msgpack_serialize
 
-    save_file({"w": np.arange(6, dtype="f4")}, tmp_path / "plain.safetensors")
-    receipt = wherry.convert(tmp_path / "plain.safetensors", tmp_path / "5", to="maxtext", lineage=False)
+    tree = {"params": {"Dense_0": {"w": np.arange(6, dtype="f4")}}}
+    (tmp_path / "plain.msgpack").write_bytes(msgpack_serialize(tree))
+    receipt = wherry.convert(tmp_path / "plain.msgpack", tmp_path / "5", to="maxtext", lineage=False)
     assert receipt.target.weights_digest == receipt.source.weights_digest
     found = wherry.detect(tmp_path / "5")
     assert (found.format, found.step, found.format_version) == ("maxtext", 5, "maxtext, ocdbt zarr3")

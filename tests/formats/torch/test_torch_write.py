@@ -197,6 +197,21 @@ def test_a_piece_that_was_written_again_in_part_counts_for_the_checksum(tmp_path
     assert canonical(opened(tmp_path / "a", format_name), spec.path) == data
 
 
+@pytest.mark.parametrize("format_name", ["torch-zip", "dcp"])
+def test_a_small_tensor_that_was_written_again_with_other_bytes_has_their_checksum(tmp_path, format_name):
+    """The archive of a small tensor is written with its data, before a piece changes the data."""
+    spec = TensorSpec(("x",), (100,), "uint8")
+    writer = create(tmp_path / "a", format_name, Manifest(tensors={spec.path: spec}))
+    writer.write(spec.path, Span(0, 100), memoryview(bytes(100)))
+    writer.write(spec.path, Span(50, 100), memoryview(b"\1" * 50))
+    writer.finish()
+    writer.close()
+    [archive] = [path for path in (tmp_path / "a", *(tmp_path / "a").rglob("*.distcp")) if path.is_file()]
+    with zipfile.ZipFile(archive) as opened_archive:
+        assert opened_archive.testzip() is None
+    assert canonical(opened(tmp_path / "a", format_name), spec.path) == bytes(50) + b"\1" * 50
+
+
 @pytest.mark.parametrize("done", [(), (Span(0, 1 << 20), Span(5 << 20, 6 << 20)), (Span(0, BIG.nbytes),)])
 def test_a_resumed_writer_knows_the_crc_of_what_it_did_not_write(tmp_path, done):
     data = contents()
@@ -271,8 +286,8 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
 
 def test_every_byte_of_an_archive_has_one_owner():
     """Frame and data fill the archive without hole or overlap."""
-    records = [write.small("a", b"12"), write.MemberRecord("b", None, 70, ("b",))]
-    plan = write.lay_out(records, 128)
+    records = [write.small("a", b"12"), write.MemberRecord("b", None, 70)]
+    plan = write.ArchivePlan(128, write.lay_out(records), (("b",),))
     owned = sorted((at, at + len(run)) for at, run in write.frame(plan, {("b",): 0}))
     slot = plan.slots[1]
     assert slot.data % 64 == 0

@@ -104,11 +104,17 @@ function whereabouts(node) {
   const { parent, name } = tail(uriOf(node));
   return make("span", "where", make("span", "parent name", parent), make("span", "name", name));
 }
+// A checkpoint that was only read is neither good nor bad: nothing was recorded that its bytes could be compared with.
+const grades = { ok: ["good", "✓"], read: ["", "○"] };
+function gradeOf(outcome) {
+  return grades[outcome.verdict] ?? ["bad", "✗"];
+}
 function mark(node) {
   if (isGone(node)) return make("span", "mark warn", "deleted");
   if (!node.verified) return null;
-  const good = node.verified.verdict === "ok";
-  return make("span", `mark ${good ? "good" : "bad"}`, good ? `✓ ${node.verified.level}` : `✗ ${node.verified.verdict}`);
+  const [grade, sign] = gradeOf(node.verified);
+  const word = grade === "good" ? node.verified.level : node.verified.verdict;
+  return make("span", `mark ${grade}`, `${sign} ${word}`);
 }
 function nodeCard(node) {
   const version = versions(node)[0];
@@ -124,8 +130,9 @@ function nodeCard(node) {
 function stackCard(members) {
   const steps = members.map((node) => node.step).filter((step) => step !== null);
   const range = steps.length ? `steps ${steps[0].toLocaleString("en")} – ${steps.at(-1).toLocaleString("en")}` : members[0].kind;
-  const bad = members.filter((node) => node.verified && node.verified.verdict !== "ok").length;
-  const good = members.filter((node) => node.verified?.verdict === "ok").length;
+  const graded = (grade) => members.filter((node) => node.verified && gradeOf(node.verified)[0] === grade).length;
+  const bad = graded("bad");
+  const good = graded("good");
   const state = bad ? make("span", "mark bad", `✗ ${bad}`) : good ? make("span", "mark good", `✓ ${good}`) : null;
   const total = members.reduce((sum, node) => sum + node.nbytes, 0);
   const card = make("button", "card stack", heading(members[0], `× ${members.length}`),

@@ -64,9 +64,9 @@ function registration(row) {
   return make("span", "", make("span", "name", what), make("span", "small", `in ${row.registry}`));
 }
 function verification(outcome) {
-  const good = outcome.verdict === "ok";
-  const words = `${good ? "✓" : "✗"} ${outcome.verdict} at level ${outcome.level}`;
-  return make("span", "", make("span", good ? "good" : "bad", words), make("span", "small", moment(outcome.time)));
+  const [grade, sign] = gradeOf(outcome);
+  const words = `${sign} ${outcome.verdict} at level ${outcome.level}`;
+  return make("span", "", make("span", grade, words), make("span", "small", moment(outcome.time)));
 }
 function twins(node) {
   const same = data.nodes.filter((other) => other.weights_digest === node.weights_digest).length - 1;

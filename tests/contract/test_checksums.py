@@ -1,0 +1,227 @@
+"""One flipped bit in the data of a format: what the container can tell is told, and what it cannot changes a digest.
+
+A format whose container has a checksum over its data ends with `corrupt`, whether it is verified or converted, and a
+conversion leaves nothing. A format without one is read to the last byte, so that its digests differ.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wherry
+from tests.support import tf_bundle
+from tests.support.audit import flip
+from tests.support.variants import CASES, words
+from wherry.errors import CorruptError
+from wherry.formats.registry import find_format, formats
+from wherry.testing import samples, writers
+
+# Containers with a checksum over the data of every tensor: a CRC of each member of a zip archive.
+ARCHIVES = {"dcp", "lingua", "lingua-consolidated", "npz", "torch-zip"}
+# Without one; a codec may have its own: gzip's CRC-32, and zstd's checksum, which zarr 3 asks for.
+PLAIN = {
+    "flax-msgpack", "huggingface", "maxtext", "orbax", "paxml", "penzai", "safetensors", "t5x-legacy", "t5x-orbax",
+}  # fmt: skip
+# Formats that are only read: those in READ have a checksum over their data, and a case below; the others have none.
+READ = {"meta-consolidated", "tf-bundle"}
+UNCHECKED = {
+    "dcp-safetensors",
+    "equinox",
+    "flax-gda",
+    "gguf",
+    "numpy-pickle",
+    "paxml-flax",
+    "torch-legacy",
+    "torchscript",
+}
+SHAPE = (512, 640)
+
+
+def test_every_format_is_here():
+    named = ARCHIVES | PLAIN | READ | UNCHECKED
+    assert set(formats()) == named, "say whether the new format has a checksum over its data"
+
+
+def has_checksum(name, options):
+    codec = options.get("compression")
+    zarr3 = name == "maxtext" or options.get("zarr") == "3"
+    return name in ARCHIVES or codec == "gzip" or (codec == "zstd" and zarr3)
+
+
+def made(tmp_path, name, options):
+    """A checkpoint by the format's own writer, without a record, and the file that holds its largest tensor."""
+    row = find_format(name)
+    sample = samples.source(row, largest=SHAPE, options=options)
+    place = writers.staging_place(tmp_path)
+    writers.make(sample, place)
+    out = tmp_path / "out"
+    shutil.move(place.path, out)
+    with wherry.open(out, format=name) as checkpoint:
+        largest = max(checkpoint.manifest.tensors.values(), key=lambda spec: spec.nbytes)
+        extents = checkpoint.reader.extents(largest)
+    if extents:
+        return out, [(extents[0].location.path, extents[0].offset + extents[0].length // 2)]
+    files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size)
+    return out, [(file, file.stat().st_size // 2)]
+
+
+def require_found(out, name, tmp_path, to="orbax"):
+    found = wherry.verify(out, level="digest", format=name)
+    assert (found.verdict, found.exit_code) == ("corrupt", 5)
+    with pytest.raises(CorruptError):
+        wherry.convert(out, tmp_path / "target", to=to, format=name)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=[f"{name}-{words(options)}" for name, options in CASES]
+)
+def test_a_flipped_bit_of_the_data(tmp_path, name, options):
+    out, [(file, at)] = made(tmp_path, name, options)
+    intact = wherry.verify(out, level="digest", format=name)
+    assert intact.verdict == "read"
+    flip(Path(file), at)
+    if has_checksum(name, options):
+        require_found(out, name, tmp_path, to="torch-zip")
+        return
+    found = wherry.verify(out, level="digest", format=name)
+    if found.verdict == "read":
+        assert found.to_json()["digests"] != intact.to_json()["digests"], "not every byte was read"
+    else:
+        assert found.verdict == "corrupt"  # a codec noticed by itself
+
+
+VALUES = np.random.default_rng(7).normal(size=SHAPE).astype("f4")
+
+
+def tensor_bundle(folder):
+    tf_bundle.write(folder, {"w": VALUES})
+    return folder / "ckpt.data-00000-of-00001"
+
+
+def deflated(folder):
+    folder.mkdir()
+    np.savez_compressed(folder / "m.npz", w=VALUES)
+    return folder / "m.npz"
+
+
+def fortran(folder):
+    folder.mkdir()
+    np.savez(folder / "m.npz", w=np.asfortranarray(VALUES))
+    return folder / "m.npz"
+
+
+def shared_storage(folder):
+    """Tensors that share one storage, as the parts of a fused projection do; the archive has one CRC for all of it."""
+    import torch
+
+    folder.mkdir()
+    whole = torch.from_numpy(VALUES)
+    torch.save({"q": whole[:200], "k": whole[200:400], "all": whole}, folder / "m.pt")
+    return folder / "m.pt"
+
+
+def hidden_storage(folder):
+    """A tensor that is a small part of a storage, the rest of which no tensor names."""
+    import torch
+
+    folder.mkdir()
+    torch.save({"w": torch.from_numpy(VALUES)[100:400]}, folder / "m.pt")
+    return folder / "m.pt"
+
+
+def transposed(folder):
+    import torch
+
+    folder.mkdir()
+    torch.save({"w": torch.from_numpy(VALUES).T}, folder / "m.pt")
+    return folder / "m.pt"
+
+
+def meta(folder):
+    import torch
+
+    folder.mkdir()
+    torch.save({"tok_embeddings.weight": torch.from_numpy(VALUES)}, folder / "consolidated.00.pth")
+    (folder / "params.json").write_text(
+        json.dumps({"dim": 640, "n_layers": 1, "n_heads": 4, "vocab_size": 512})
+    )
+    return folder / "consolidated.00.pth"
+
+
+def zarr3(folder, codecs, chunks=SHAPE):
+    """An Orbax item without a database, of one array with other codecs than wherry writes."""
+    import tensorstore
+
+    inner = {"name": "bytes", "configuration": {"endian": "little"}}
+    metadata = {"data_type": "float32", "shape": SHAPE, "codecs": codecs(inner)}
+    metadata["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+    wherry.convert(
+        _one_tensor(folder), folder, to="orbax", options={"ocdbt": "false", "zarr": "3"}, lineage=False
+    )
+    (folder / "wherry.json").unlink()
+    shutil.rmtree(folder / "w")
+    store = {"driver": "zarr3", "kvstore": f"file://{folder}/w/", "metadata": metadata}
+    tensorstore.open(store, create=True).result()[...] = VALUES
+    return max(
+        (path for path in (folder / "w").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+
+
+def _one_tensor(folder):
+    from safetensors.numpy import save_file
+
+    file = folder.with_name("one.safetensors")
+    save_file({"w": VALUES}, file)
+    return file
+
+
+def crc32c_codec(folder):
+    return zarr3(folder, lambda inner: [inner, {"name": "crc32c"}])
+
+
+def crc32c_in_shards(folder):
+    def codecs(inner):
+        parts = {"chunk_shape": [64, 640], "codecs": [inner, {"name": "crc32c"}]}
+        parts["index_codecs"] = [inner, {"name": "crc32c"}]
+        return [{"name": "sharding_indexed", "configuration": parts}]
+
+    return zarr3(folder, codecs)
+
+
+def small_tensors_of_a_bundle(folder):
+    """Small enough to be carried in one batch."""
+    tf_bundle.write(folder, {f"w{number}": VALUES[number] for number in range(9)})
+    return folder / "ckpt.data-00000-of-00001"
+
+
+def small_shared_storage(folder):
+    """The archive is small too, so most of it is the storage."""
+    import torch
+
+    folder.mkdir()
+    whole = torch.from_numpy(VALUES[:16])
+    torch.save({"q": whole[:8], "k": whole[8:]}, folder / "m.pt")
+    return folder / "m.pt"
+
+
+BUNDLES = (tensor_bundle, small_tensors_of_a_bundle)
+FURTHER = (
+    *BUNDLES, deflated, fortran, shared_storage, small_shared_storage, hidden_storage, transposed, meta, crc32c_codec,
+    crc32c_in_shards,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", FURTHER, ids=lambda make: make.__name__)
+def test_a_flipped_bit_where_another_software_recorded_a_checksum(tmp_path, make):
+    file = make(tmp_path / "in")
+    source = tmp_path / "in" if make in (*BUNDLES, meta, crc32c_codec, crc32c_in_shards) else file
+    assert wherry.verify(source, level="digest").verdict == "read"
+    flip(file, file.stat().st_size // 2)
+    require_found(source, None, tmp_path)

@@ -1,0 +1,326 @@
+"""Systems are not containers: a tree of another system without a layout is refused at every system, by the family that
+its config names; a tree in the system's own form passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import wherry
+from tests.support.tiny_models import CLASSES, GATED, MODELS, STATED, T5, small_config
+from wherry.core.request import LayoutRequest
+from wherry.errors import AmbiguousError, UnrepresentableError
+from wherry.families import families_of_system
+from wherry.formats.registry import find_format, formats
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+SYSTEMS = [name for name, row in formats().items() if row.create and row.system not in ("", "huggingface")]
+WITHOUT_LAYOUT = [
+    "AlbertForMaskedLM", "ApertusForCausalLM", "BartForConditionalGeneration", "BertForMaskedLM",
+    "BitNetForCausalLM", "BloomForCausalLM", "CodeGenForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
+    "DebertaV2ForMaskedLM", "Dinov2Model", "DistilBertForMaskedLM", "Dots1ForCausalLM", "ElectraForMaskedLM",
+    "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "GPTNeoXForCausalLM",
+    "Glm4ForCausalLM", "GlmForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "HeliumForCausalLM",
+    "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
+    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
+    "OlmoForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
+    "RobertaForMaskedLM", "RwkvForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
+    "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",
+    "ViTForImageClassification", "WhisperForConditionalGeneration", "XGLMForCausalLM",
+]  # fmt: skip
+
+
+def save(folder, name, **settings):
+    """A tiny random model of a class of transformers, as it saves itself."""
+    config = small_config(name, settings)
+    getattr(transformers, name)(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A Llama with a layout in MaxText, Lingua and Penzai, and in no other system."""
+    config = transformers.LlamaConfig(**GATED)
+    folder = tmp_path_factory.mktemp("llama") / "hf"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    """A T5, which only T5X has layouts for."""
+    folder = tmp_path_factory.mktemp("t5") / "hf"
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)).save_pretrained(folder)
+    return folder
+
+
+def refused(source, target, to, *words, **asked):
+    """The refusal of the plan; it names the families that the target's system has, and a cure that works."""
+    with pytest.raises(UnrepresentableError) as caught:
+        wherry.plan(source, target, to=to, **asked)
+    for word in words:
+        assert re.search(rf"\b{re.escape(word)}(?!\w)", caught.value.what), caught.value.what
+    assert "--to orbax" in caught.value.cure
+    assert caught.value.uri == str(source)
+    assert not target.exists()
+    return caught.value
+
+
+# ---- Hugging Face models without a layout
+
+
+@pytest.mark.parametrize("name", WITHOUT_LAYOUT)
+def test_a_model_without_a_layout_is_refused_by_every_system(name, tmp_path):
+    source = save(tmp_path / "hf", name)
+    kind = json.loads((source / "config.json").read_text())["model_type"]
+    for to in SYSTEMS:
+        error = refused(
+            source, tmp_path / "out", to, f"{to} has no layout for {kind} ({name}", "it has layouts for"
+        )
+        known = families_of_system(find_format(to).system)
+        assert all(re.search(rf"\b{family}\b", error.what) for family in known)
+        assert "--family-file" in error.cure
+    options = {"split": "."}
+    for to in ("maxtext", "t5x-orbax"):
+        refused(source, tmp_path / "out", to, kind, options=options)
+        refused(source, tmp_path / "out", to, "is no container", kind, wish=LayoutRequest(family="none"))
+    assert wherry.plan(source, tmp_path / "out", to="orbax").tensors
+    assert sorted(os.listdir(tmp_path)) == ["hf"]
+
+
+@pytest.mark.parametrize("to", [to for to in SYSTEMS if find_format(to).system != "t5x"])
+def test_a_known_family_that_the_target_has_no_layouts_for(to, t5, tmp_path):
+    refused(t5, tmp_path / "out", to, "no layout for family t5")
+    refused(t5, tmp_path / "out", to, "no layout for family t5", wish=LayoutRequest(family="t5"))
+    refused(t5, tmp_path / "out", to, "is no container", wish=LayoutRequest(family="none"))
+
+
+@pytest.mark.parametrize("to", ["t5x-legacy", "t5x-orbax", "paxml"])
+def test_llama_to_systems_without_it(to, llama, tmp_path):
+    refused(
+        llama,
+        tmp_path / "out",
+        to,
+        "no layout for family llama",
+        (find_format(to).system == "t5x" and "t5") or "gpt3",
+    )
+    refused(llama, tmp_path / "out", to, wish=LayoutRequest(family="llama"))
+
+
+@pytest.mark.parametrize("to", SYSTEMS)
+def test_family_none_makes_no_checkpoint_of_foreign_names(to, llama, tmp_path):
+    error = refused(
+        llama, tmp_path / "out", to, "is no container", "llama", wish=LayoutRequest(family="none")
+    )
+    assert "remove --family none" in error.cure
+
+
+@pytest.mark.parametrize("to", SYSTEMS)
+def test_an_adapter_is_no_model(to, tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{prefix}.lora_{one}.weight": np.ones((4, 4), "f4") for one in "AB"}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    said = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    refused(folder, tmp_path / "out", to, "the LORA adapter of org/base, which is not a whole model")
+    assert wherry.plan(folder, tmp_path / "out", to="orbax").tensors == 2
+
+
+def test_the_command_ends_with_7_and_leaves_nothing(tmp_path):
+    save(tmp_path / "hf", "Olmo2ForCausalLM")
+    words = [sys.executable, "-m", "wherry.cli", "convert", "hf", "out", "--to", "maxtext"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 7
+    assert "maxtext has no layout for olmo2 (Olmo2ForCausalLM)" in done.stdout + done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["hf"]
+
+
+# ---- Containers that hold foreign names
+
+
+@pytest.mark.parametrize("container", ["orbax", "safetensors", "npz", "torch-zip", "dcp", "flax-msgpack"])
+def test_a_container_does_not_hide_foreign_names(container, tmp_path):
+    source = save(tmp_path / "hf", "GPT2LMHeadModel")
+    there = tmp_path / ("there.npz" if container == "npz" else "there")
+    wherry.convert(source, there, to=container, lineage=False, ignore=("companions",))
+    for to in ("maxtext", "t5x-legacy", "t5x-orbax", "paxml", "penzai"):
+        refused(
+            there,
+            tmp_path / "out",
+            to,
+            "no layout for a tree with the names",
+            "transformer.h.0.attn.c_attn.bias",
+        )
+
+
+def test_hugging_face_names_in_orbax_take_the_layout_that_the_config_names(llama, tmp_path):
+    wherry.convert(llama, tmp_path / "there", to="orbax", lineage=False)
+    seen = wherry.detect(tmp_path / "there")
+    assert "names of PyTorch modules, as Hugging Face has them" in str(seen.evidence)
+    direct = wherry.convert(llama, tmp_path / "direct", to="maxtext", lineage=False)
+    around = wherry.convert(tmp_path / "there", tmp_path / "around", to="maxtext", lineage=False)
+    assert around.target.weights_digest == direct.target.weights_digest
+    back = wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+    assert back.target.weights_digest == back.source.weights_digest
+    half = tmp_path / "half"
+    wherry.convert(
+        tmp_path / "there", half, to="huggingface", wish=LayoutRequest(dtype="bfloat16"), lineage=False
+    )
+    assert load_file(half / "model.safetensors").keys() == load_file(llama / "model.safetensors").keys()
+
+
+def test_names_alone_do_not_choose_among_families(llama, tmp_path):
+    wherry.convert(llama, tmp_path / "m.safetensors", to="safetensors", ignore=("companions",), lineage=False)
+    with pytest.raises(AmbiguousError, match="several families fit") as caught:
+        wherry.plan(tmp_path / "m.safetensors", tmp_path / "out", to="maxtext")
+    assert "--config" in caught.value.cure
+    wish = LayoutRequest(config=str(llama / "config.json"))
+    planned = wherry.plan(tmp_path / "m.safetensors", tmp_path / "out", to="maxtext", wish=wish)
+    assert planned.manifest.origin["layout"]["family"] == "llama"
+
+
+def test_a_data_type_without_a_family_is_refused_and_not_dropped(tmp_path):
+    source = save(tmp_path / "hf", "PhiForCausalLM")
+    for to in ("safetensors", "orbax", "huggingface"):
+        with pytest.raises(UnrepresentableError, match=r"layout.* for phi \(PhiForCausalLM\)"):
+            wherry.plan(source, tmp_path / "out", to=to, wish=LayoutRequest(dtype="bfloat16"))
+
+
+# ---- The family is what the config says
+
+
+def test_the_config_decides_and_not_the_resemblance(llama, tmp_path):
+    """The same names and shapes under another model type are another model."""
+    (tmp_path / "hf").mkdir()
+    shutil.copy(llama / "model.safetensors", tmp_path / "hf")
+    config = json.loads((llama / "config.json").read_text())
+    said = tmp_path / "hf" / "config.json"
+    said.write_text(json.dumps({**config, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}))
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for granite (GraniteForCausalLM)")
+    nameless = {name: value for name, value in config.items() if name != "model_type"}
+    said.write_text(json.dumps(nameless))
+    planned = wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
+    assert planned.manifest.origin["layout"]["family"] == "llama"
+    said.write_text(json.dumps({**nameless, "architectures": ["Olmo2ForCausalLM"]}))
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for Olmo2ForCausalLM")
+
+
+@pytest.mark.parametrize("label", MODELS)
+def test_a_config_as_to_dict_states_it(label, tmp_path):
+    """What a saved file leaves out changes nothing, down to the digest of the plan."""
+    name, settings = MODELS[label]
+    config = getattr(transformers, f"{name}Config")(**settings)
+    kind = "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(name, f"{name}ForCausalLM")
+    getattr(transformers, kind)(config).save_pretrained(tmp_path / "hf")
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps(config.to_dict(), default=str))
+    assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
+    to, options = "t5x-legacy" if "T5" in name else "maxtext", STATED.get(label, {})
+    wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
+    plans = [
+        wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes
+    ]
+    assert plans[0].digest == plans[1].digest
+    if to == "maxtext":
+        pruned = json.loads(whole.read_text()) | {"pruned_heads": {"0": [1]}}
+        whole.write_text(json.dumps(pruned))
+        with pytest.raises(UnrepresentableError, match="pruned_heads"):
+            wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wishes[1])
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+def test_a_rope_scaling_that_the_target_cannot_hold_is_said(kind, tmp_path):
+    scaling = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    config = transformers.LlamaConfig(**GATED, rope_parameters=scaling)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    with pytest.raises(UnrepresentableError, match=f"Llama 3.1's rule alone, not by {kind}"):
+        wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
+
+
+# ---- Trees in the system's own form
+
+STATE = {"decoder": {"layers_0": {"kernel": np.ones((2, 3), "f4")}}}
+OWN = {
+    "maxtext": [{"params": {"params": STATE}}, STATE],
+    "t5x-legacy": [{"target": STATE, "state": {"step": np.int32(3)}}],
+    "t5x-orbax": [{"target": STATE, "state": {"step": np.int32(3)}}],
+    "paxml": [{"mdl_vars": {"params": STATE}, "step": np.int32(3)}],
+    "penzai": [{"model/block_0/query.weights": np.ones((2, 3), "f4")}],
+}
+
+
+@pytest.mark.parametrize("to", OWN)
+def test_a_live_tree_in_the_system_s_form_needs_no_family(to, tmp_path):
+    flax = {
+        "params": {"Dense_0": {"kernel": np.ones((2, 3), "f4")}},
+        "batch_stats": {"mean": np.ones(3, "f4")},
+    }
+    for place, tree in enumerate([*OWN[to], flax]):
+        receipt = wherry.export(tree, tmp_path / str(place), to=to, step=1).result(60)
+        with wherry.open(tmp_path / str(place)) as checkpoint:
+            assert checkpoint.detection.format == to
+            assert len(checkpoint.manifest.tensors) == receipt.target.tensors
+
+
+@pytest.mark.parametrize("to", OWN)
+def test_a_live_tree_of_another_form_is_refused(to, tmp_path):
+    for owner, (tree, *_others) in OWN.items():
+        if find_format(owner).system != find_format(to).system:
+            with pytest.raises(UnrepresentableError, match=f"{to} has no layout for a tree with the names"):
+                wherry.export(tree, tmp_path / "out", to=to, step=1).result(60)
+    tree = {"params": {"conv.weight": np.ones((2, 3), "f4"), "conv.bias": np.ones(3, "f4")}}
+    with pytest.raises(UnrepresentableError, match=f"{to} has no layout for a tree with the names"):
+        wherry.export(tree, tmp_path / "out", to=to, step=1).result(60)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("t5x-legacy", "t5x-orbax"),
+        ("t5x-orbax", "t5x-legacy"),
+        ("maxtext", "maxtext"),
+        ("paxml", "paxml"),
+        ("penzai", "penzai"),
+    ],
+)
+@pytest.mark.parametrize("between", [None, "orbax", "flax-msgpack"])
+def test_one_system_s_formats_hold_the_same_trees(source, target, between, tmp_path):
+    wherry.export(OWN[source][0], tmp_path / "a", to=source, step=1).result(60)
+    begun = tmp_path / "a"
+    if between:
+        wherry.convert(begun, tmp_path / "b", to=between, lineage=False, ignore=("companions",))
+        begun = tmp_path / "b"
+    receipt = wherry.convert(begun, tmp_path / "c", to=target, lineage=False)
+    assert receipt.target.weights_digest == receipt.source.weights_digest
+
+
+def test_rules_that_spell_the_system_s_form_are_the_user_s_own_layout(tmp_path):
+    source = save(tmp_path / "hf", "PhiForCausalLM")
+    rules = {"rename": "{rest*} -> target/{rest*}"}
+    receipt = wherry.convert(source, tmp_path / "out", to="t5x-orbax", options=rules, lineage=False)
+    assert receipt.target.tensors == receipt.source.tensors
+    refused(
+        source, tmp_path / "again", "t5x-orbax", "phi", options={"rename": "model.{rest*} -> target/{rest*}"}
+    )
+
+
+def test_a_system_s_checkpoint_does_not_become_a_hugging_face_folder_under_its_own_names(tmp_path):
+    wherry.export(OWN["t5x-orbax"][0], tmp_path / "a", to="t5x-orbax", step=1).result(60)
+    for options in ({}, {"join": "."}):
+        refused(
+            tmp_path / "a", tmp_path / "out", "huggingface", "no layout for this tree of t5x", options=options
+        )

@@ -1,0 +1,260 @@
+"""full_read: the comparison of every byte of a checkpoint with its sidecar, the ledger and another checkpoint.
+
+What nobody recorded is read all the same: the checksums of its container are compared on the way, and its digests are
+computed, so that they can be recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from wherry.config.digests import digest_choice
+from wherry.converter.references import reference
+from wherry.core.digest import checkpoint_digest, weights_digest
+from wherry.core.keypath import render
+from wherry.errors import NotFoundError
+from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.companions import digested
+from wherry.ledger.open import named
+from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.tree.mapping import parameters_of
+from wherry.tree.spelling import renaming_of
+from wherry.verifier.records import LedgerEntry, contradictions, entry_at, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.progress import OnProgress
+    from wherry.core.receipt import CheckpointRef
+    from wherry.core.request import SourceRequest
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.sidecar import Sidecar
+
+EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a checkpoint is read: the memory budget in bytes, and a function that is called a few times a second."""
+
+    memory: int
+    progress: OnProgress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The checkpoint to compare with, and the family file, if wherry itself does not declare the family."""
+
+    source: SourceRequest
+    family_file: str | None
+    measured: MeasuredError = field(default_factory=MeasuredError)
+
+
+@dataclass(frozen=True, slots=True)
+class FullRead:
+    """The result of reading every byte of a checkpoint.
+
+    Attributes:
+        failed: the differences from what was recorded, and from the other checkpoint.
+        proved: whether it was compared with anything that identifies it: a record, or another checkpoint.
+        subject: the node that the result is about: what was recorded, or what was read where nothing was. Damage is
+            about what the ledger has at the place: otherwise a sidecar that was rewritten together with the bytes
+            would enter the ledger by the very record of its failure.
+        ledger: the comparison with the ledger: `equal`, `different`, `unknown place`, or why there was none.
+        digests: key path → tensor digest of what was read.
+    """
+
+    failed: tuple[Failure, ...]
+    proved: bool
+    subject: CheckpointRef
+    ledger: str
+    digests: Mapping[KeyPath, str]
+
+
+def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) -> FullRead:
+    """Read every byte of a checkpoint and compare it with everything that is known about it.
+
+    Args:
+        checkpoint: the opened checkpoint, without missing parts.
+        against: another checkpoint whose tensors it must equal.
+        how: budget and progress.
+
+    Raises:
+        CorruptError: a checksum of its container differs.
+        WherryError: it or the other checkpoint cannot be read.
+    """
+    sidecar, entry = read_sidecar(locate(checkpoint.uri)), entry_at(checkpoint.uri)
+    found = _hashed(checkpoint, _algorithm(sidecar, entry), how)
+    present = _present(checkpoint, sidecar, found)
+    failed = [] if sidecar is None else list(_recorded(checkpoint, found, sidecar))
+    word, changed = _with_the_ledger(checkpoint, sidecar, entry, present, how)
+    failed += changed
+    if against is not None:
+        failed += _with_another(checkpoint, found, sidecar, against, how)
+    known = entry.node if word in (EQUAL, DIFFERENT) else None
+    return FullRead(
+        failed=tuple(failed),
+        proved=sidecar is not None or known is not None or against is not None,
+        subject=known
+        if known is not None and failed
+        else _subject(checkpoint, sidecar, known, present, found),
+        ledger=word,
+        digests=found.digests,
+    )
+
+
+def _algorithm(sidecar: Sidecar | None, entry: LedgerEntry) -> str:
+    """The algorithm of the record that the digests are compared with, or of a new one."""
+    if sidecar is not None:
+        return sidecar.algorithm
+    return digest_choice().algorithm if entry.node is None else entry.node.algorithm
+
+
+def _hashed(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
+    return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
+
+
+def _present(checkpoint: Checkpoint, sidecar: Sidecar | None, found: Hashes) -> Manifest:
+    """The manifest with the digests that identify it: those of its sidecar, or those that were read."""
+    if sidecar is not None:
+        return sidecar.manifest
+    companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
+    return checkpoint.manifest.with_digests(found.digests, companions)
+
+
+def _recorded(checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar) -> Iterator[Failure]:
+    """The differences from the sidecar, and of the sidecar from itself."""
+    yield from contradictions(sidecar)
+    yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
+    yield from _altered_companions(checkpoint, sidecar)
+
+
+def _with_the_ledger(
+    checkpoint: Checkpoint, sidecar: Sidecar | None, entry: LedgerEntry, present: Manifest, how: ReadOptions
+) -> tuple[str, list[Failure]]:
+    """The comparison with the ledger in words, and the difference if there is one."""
+    node = entry.node
+    if entry.unread is not None:
+        return f"not compared: {entry.unread}", []
+    if node is None:
+        return UNKNOWN, []
+    name, version = checkpoint.detection.format, node.format_version
+    if sidecar is not None:
+        name, version = sidecar.checkpoint.format, sidecar.checkpoint.format_version
+    if name != node.format:
+        return f"not compared: it has the checkpoint as {node.format}; pass --from {node.format}", []
+    if sidecar is not None and sidecar.algorithm != node.algorithm:
+        present = present.with_digests(_hashed(checkpoint, node.algorithm, how).digests)
+    digest = checkpoint_digest(present, name, version, node.algorithm)
+    same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
+    failed = list(replaced(entry, digest, same_weights=same_weights))
+    return (DIFFERENT if failed else EQUAL), failed
+
+
+def _subject(
+    checkpoint: Checkpoint,
+    sidecar: Sidecar | None,
+    known: CheckpointRef | None,
+    present: Manifest,
+    read: Hashes,
+) -> CheckpointRef:
+    """The node of a checkpoint at its present place: the recorded one, or a new one."""
+    if sidecar is not None and sidecar.checkpoint.uri == checkpoint.uri:
+        return sidecar.checkpoint
+    mark, found = present_fingerprint(checkpoint), checkpoint.detection
+    stated = known if sidecar is None else sidecar.checkpoint
+    if stated is not None:
+        return replace(stated, uri=checkpoint.uri, fingerprint=mark)
+    return reference(checkpoint.uri, found.format, found.format_version, present, mark, read.algorithm)
+
+
+def _with_another(
+    checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar | None, against: Other, how: ReadOptions
+) -> Iterator[Failure]:
+    """The differences from another checkpoint, through the layout or the renaming that the sidecar records."""
+    if sidecar is not None and sidecar.manifest.origin.get("layout"):
+        return _came_back(checkpoint, sidecar, against, how)
+    return _against(found, sidecar, against.source, how)
+
+
+def _against(
+    found: Hashes,
+    sidecar: Sidecar | None,
+    against: SourceRequest,
+    how: ReadOptions,
+) -> Iterator[Failure]:
+    options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
+    rename = renaming_of(sidecar.manifest if sidecar else None, options)
+    with open_source(named(against)) as other:
+        seen = _as_scanned(other, sidecar)
+        theirs = hash_checkpoint(
+            seen, found.algorithm, memory=how.memory, progress=how.progress, paths=_meant(seen, sidecar)
+        )
+    renamed = {rename(path): path for path in theirs.digests}
+    expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
+    leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
+    yield from _differences(found, expected, leaves)
+
+
+def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
+    """The source's tensors, or only its parameters if the target records that it holds only these of a train state."""
+    held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
+    left_state = held.kind == "train-state" and kind == "params"
+    return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
+
+
+def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
+    """The source with its layers stacked or unstacked, if the target records that and the source is not yet so."""
+    record = sidecar.manifest.origin.get("scan") if sidecar else None
+    if record is None:
+        return source
+    from wherry.view.scan import fits, parse_scan, scanned_view
+
+    scan = parse_scan(record["asked"])
+    return scanned_view(source, scan.text) if fits(source.manifest, scan) else source
+
+
+def _came_back(
+    checkpoint: Checkpoint,
+    sidecar: Sidecar,
+    against: Other,
+    how: ReadOptions,
+) -> Iterator[Failure]:
+    """Compare with a source of another system, through the inverse layout."""
+    from wherry.view.inverse import roundtrip
+
+    with open_source(named(against.source)) as other:
+        layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
+        yield from roundtrip(
+            checkpoint,
+            other,
+            layout,
+            sidecar.algorithm,
+            memory=how.memory,
+            progress=how.progress,
+            measured=against.measured,
+        )
+
+
+def _differences(
+    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
+) -> Iterator[Failure]:
+    yield from compare(found, expected, leaves)
+    for path in sorted(set(found.digests) - set(expected)):
+        yield Failure(render(path), "unexpected tensor")
+
+
+def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
+    for companion in sidecar.manifest.companions:
+        try:
+            found = digested(checkpoint, companion)
+        except NotFoundError:
+            yield Failure(companion.name, "companion file not found")
+            continue
+        if found.sha256 != companion.sha256:
+            yield Failure(companion.name, "digest mismatch in the companion file")

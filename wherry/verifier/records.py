@@ -1,0 +1,145 @@
+"""records: what is known about a checkpoint before it is read: its sidecar, and the ledger's entry for its place.
+
+A sidecar lies beside the bytes, so it can be rewritten together with them. Therefore it is compared with itself (its
+manifest must have the digests that it states) and with the checkpoint that the ledger last recorded at the same place.
+A ledger that cannot be read does not stop a verification; the outcome says that it was not compared.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.config.settings import ledger_url
+from wherry.core.algorithms import labelled
+from wherry.core.digest import weights_digest
+from wherry.core.receipt import CheckpointRef, reference_from_json
+from wherry.core.units import short
+from wherry.errors import WherryError
+from wherry.ledger.resolve import proved_digest
+from wherry.mover.hashing import Failure
+from wherry.storage.home import sqlite_file, sqlite_to_read
+from wherry.storage.sidecar import readable_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from wherry.storage.sidecar import Sidecar
+
+_NODE = (
+    "checkpoint_digest", "weights_digest", "format", "format_version", "kind", "step", "tensors", "parameters",
+    "nbytes",
+)  # fmt: skip
+_PLACE = f"""
+    SELECT {", ".join(f"node.{name}" for name in _NODE)}, place.uri, place.fingerprint, place.seen,
+        CASE WHEN stone.statement >= place.statement THEN 1 ELSE 0 END
+    FROM location AS place
+    JOIN checkpoint AS node ON node.checkpoint_digest = place.checkpoint_digest
+    LEFT JOIN tombstone AS stone
+        ON stone.checkpoint_digest = place.checkpoint_digest AND stone.uri = place.uri
+    WHERE place.uri = :uri ORDER BY place.statement DESC, place.seen DESC LIMIT 1
+"""  # noqa: S608  names of columns
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """The ledger's answer for one place.
+
+    Attributes:
+        node: the checkpoint that was last seen there; None if there is none, or if it was deleted there.
+        seen: when that was recorded; UTC.
+        unread: why the ledger could not be read; None if it could.
+    """
+
+    node: CheckpointRef | None = None
+    seen: str = ""
+    unread: str | None = None
+
+
+def entry_at(uri: str) -> LedgerEntry:
+    """What the ledger has about the checkpoint at a URI."""
+    try:
+        url = ledger_url()
+        file = sqlite_file(url)
+        return _from_nodes(uri) if file is None else _from_sqlite(file, uri)
+    except WherryError as error:
+        return LedgerEntry(unread=error.what)
+
+
+def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
+    """The same of a SQLite ledger, without SQLAlchemy, whose import takes as long as reading 500 MB."""
+    if not file.exists():
+        return LedgerEntry()
+    try:
+        with sqlite_to_read(file) as connection:
+            return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
+    except sqlite3.Error:  # of an older schema, in use, or no ledger at all: opening it tells
+        return _from_nodes(uri)
+
+
+def _from_nodes(uri: str) -> LedgerEntry:
+    from wherry.ledger.nodes import first_row
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        return _entry(first_row(ledger, _PLACE, uri=uri))
+
+
+def _entry(row: Any) -> LedgerEntry:
+    if row is None or row[-1]:
+        return LedgerEntry()
+    *node, uri, fingerprint, seen, _gone = row
+    fields = dict(zip(_NODE, node, strict=True))
+    return LedgerEntry(reference_from_json({**fields, "uri": uri, "fingerprint": fingerprint}), seen)
+
+
+def known_node(uri: str) -> CheckpointRef | None:
+    """The node of the checkpoint at a URI by its records; None if there are none, or if they contradict each other.
+
+    Args:
+        uri: the checkpoint; it need not be readable.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    entry, sidecar = entry_at(uri), readable_sidecar(locate(uri))
+    if sidecar is None or any(contradictions(sidecar)):
+        return entry.node
+    stated = sidecar.checkpoint
+    return None if entry.node and entry.node.checkpoint_digest != stated.checkpoint_digest else stated
+
+
+def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
+    """The digests that a sidecar states and its own manifest does not have."""
+    stated, digests = sidecar.checkpoint, sidecar.manifest.digests
+    computed = (
+        ("checkpoint", stated.checkpoint_digest, proved_digest(sidecar)),
+        ("weights", stated.weights_digest, weights_digest(digests, sidecar.algorithm)),
+    )
+    for what, says, has in computed:
+        if labelled(says) != has:
+            reason = f"digest mismatch in the sidecar: it states {what} {short(says)}, its manifest has {short(has)}"
+            yield Failure("", reason)
+            return
+
+
+def replaced(entry: LedgerEntry, found: str, *, same_weights: bool) -> Iterator[Failure]:
+    """The difference from the checkpoint that the ledger last recorded at the place.
+
+    Args:
+        entry: of the place; its node is known.
+        found: checkpoint digest of what is there now, by the algorithm of the entry.
+        same_weights: whether its tensors are those of the entry.
+    """
+    assert entry.node is not None
+    expected = entry.node.checkpoint_digest
+    if expected != found:
+        part = "; its tensors are the same, a companion file or a value is not" if same_weights else ""
+        yield Failure(
+            "",
+            f"not the checkpoint that the ledger recorded here on {entry.seen}: expected {short(expected)}, "
+            f"got {short(found)}{part}",
+        )

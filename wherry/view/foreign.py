@@ -1,0 +1,116 @@
+"""foreign: refuses a tree of another system at a system's format.
+
+A system is not a container: what it restores has its own key paths and shapes, which only a family's layout makes. A
+tree that is already in the system's form needs no layout: from another format of the same system, from a live state, or
+from a container that holds one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import render
+from wherry.core.request import NONE
+from wherry.errors import UnrepresentableError
+from wherry.formats.registry import system_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.manifest import Manifest
+    from wherry.core.request import LayoutRequest
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.format import Format
+
+RENAME = "rename"  # rules by which a user spells the system's own key paths
+_SHOWN = 2
+_CONTAIN = "keep the tree in a container with --to orbax"
+_DECLARE = "declare the family's layouts in a --family-file"
+
+
+def in_form(checkpoint: Checkpoint, row: Format) -> bool:
+    """Whether a checkpoint's tree can become a checkpoint of this format without a layout."""
+    return row.form is None or row.form.holds(checkpoint.manifest)
+
+
+def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest) -> None:
+    """Refuse another system's checkpoint whose tree does not change, unless rules rename it.
+
+    A format that makes the names itself (Lingua's) says which are missing, unless a config names the model.
+
+    Raises:
+        UnrepresentableError: the target is of another system than the source.
+    """
+    source = system_of(checkpoint.detection.format)
+    if not source or not row.system or source == row.system or options.get(RENAME):
+        return
+    from wherry.view.model import model_words
+
+    if row.adapt is None or model_words(checkpoint, wish.config):
+        raise no_layout(checkpoint, row, wish)
+
+
+def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: LayoutRequest) -> None:
+    """Refuse a tree that is not in the form of the target's system.
+
+    Args:
+        checkpoint: the source; views in a system's layout, and checkpoints of the system itself, are in its form.
+        tree: the source's tree with the key paths of the target.
+        row: the target format.
+        wish: the options of the layout, for the message.
+
+    Raises:
+        UnrepresentableError: the system could not restore it.
+    """
+    if row.form is None or checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
+        return
+    if not row.form.holds(tree):
+        raise no_layout(checkpoint, row, wish, tree)
+
+
+def no_layout(
+    checkpoint: Checkpoint,
+    row: Format,
+    wish: LayoutRequest,
+    tree: Manifest | None = None,
+    *,
+    family: str = "",
+) -> UnrepresentableError:
+    """The refusal: the family that was seen, those of the target's system, and the cure.
+
+    Args:
+        checkpoint: the source.
+        row: the target format.
+        wish: the options of the layout.
+        tree: the source's tree with the key paths of the target, if they were judged.
+        family: the family that applies, if one does.
+    """
+    from wherry.families import families_of_system
+
+    seen = f"family {family}" if family else _seen(checkpoint, tree or checkpoint.manifest, wish.config)
+    form = f"; {row.name} restores {row.form.words}" if row.form else ""
+    if not row.system:
+        what = f"no family declares layouts for {seen}: a data type or an option of a layout needs them"
+        cure = f"leave the options out to keep the tree, or {_DECLARE}"
+    elif wish.family == NONE:
+        what = f"{row.name} is no container: without a layout it cannot hold {seen}{form}"
+        cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"
+    else:
+        known = ", ".join(families_of_system(row.system)) or "no family"
+        what = f"{row.name} has no layout for {seen}: it has layouts for {known}{form}"
+        cure = f"{_CONTAIN}, or {_DECLARE}"
+    return UnrepresentableError(what, uri=checkpoint.uri, cure=cure)
+
+
+def _seen(checkpoint: Checkpoint, tree: Manifest, config: str | None) -> str:
+    """What the source is, by its config, else by the system that wrote it and its first key paths."""
+    from wherry.view.model import model_words
+
+    said = model_words(checkpoint, config)
+    if said:
+        return said
+    names = ", ".join(render(path) for path in sorted(tree.tensors)[:_SHOWN])
+    system = system_of(checkpoint.detection.format)
+    if checkpoint.laid_out or not system:
+        return f"a tree with the names {names}, …"
+    return f"this tree of {system} ({names}, …)"
