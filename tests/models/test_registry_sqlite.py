@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ from wherry.errors import NotFoundError, WherryError
 from wherry.integrations.mlflow_rest import RegisteredVersion
 from wherry.integrations.mlflow_sqlite import _REVISIONS, look_up
 from wherry.ledger.resolve import DIGEST_TAG
-from wherry.storage.home import sqlite_file
+from wherry.storage.home import sqlite_file, sqlite_to_read
 
 DIGEST = "ab" * 32  # without its algorithm, as in the tags of old versions
 
@@ -146,7 +147,8 @@ def test_the_client_refuses_what_cannot_be(shared, name, version):
 
 
 def test_a_writer_in_the_way_is_left_to_the_client(copy, monkeypatch):
-    monkeypatch.setattr("wherry.integrations.mlflow_sqlite._TIMEOUT_SECONDS", 0.1)
+    impatient = functools.partial(sqlite_to_read, timeout=0.1)
+    monkeypatch.setattr("wherry.integrations.mlflow_sqlite.sqlite_to_read", impatient)
     with closing(sqlite3.connect(sqlite_file(copy), isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         assert look_up("a model", registry_uri=copy, version="1") is None
