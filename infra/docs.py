@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
+RESULTS = ROOT / "infra" / "bench-results.json"
+RATES = ("BLAKE3", "SHA-256", "zstd encode bfloat16", "gzip decode float32", "memcpy")  # shown in README
+RATIOS = ("faster", "faster_read_back")
 
 
 def pages() -> dict[Path, str]:
@@ -247,6 +250,31 @@ def in_one_line(missed: re.Match[str]) -> str:
     return f"Not reached: {' · '.join(rows)}\n"
 
 
+def speed() -> str:
+    """The ratios of the last results of `infra/bench`, and the rates of its machine; empty before its first run."""
+    if not RESULTS.exists():
+        return ""
+    found = json.loads(RESULTS.read_text())
+    rows = [
+        (row["row"], row["peer"], *(f"{row['measures'][name]:.1f}×" for name in RATIOS))
+        for row in found["rows"]
+        if row["measures"].keys() >= set(RATIOS)
+    ]
+    columns = ("job", "compared with", "faster, without read-back", "faster, with read-back")
+    return f"{table(columns, rows)}{machine(found['machine'])}\n\n"
+
+
+def machine(facts: Mapping[str, Any]) -> str:
+    """The machine of a run of the benchmark, with its rates."""
+    sha = facts["sha_instructions"]
+    words = f"{facts['cores']} cores ({facts['processor']}, {'with' if sha else 'without'} SHA instructions)"
+    rates = facts["rates"]
+    shown = [f"{name} {rates['core'][name]['per_core'] / 1e9:.1f}" for name in RATES]
+    shown += [f"device {name} {one['best'] / 1e9:.1f}" for name, one in rates["device"]["rates"].items()]
+    text = f"Measured on {words}; rates in GB/s, of a core or of the device: {', '.join(shown)}."
+    return textwrap.fill(text, 118, break_on_hyphens=False)
+
+
 def between(name: str, content: str, text: str) -> str:
     """The text with new content between the two markers of a name."""
     block = f"<!-- {name}:start -->\n{content}<!-- {name}:end -->"
@@ -276,6 +304,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "rewrites": rewrite_table,
     "routes": lambda: route_table(Route),
     "settings": settings_table,
+    "speed": speed,
     "targets": lambda: route_table(TargetRule),
 }
 
