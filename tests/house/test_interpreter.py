@@ -30,3 +30,27 @@ def test_a_command_starts_no_threads_that_wait_for_matrices(given):
     threshold, interval, blas, threads = json.loads(done.stdout)
     assert (threshold, round(interval, 6), blas) == (10_000, 0.001, given or "1")
     assert threads == 1 or given
+
+
+REUSE = """
+import resource, sys
+from wherry.runtime.interpreter import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _turn in range(8):
+    blocks = [b"x" * (8 << 20) for _block in range(4)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="only glibc has mallopt"
+)
+def test_freed_blocks_are_used_again_without_new_pages():
+    def faults(word: str) -> int:
+        done = subprocess.run([sys.executable, "-c", REUSE, word], check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+    pages = (8 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert faults("not kept") - faults("kept") > 8 * pages

@@ -45,7 +45,7 @@ from wherry.cli.registry_notice import show_waits
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
-from wherry.runtime.interpreter import tune, use_utf8
+from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def convert(
             console.show_plan(plan_request(replace(request, targets=(one,))), json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)
+    keep_freed_memory()
     with (
         console.committed(console.show_receipts, json_=json_),
         console.bar(quiet=quiet or json_) as progress,
