@@ -218,7 +218,6 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
         progress=job.running.progress,
         paths=list(boxed),
         folder=staged.staging.spill,
-        straight=True,
     )
     if job.plan.verify == "digest":
         from wherry.converter.proof import prove_boxes
@@ -244,7 +243,6 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
         stage="verify",
         paths=list(rest),
         folder=staged.staging.spill,
-        straight=True,
     )
     failed = compare(found, rest, expected.leaves)
     if failed:

@@ -196,8 +196,14 @@ def _hashes(checkpoint: Checkpoint, recorded: Sidecar | None, wanted: ProofReque
 
 def _read(checkpoint: Checkpoint, algorithm: str, wanted: ProofRequest, stage: str) -> Hashes:
     return hash_checkpoint(
-        checkpoint, algorithm, memory=wanted.memory, progress=wanted.running.progress, stage=stage, folder=wanted.folder
-    )  # fmt: skip
+        checkpoint,
+        algorithm,
+        memory=wanted.memory,
+        progress=wanted.running.progress,
+        stage=stage,
+        folder=wanted.folder,
+        straight=stage == "verify",
+    )
 
 
 def _recorded(checkpoint: Checkpoint, sidecar: Sidecar | None) -> Hashes | None:

@@ -98,7 +98,7 @@ def hash_checkpoint(
     stage: str = "verify",
     paths: Collection[KeyPath] | None = None,
     folder: Path | None = None,
-    straight: bool = False,
+    straight: bool = True,
 ) -> Hashes:
     """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
 
@@ -110,7 +110,8 @@ def hash_checkpoint(
         stage: the name of the running verb.
         paths: the tensors to read; all by default.
         folder: for spill files; a temporary folder by default.
-        straight: whether raw bytes are read with direct I/O, past the page cache.
+        straight: whether raw bytes are read with direct I/O, past the page cache: it is the storage that is verified,
+            and a large checkpoint does not evict what other programs use. False if they are read again soon.
 
     Raises:
         DamagedError: bytes are missing or corrupt.
