@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.tiny_models import CLASSES, MODELS, STATED
+from tests.support.tiny_models import CLASSES, MODELS
 from wherry.errors import IncompleteError, UnrepresentableError
 
 transformers = pytest.importorskip("transformers")
@@ -58,7 +58,7 @@ def change(folder, *, drop=(), add=None, **said):
 
 def planned(folder, label="llama"):
     to = "t5x-legacy" if "t5" in label else "maxtext"
-    return wherry.plan(folder, folder.parent / "out", to=to, options=STATED.get(label, {}))
+    return wherry.plan(folder, folder.parent / "out", to=to)
 
 
 def refused(folder, kind, *words, label="llama"):

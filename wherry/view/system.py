@@ -6,6 +6,7 @@ every tensor. A config that names a model of no family ends the search: names th
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS, NONE, SCAN
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
 
 
 def layout_options() -> frozenset[str]:
-    """All names that `--set` accepts for layouts: forms and conventions of all systems, and `scan`."""
-    systems = [system for name in families() for system in load_family(name).systems.values()]
-    return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, and `scan`."""
+    known = [load_family(name) for name in families()]
+    systems = [system for family in known for system in family.systems.values()]
+    facts = (name for family in known for name in family.facts)
+    return frozenset([SCAN, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))])
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
@@ -84,24 +87,38 @@ def view(
         return None
     source, target = pair
     theirs = {*target.forms, *target.conventions}
-    _require_options(asked, source, target, row)
+    _require_options(asked, family, source, target, row)
+    stated = {name: _stated(text) for name, text in asked.items() if name in family.facts}
     known = {name: text for name, text in written.items() if name in source.conventions}
-    mine = {name: text for name, text in asked.items() if name not in theirs}
+    mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
-        only=only, dtype=wish.dtype, target_format=row.name, facts=facts_beside(checkpoint, family, source),
+        only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
+        facts=facts_beside(checkpoint, family, source, wish.config),
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
 
 
-def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
+def _stated(text: str) -> Any:
+    """The value of a fact that a user states: JSON, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _require_options(
+    asked: Mapping[str, str], family: Family, source: System, target: System, row: Format
+) -> None:
     """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
-    known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
+    known = [
+        *row.options, *target.forms, *target.conventions, *source.forms, *source.conventions, *family.facts,
+    ]  # fmt: skip
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
