@@ -245,12 +245,12 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
             wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wishes[1])
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
 def test_a_rope_scaling_that_the_target_cannot_hold_is_said(kind, tmp_path):
     scaling = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     config = transformers.LlamaConfig(**GATED, rope_parameters=scaling)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
-    with pytest.raises(UnrepresentableError, match=f"Llama 3.1's rule alone, not by {kind}"):
+    with pytest.raises(UnrepresentableError, match=rf"Llama 3\.1's rule, not as .*{kind}.* says"):
         wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
 
 

@@ -8,6 +8,7 @@ value is refused by name. A fact that nobody states is asked for: nothing is fil
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
@@ -132,4 +133,5 @@ def told_as(system: System, told: ConfigFacts, fact: str, value: object) -> str:
 def _accepting(fact: str, value: object) -> str:
     if value is None:
         return f"{_ELSEWHERE}, or declare how its config states this in a --family-file"
-    return f"{_ELSEWHERE}, or accept the difference with --set {fact}={json.dumps(value)}"
+    setting = f"{fact}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(setting)}"

@@ -97,8 +97,9 @@ def _parameter(row: Any, where: str) -> Parameter:
 def _fact(row: Any, where: str) -> Fact:
     if isinstance(row, str):
         return Fact(row)
-    _no_others(row, {"about", "when", "outputs"}, where)
-    return Fact(str(row["about"]), row.get("when"), bool(row.get("outputs", True)))
+    _no_others(row, {"about", "when", "outputs", "named"}, where)
+    outputs = bool(row.get("outputs", True))
+    return Fact(str(row["about"]), row.get("when"), outputs, _texts(row.get("named", {})))
 
 
 def _system(name: str, row: Mapping[str, Any], where: str) -> System:

@@ -6,7 +6,7 @@ and pass the same checks. An unknown field is an error.
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
-    [facts]                fact → meaning, or {about, when, outputs}: properties of a model other than extents, in one
+    [facts]                fact → meaning, or {about, when, outputs, named}: properties of a model other than extents, in one
                            spelling for all systems. Every system reads, assumes or absorbs each that changes outputs
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
@@ -50,10 +50,12 @@ and pass the same checks. An unknown field is an error.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import UsageError
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,11 +89,22 @@ class Fact:
         about: its meaning, for messages.
         when: an expression over the known names; the fact means nothing for a model if it is not true.
         outputs: whether it changes what the model computes; others are carried where both configs state them.
+        named: word → expression: values that a user can state by a word.
     """
 
     about: str
     when: str | None = None
     outputs: bool = True
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def stated(self, text: str) -> Any:
+        """The value that a user states: one of the words, JSON, or text."""
+        if text in self.named:
+            return evaluate(self.named[text], {})
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ families are not imported: that would take longer than copying 100 MB.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
@@ -85,5 +86,5 @@ def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Ma
 
 
 def _word(value: Any) -> str:
-    """A choice in the spelling of declarations; library callers may pass True."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A choice in the spelling of declarations and of JSON; library callers may pass True, numbers and tables."""
+    return value if isinstance(value, str) else json.dumps(value)

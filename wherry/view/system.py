@@ -6,7 +6,6 @@ every tensor. A config that names a model of no family ends the search: names th
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS, NONE, SCAN
@@ -88,7 +87,7 @@ def view(
     source, target = pair
     theirs = {*target.forms, *target.conventions}
     _require_options(asked, family, source, target, row)
-    stated = {name: _stated(text) for name, text in asked.items() if name in family.facts}
+    stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
@@ -102,14 +101,6 @@ def view(
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
-
-
-def _stated(text: str) -> Any:
-    """The value of a fact that a user states: JSON, or text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _require_options(
