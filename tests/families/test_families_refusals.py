@@ -130,7 +130,7 @@ def test_an_ambiguous_scan_axis_is_never_guessed():
 def test_a_target_that_cannot_hold_it():
     scaling = {"rope_type": "linear", "factor": 2.0}
     begun, family, config = llama(rope_parameters=scaling, hidden_act="silu")
-    with pytest.raises(UnrepresentableError, match="rope_scaling is .*linear.* but lingua always uses"):
+    with pytest.raises(UnrepresentableError, match=r"rope_scaling is .*linear.* but lingua always uses"):
         convert_layout(begun.manifest, family, "huggingface", "lingua", config=config)
     with pytest.raises(
         UnrepresentableError, match="hidden_act is 'gelu' in the config, but lingua always uses 'silu'"

@@ -113,7 +113,7 @@ def test_a_scaling_that_maxtext_has_not_is_refused(change):
     written = written_config(scaled).config
     assert (written["rope_type"], written["rope_use_scale"]) == ("llama3.1", True)
     other = {**PLAIN_LLAMA, "rope_scaling": {**LLAMA3, **change}}
-    with pytest.raises(UnrepresentableError, match="rope_scaling is .* but maxtext would use") as caught:
+    with pytest.raises(UnrepresentableError, match=r"rope_scaling is .* but maxtext would use") as caught:
         written_config(projected("huggingface", "maxtext", other))
     assert "--set rope_scaling=" in str(caught.value.cure)
 
@@ -194,8 +194,16 @@ run_name:
         "scan_layers": True, "run_name": None,
     }  # fmt: skip
     with pytest.raises(UsageError, match="line 2") as failure:
-        parse_config("a.yml", b"a: 1\n  - b\n")
+        parse_config("a.yml", b"a: 1\n b: 2\n")
     assert str(failure.value).count("line 2") == str(failure.value).count("cure:") == 1
+    nested = b"rules: [['norm', 'fsdp'],\n        ['mlp', ['a', 'b']]]\neps: 1e-06\nkeep: None\n"
+    found = {"rules": [["norm", "fsdp"], ["mlp", ["a", "b"]]], "eps": 1e-6, "keep": None}
+    assert parse_config("a.yml", nested) == found
+    assert parse_config("a.yml", render_config("a.yml", found)) == found
+    with pytest.raises(UsageError, match="aliases are not supported"):
+        parse_config("a.yml", b"a: &x [1]\nb: *x\n")
+    with pytest.raises(UsageError, match="expected a table"):
+        parse_config("a.yml", b"- 1\n")
 
 
 def test_yaml_is_a_number_to_others():

@@ -59,6 +59,7 @@ _CARRIED = (
     "README.md",
 )
 _PARENT = "base_config"  # the file from which MaxText takes the other attributes
+_BLOCK, _NAME = "decoder_block", "model_name"  # MaxText's attributes
 _MODEL = "tokenizer.model"
 _MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
 
@@ -204,14 +205,19 @@ def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
 
 
 def config_file(path: str) -> dict[str, Any]:
-    """A config that the user names: JSON, flat YAML or gin, by its file name extension.
+    """A config that the user names: JSON, YAML or gin, by its file name extension.
+
+    A file of MaxText's `configs/models` has the name of its model, at which MaxText looks: it is part of the config.
 
     Raises:
         NotFoundError: the file was not found.
         UsageError: it cannot be read.
     """
     location = locate(path)
-    return parse_config(location.name, location.read_whole(MOST_CONFIG))
+    found = parse_config(location.name, location.read_whole(MOST_CONFIG))
+    if _BLOCK in found and not {_PARENT, _NAME} & found.keys():
+        found[_NAME] = location.name.rpartition(".")[0]
+    return found
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:

@@ -57,8 +57,10 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
     facts = {name: value for name, text in rules.facts.items() if (value := read(text)) is not None}
     for rule, reason in rules.require:
         if read(rule) is False:
+            stated = ", ".join(f"{name} is {read.attributes.get(name)!r}" for name in sorted(names_in(rule)))
             raise UnrepresentableError(
-                f"{source}: {reason}", cure=f"choose another family or model; these layouts require {rule}"
+                f"{source}: {reason} ({stated})",
+                cure=f"choose another family or model; these layouts require {rule}",
             )
     for text in rules.implied.values():
         read.asked |= names_in(text)

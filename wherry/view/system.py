@@ -154,12 +154,12 @@ def _family(
             return None
         checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
         raise no_layout(checkpoint, row, wish)
-    return _fitting(checkpoint, row, asked=bool(asked))
+    return _fitting(checkpoint, row, wish, asked=bool(asked))
 
 
-def _fitting(checkpoint: Checkpoint, row: Format, *, asked: bool) -> Family | None:
-    """The only family whose layouts fit every tensor; None if none does."""
-    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
+def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
+    """The only family whose layouts fit every tensor and the config; None if none does."""
+    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
@@ -191,14 +191,14 @@ def _source(family: Family, checkpoint: Checkpoint) -> System | None:
     return system_of_tree(family, checkpoint.detection.format, checkpoint.manifest)
 
 
-def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
+def _fits(family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
     source = _source(family, checkpoint)
     target = system_of_format(family, row.name)
     if source is None or target is None:
         return False
     try:
-        config, told_by = source_config(checkpoint, family, source, None)
+        config, told_by = source_config(checkpoint, family, source, wish.config)
         convert_layout(
             checkpoint.manifest, family, source.name, source.name, config=config, config_source=told_by
         )
