@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 
 def relaid(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None
+    checkpoint: Checkpoint,
+    row: Format,
+    options: Mapping[str, Any],
+    wish: LayoutRequest,
+    only: str | None,
+    *,
+    files: bool = True,
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:
     """The source in the layout of the target's system.
 
@@ -38,6 +44,7 @@ def relaid(
         options: the options of `--set`.
         wish: the other layout options.
         only: `params` or None.
+        files: whether the target gets a config and other files; a live state has them already.
 
     Returns:
         The view (or the source itself, if the tree does not change), the remaining options for the format, and the
@@ -65,7 +72,7 @@ def relaid(
         return checkpoint, own, only
     from wherry.view.system import view
 
-    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)))
+    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)), files=files)
     if seen is not None:
         return seen, own, None
     require_own(checkpoint, row, own, wish)

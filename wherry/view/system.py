@@ -62,6 +62,7 @@ def view(
     only: str | None,
     *,
     renamed: bool = False,
+    files: bool = True,
 ) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
 
@@ -71,6 +72,7 @@ def view(
         asked: forms and conventions.
         wish: the other layout options.
         only: `params` or None.
+        files: whether the target gets a config and other files.
         renamed: whether the user's own rules spell the target's key paths, so that a tree without a layout can stay.
 
     Raises:
@@ -99,7 +101,7 @@ def view(
         facts=facts_beside(checkpoint, family, source, wish.config),
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
-    made = outfit(projected, given, checkpoint, wish.assets)
+    made = outfit(projected, given, checkpoint, wish.assets) if files else None
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
 
 
