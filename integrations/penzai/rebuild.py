@@ -2,7 +2,7 @@
 
 tree = ocp.StandardCheckpointer().restore(folder)
 arrays = named_arrays(tree, folder)             # label → penzai NamedArray
-model = pz.bind_variables(…)                    # as in Penzai's own documentation
+model = llamalike_model(folder, arrays)         # built with the arguments in penzai_config.json
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.integrations.containers.orbax.layout import TREE, read_json
+from wherry.integrations.containers.orbax.layout import ASSETS, TREE, read_json
 from wherry.integrations.formats.penzai import names
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from wherry.core.tensorspec import AxisName
+
+CONFIG = "penzai_config.json"
 
 
 def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -45,6 +48,37 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
     arrays = {path: _leaf(tree, path, location.uri) for path in leaves}
     known = names.read(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
     return {one.label: named_array(arrays[path], one.axes) for path, one in known.items()}
+
+
+def llamalike_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Any:
+    """Build Penzai's model of a converted checkpoint, with the arguments that wherry wrote beside it.
+
+    Args:
+        folder: the item folder, with `assets/penzai_config.json`.
+        arrays: label → NamedArray, see `named_arrays`.
+
+    Returns:
+        Penzai's TransformerLM.
+
+    Raises:
+        NotFoundError: the folder has no such file.
+        MissingExtraError: penzai is not installed.
+    """
+    try:
+        pz: Any = import_module("penzai.pz")
+        common: Any = import_module("penzai.models.transformer.variants.llamalike_common")
+    except ImportError as error:
+        raise missing_extra("penzai", "penzai", "building the model") from error
+    given = read_json(locate(folder).join(f"{ASSETS}/{CONFIG}"))
+    given.pop("variant", None)
+    window = (given.pop("attention_type", None) or {}).get("window_size")
+    kind = common.AttentionTypeSlidingWindowCausal(window) if window else common.AttentionTypeGlobalCausal()
+    model = common.build_llamalike_transformer(
+        common.LlamalikeTransformerConfig(attention_type=kind, **given),
+        init_base_rng=None,
+        name="transformer",
+    )
+    return pz.bind_variables(model, [pz.Parameter(value=one, label=label) for label, one in arrays.items()])
 
 
 def named_array(array: Any, axes: tuple[AxisName, ...] | None) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.families import CORPUS, Made, carried, hashes, opened, same, wanted_hashes
+from wherry.errors import UnrepresentableError
 from wherry.families import convert_layout, load_family
 
 pytestmark = pytest.mark.skipif(
@@ -205,7 +206,12 @@ def test_adafactor_between_forms_of_t5x(case):
 def test_qwen_experts_become_one_tensor():
     case = "hf-qwen3-moe-bf16"
     config = json.loads(next((CORPUS / case).rglob("config.json")).read_text())
-    projected, there, manifest = convert(case, "qwen", "huggingface", "maxtext", config=config)
+    stated = {"norm_topk": True}  # MaxText knows no other, this model states another
+    with pytest.raises(
+        UnrepresentableError, match="norm_topk_prob is False in the config, but maxtext always uses True"
+    ):
+        convert(case, "qwen", "huggingface", "maxtext", config=config)
+    projected, there, manifest = convert(case, "qwen", "huggingface", "maxtext", config=config, stated=stated)
     _accounted(projected, manifest)
     assert not projected.lossy
     with opened(case) as checkpoint:

@@ -41,7 +41,6 @@ def test_a_wrong_config_names_parameter_axis_and_both_sources():
 def test_unknown_attributes_are_named():
     refused(UnrepresentableError, "unknown attributes in the config: surprise", surprise=1)
     refused(UnrepresentableError, "the attention has biases", attention_bias=True)
-    refused(UnrepresentableError, "the activation is not silu", hidden_act="gelu")
 
 
 def test_tensors_that_do_not_fit_are_named():
@@ -129,9 +128,16 @@ def test_an_ambiguous_scan_axis_is_never_guessed():
 
 
 def test_a_target_that_cannot_hold_it():
-    begun, family, config = llama(rope_parameters={"rope_type": "llama3"})
-    with pytest.raises(UnrepresentableError, match="does not support scaled rotary positions"):
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    begun, family, config = llama(rope_parameters=scaling, hidden_act="silu")
+    with pytest.raises(UnrepresentableError, match=r"rope_scaling is .*linear.* but lingua always uses"):
         convert_layout(begun.manifest, family, "huggingface", "lingua", config=config)
+    with pytest.raises(
+        UnrepresentableError, match="hidden_act is 'gelu' in the config, but lingua always uses 'silu'"
+    ):
+        convert_layout(
+            begun.manifest, family, "huggingface", "lingua", config={**config, "hidden_act": "gelu"}
+        )
 
 
 def test_a_missing_moment_is_named():

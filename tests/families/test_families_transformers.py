@@ -8,12 +8,12 @@ import pytest
 
 import wherry
 from tests.support.families import carried, same
-from tests.support.tiny_models import CLASSES, MODELS, STATED, TARGETS
+from tests.support.tiny_models import CLASSES, MODELS, REFUSED, TARGETS, UNTIED
 from wherry.errors import WherryError
 from wherry.families import convert_layout, family_of_config, load_family
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,10 @@ def saved(tmp_path_factory):
             config = getattr(transformers, f"{name}Config")(**settings)
             kind = "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(name, f"{name}ForCausalLM")
             made[label] = tmp_path_factory.mktemp(label)
-            getattr(transformers, kind)(config).save_pretrained(made[label])
+            model = getattr(transformers, kind)(config)
+            if label in UNTIED:
+                model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
+            model.save_pretrained(made[label])
         return made[label]
 
     return folder
@@ -44,18 +47,14 @@ def test_there_and_back(saved, label, target):
     folder = saved(label)
     config = json.loads((folder / "config.json").read_text())
     family = load_family(family_of_config(config))
-    stated = STATED.get(label, {})
     with wherry.open(folder) as checkpoint:
         source = {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
-        if label == "gemma2-27b":
-            with pytest.raises(WherryError, match="which scale of the attention"):
-                convert_layout(checkpoint.manifest, family, "huggingface", target, config=config)
-        if label == "llama-3.1" and target == "lingua":
-            with pytest.raises(WherryError, match="does not support scaled rotary positions"):
+        if (label, target) in REFUSED:
+            with pytest.raises(WherryError, match=REFUSED[label, target]):
                 convert_layout(checkpoint.manifest, family, "huggingface", target, config=config)
             return
         there = convert_layout(
-            checkpoint.manifest, family, "huggingface", target, config=config, options=stated, dtype="float64"
+            checkpoint.manifest, family, "huggingface", target, config=config, dtype="float64"
         )
         moved = carried(there, checkpoint.read)
     sizes = dict(there.source.solved.sizes)
@@ -63,13 +62,15 @@ def test_there_and_back(saved, label, target):
     assert {path for path in source if path not in {row.path for row in there.ignored}} == {
         spec.path for held in there.pieces.held.values() for spec, _piece in held.values()
     }
-    if label == "gemma2-27b":
-        own |= {"query_scale": "query_pre_attn_scalar"}
-        with pytest.raises(WherryError, match="query_pre_attn_scalar"):
-            convert_layout(moved.manifest, family, target, "huggingface", source_options=own, sizes=sizes)
-        return
     back = convert_layout(
-        moved.manifest, family, target, "huggingface", source_options=own, sizes=sizes, dtype="float32"
+        moved.manifest,
+        family,
+        target,
+        "huggingface",
+        source_options=own,
+        sizes=sizes,
+        dtype="float32",
+        facts=there.source.told.facts,
     )
     again = carried(back, moved.read).tensors
     assert same(again, source)

@@ -33,12 +33,19 @@ def test_what_is_known_is_written():
     assert written.warnings == ()
 
 
-def test_what_nobody_knows_is_named():
-    written = written_config(projected("lingua", "huggingface"))
-    assert written.config["rms_norm_eps"] == 1e-6  # transformers' own default
+def test_what_nobody_knows_is_asked_for():
+    """All of it at once, and nothing that changes no output; that is written with a warning."""
+    with pytest.raises(UsageError, match="no config states") as caught:
+        written_config(projected("lingua", "huggingface"))
+    for fact in ("norm_eps", "rope_theta", "sliding_window"):
+        assert f"--set {fact}=VALUE" in str(caught.value)
+    assert "max_position" not in str(caught.value)
+    assert "activation" not in str(caught.value)  # Lingua knows no other
+    stated = {"norm_eps": 1e-6, "rope_theta": 7.0, "sliding_window": 0}
+    written = written_config(projected("lingua", "huggingface", stated=stated))
+    assert (written.config["rms_norm_eps"], written.config["rope_theta"]) == (1e-6, 7.0)
     assert len(written.warnings) == 1
-    for attribute in ("rms_norm_eps = 1e-06", "max_position_embeddings = 2048", "rope_theta = 10000.0"):
-        assert attribute in written.warnings[0]
+    assert "max_position_embeddings = 2048" in written.warnings[0]
     assert "config.json" in written.warnings[0]
 
 
@@ -76,31 +83,39 @@ def test_what_a_config_cannot_say_is_refused():
 def test_ties_are_seen_in_the_tensors():
     tied = made(load_family("llama"), "lingua", {"tree": "dcp"}, without=("head",))
     for target, attribute in (("huggingface", "tie_word_embeddings"), ("maxtext", "logits_via_embedding")):
-        found = written_config(
-            projected("lingua", target, tensors=tied, options={} if target[0] == "h" else {"rope": "half"})
-        )
+        found = written_config(projected("lingua", target, {"model": {"dim": 12}}, tensors=tied))
         assert found.config[attribute] is True
 
 
 def test_llama_31_scales_as_maxtext_does():
     chosen = {"scan_layers": "true", "param_scan_axis": "1", "rope": "interleaved", "query_scale": "folded"}
     source = made(load_family("llama"), "maxtext", chosen)
-    written = written_config(
-        projected("maxtext", "huggingface", tensors=source, source_options={"rope": "interleaved"})
-    )
-    assert written.config["rope_scaling"] == {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    assert "rope_scaling" in written.warnings[0]
+    there = projected("maxtext", "huggingface", {"rope_type": "llama3.1"}, tensors=source)
+    assert there.source.chosen["rope"] == "interleaved"
+    assert written_config(there).config["rope_scaling"] == LLAMA3
 
 
-def test_a_factor_that_maxtext_has_not_is_named():
-    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 8192}  # fmt: skip
-    written = written_config(projected("huggingface", "maxtext", {**PLAIN_LLAMA, "rope_scaling": scaling}))
-    assert (written.config["rope_type"], written.config["rope_use_scale"]) == ("llama3.1", True)
-    assert "factor 8" in written.warnings[-1]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"factor": 32.0},
+        {"low_freq_factor": 2.0},
+        {"high_freq_factor": 5.0},
+        {"original_max_position_embeddings": 99},
+    ],
+)
+def test_a_scaling_that_maxtext_has_not_is_refused(change):
+    scaled = projected("huggingface", "maxtext", {**PLAIN_LLAMA, "rope_scaling": LLAMA3})
+    written = written_config(scaled).config
+    assert (written["rope_type"], written["rope_use_scale"]) == ("llama3.1", True)
+    other = {**PLAIN_LLAMA, "rope_scaling": {**LLAMA3, **change}}
+    with pytest.raises(UnrepresentableError, match=r"rope_scaling is .* but maxtext would use") as caught:
+        written_config(projected("huggingface", "maxtext", other))
+    assert "--set rope_scaling=" in str(caught.value.cure)
 
 
 # Parameters of the kinds of a family that exclude those which are made here.
@@ -179,8 +194,16 @@ run_name:
         "scan_layers": True, "run_name": None,
     }  # fmt: skip
     with pytest.raises(UsageError, match="line 2") as failure:
-        parse_config("a.yml", b"a: 1\n  - b\n")
+        parse_config("a.yml", b"a: 1\n b: 2\n")
     assert str(failure.value).count("line 2") == str(failure.value).count("cure:") == 1
+    nested = b"rules: [['norm', 'fsdp'],\n        ['mlp', ['a', 'b']]]\neps: 1e-06\nkeep: None\n"
+    found = {"rules": [["norm", "fsdp"], ["mlp", ["a", "b"]]], "eps": 1e-6, "keep": None}
+    assert parse_config("a.yml", nested) == found
+    assert parse_config("a.yml", render_config("a.yml", found)) == found
+    with pytest.raises(UsageError, match="aliases are not supported"):
+        parse_config("a.yml", b"a: &x [1]\nb: *x\n")
+    with pytest.raises(UsageError, match="expected a table"):
+        parse_config("a.yml", b"- 1\n")
 
 
 def test_yaml_is_a_number_to_others():

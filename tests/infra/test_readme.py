@@ -105,11 +105,23 @@ def test_the_examples_between_systems(tmp_path, monkeypatch):
     assert set(lines) <= set(wherry(*command.split()[2:]).stdout.splitlines())
 
 
+def test_the_window_that_maxtext_has_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "mistral")
+    said = json.loads((tmp_path / "mistral/config.json").read_text())
+    said |= {"model_type": "mistral", "sliding_window": 16}
+    (tmp_path / "mistral/config.json").write_text(json.dumps(said))
+    command, line = shown("console", 1).splitlines()
+    refused = wherry(*command.split()[2:])
+    assert (refused.returncode, refused.stderr.splitlines()[0]) == (7, line)
+    carried_out(shown("sh", 1))
+
+
 def test_the_family_file_that_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model(tmp_path / "own", lm_head="output.weight")
     (tmp_path / "mine.toml").write_text(shown("toml", 0))
-    assert "output.weight  [vocab embed]" in carried_out(shown("sh", 1))[0]
+    assert "output.weight  [vocab embed]" in carried_out(shown("sh", 2))[0]
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
@@ -118,7 +130,7 @@ def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
     shutil.copytree(place("flax-linen-boxed-scan"), tmp_path / "boxed")
     shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
     (tmp_path / "axes.toml").write_text(shown("toml", 1))
-    carried_out(shown("sh", 2))
+    carried_out(shown("sh", 3))
     from wherry.formats.checkpoint import open_checkpoint
 
     with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:

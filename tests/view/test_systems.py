@@ -13,6 +13,7 @@ import pytest
 import wherry
 from tests.support.families import wanted_hashes
 from tests.support.formats import CORPUS, expected, place
+from tests.support.stated import FACTS
 from tests.support.systems import carry, hashes
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import weights_digest as weights_of
@@ -137,7 +138,7 @@ def test_adafactor_goes_with_the_layers(case, tmp_path):
 @pytest.mark.parametrize("name", ["plain", "label-dict"])
 def test_penzai_to_hugging_face_and_back(name, tmp_path):
     case, wish = f"penzai-llama-unroll-{name}", LayoutRequest(family="llama")
-    carry(place(case), tmp_path / "hf", "huggingface", wish=wish)
+    carry(place(case), tmp_path / "hf", "huggingface", wish=wish, options=FACTS["llama", "penzai"])
     with wherry.open(place(case)) as there, wherry.open(tmp_path / "hf") as here:
         path = next(path for path in there.manifest.tensors if "block_1/attention/query" in path[0])
         made = here.read("model.layers.1.self_attn.q_proj.weight")
@@ -156,9 +157,8 @@ ROUTES = [
     (LLAMA, "maxtext", {"rope": "interleaved"}),
     ("hf-llama-tied-sharded-bf16", "maxtext", {}),
     ("hf-llama-tied-sharded-bf16", "lingua", {}),
-    ("hf-llama-tied-sharded-bf16", "penzai", {}),
-    ("hf-qwen3-moe-bf16", "maxtext", {}),
-    ("hf-qwen3-moe-bf16", "maxtext", {"scan_layers": "false"}),
+    ("hf-qwen3-moe-bf16", "maxtext", {"norm_topk": True}),
+    ("hf-qwen3-moe-bf16", "maxtext", {"scan_layers": "false", "norm_topk": True}),
 ]
 
 
@@ -178,9 +178,9 @@ def test_hugging_face_there_and_back(case, to, options, tmp_path):
 
 
 THROUGH = [
-    ("maxtext-mixtral-l2-scan", {}),
-    ("maxtext-deepseek3-l4-scan", {}),
-    ("maxtext-gemma2-l4-scan", {"query_scale": "head_dim"}),
+    ("maxtext-mixtral-l2-scan", FACTS["mixtral", "maxtext"]),
+    ("maxtext-deepseek3-l4-scan", FACTS["deepseek", "maxtext"]),
+    ("maxtext-gemma2-l4-scan", FACTS["gemma2", "maxtext"]),
 ]
 
 
@@ -189,7 +189,7 @@ THROUGH = [
 def test_maxtext_to_hugging_face_and_back(case, stated, tmp_path):
     """MaxText's queries are scaled by the root of 8 here, which rounds; every other bit comes back."""
     lossless = carry(place(case), tmp_path / "hf", "huggingface", options=stated).lossless
-    carry(tmp_path / "hf", tmp_path / "back", "maxtext", options=stated)
+    carry(tmp_path / "hf", tmp_path / "back", "maxtext")
     again, wanted = hashes(tmp_path / "back"), wanted_hashes(case)
     assert again.keys() <= wanted.keys()
     changed = {path[-2] for path, one in again.items() if wanted[path] != one}

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.tiny_models import CLASSES, GATED, MODELS, STATED, T5, small_config
+from tests.support.tiny_models import CLASSES, GATED, MODELS, T5, small_config
 from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError
 from wherry.families import families_of_system
@@ -228,7 +228,11 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
     whole = tmp_path / "whole.json"
     whole.write_text(json.dumps(config.to_dict(), default=str))
     assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
-    to, options = "t5x-legacy" if "T5" in name else "maxtext", STATED.get(label, {})
+    to = "t5x-legacy" if "T5" in name else "maxtext"
+    options = {"sliding_window": 0} if label == "mistral-window" else {}  # MaxText's block has no window
+    options |= (
+        {"scaled_output": True} if label in ("t5-1.1", "mt5") else {}
+    )  # T5X scales where the output layer is tied
     wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes
@@ -241,12 +245,12 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
             wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wishes[1])
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
 def test_a_rope_scaling_that_the_target_cannot_hold_is_said(kind, tmp_path):
     scaling = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     config = transformers.LlamaConfig(**GATED, rope_parameters=scaling)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
-    with pytest.raises(UnrepresentableError, match=f"Llama 3.1's rule alone, not by {kind}"):
+    with pytest.raises(UnrepresentableError, match=rf"Llama 3\.1's rule, not as .*{kind}.* says"):
         wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
 
 

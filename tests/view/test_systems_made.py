@@ -11,6 +11,7 @@ import pytest
 from tests.support.libraries import held, loaded
 from tests.support.model_files import MAKERS
 from tests.support.model_systems import CONTENTS
+from tests.support.stated import FACTS
 from tests.support.systems import carry
 from wherry.core.request import LayoutRequest
 
@@ -55,7 +56,9 @@ def wish(family, source):
 @pytest.mark.parametrize(("family", "source", "target"), PAIRS)
 def test_every_system_to_every_other(family, source, target, model, tmp_path):
     name, form, contents = CONTENTS[family][target]
-    stated = {"rope": "half"} if family == "llama" and "maxtext" in (name, source.partition("-")[0]) else {}
+    system = source.partition("-")[0]
+    stated = {"rope": "half"} if family == "llama" and "maxtext" in (name, system) else {}
+    stated |= FACTS.get((family, system), {}) if name != system else {}
     begun = model(family, source)
     receipt = carry(begun, tmp_path / "out", name, options={**form, **stated}, wish=wish(family, begun))
     assert receipt.lossless

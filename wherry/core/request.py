@@ -104,7 +104,7 @@ class LayoutRequest:
     Attributes:
         family: name of a model family; `none` keeps the tree as it is; None detects the family.
         family_file: a TOML file that declares one, or changes one of ours.
-        config: a JSON file with the source's config, where the source has none beside it.
+        config: a file with the model's config, of the source's or the target's system: JSON, YAML or gin.
         dtype: element type of the target's parameters.
         assets: a folder or URI with tokenizer and the like for the target.
     """
@@ -118,8 +118,8 @@ class LayoutRequest:
         decides=True, planned=True,
     )  # fmt: skip
     config: str | None = option(
-        None, "Model config (JSON) of the source, if there is none next to it.", metavar="FILE", stated="file",
-        decides=True, planned=True,
+        None, "Model config: config.json, MaxText's YAML, params.json or gin; if there is none next to the source.",
+        metavar="FILE", stated="file", decides=True, planned=True,
     )  # fmt: skip
     dtype: str | None = option(
         None, "Data type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
@@ -155,7 +155,7 @@ class TargetRequest:
     uri: str
     to: str
     options: Mapping[str, Any] = option(
-        {}, "Option of the target format or layout; see `wherry formats NAME` and `wherry layouts`.",
+        {}, "Option of the target format or layout (`wherry formats NAME`, `wherry layouts`), or fact of the model.",
         spelled="--set", metavar="NAME=VALUE",
         form="Options of the target format and layout, as for `--set`.",
         route="Options of the format and layout (scan_layers, rope, query_scale), as for `--set`.",

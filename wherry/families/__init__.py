@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.request import CONTAINERS
 from wherry.errors import UsageError
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
-from wherry.families.facts import conventions_of, forms_told, require_accepted, tell
+from wherry.families.carried import require_assumed
+from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
+from wherry.families.known import known_names
 from wherry.families.parse import family_of
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.manifest import Manifest
+    from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
 
 _FOLDER = Path(__file__).parent
 _HUGGINGFACE = "huggingface"
+_VALUES = frozenset({"assumes", "defaults", "fixed", "usual"})  # tables in which `false` is a value
 
 
 @cache
@@ -87,21 +91,36 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _extended(data: dict[str, Any]) -> dict[str, Any]:
+    """A family with what it extends, and what holds for its systems in every family (`systems/NAME.toml`)."""
     base = data.pop("extends", None)
-    if base is None:
-        return data
-    if base not in families():
-        raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
-    return _merged(_extended(_parsed(_FOLDER / f"{base}.toml")), data)
+    if base is not None:
+        if base not in families():
+            raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
+        extended = _extended(_parsed(_FOLDER / f"{base}.toml"))
+        return _merged(extended, _over_shared(data, set(extended.get("systems", {}))))
+    return _over_shared(data, set())
 
 
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, anything else is replaced; `false` removes a row."""
+def _over_shared(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """A family file with what holds for its systems, except for systems that the extended family has."""
+    rows = data.get("systems", {})
+    added = {name: _merged(_shared(name), row) for name, row in rows.items() if row and name not in known}
+    return {**data, "systems": {**rows, **added}} if added else data
+
+
+def _shared(system: str) -> dict[str, Any]:
+    """What holds for a system in every family."""
+    path = _FOLDER / "systems" / f"{system}.toml"
+    return _parsed(path) if path.is_file() else {}
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any], *, values: bool = False) -> dict[str, Any]:
+    """Tables are merged, anything else is replaced; `false` removes a row, except in tables of values."""
     merged = dict(base)
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(merged.get(name), dict):
-            merged[name] = _merged(merged[name], value)
-        elif value is False:
+            merged[name] = _merged(merged[name], value, values=values or name in _VALUES)
+        elif value is False and not values:
             merged.pop(name, None)
         else:
             merged[name] = value
@@ -165,6 +184,7 @@ def convert_layout(
     target_format: str | None = None,
     pads: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
 ) -> Projection:
     """Convert one system's layout to another's, from metadata alone.
 
@@ -182,6 +202,7 @@ def convert_layout(
         target_format: chooses the target's forms if they depend on the format.
         pads: axis → multiple to which the target pads.
         facts: facts that the config does not state; see `companions.facts_beside`.
+        stated: facts that the user states, which replace those of the config.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
@@ -189,9 +210,10 @@ def convert_layout(
     one, other = family.system(source), family.system(target)
     given, asked = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, given, asked)
-    told = tell(one, config, config_source)
-    told = replace(told, facts={**(facts or {}), **told.facts})
-    require_accepted(other, told.facts)
+    told = _told(one, tell(one, config, config_source), facts or {}, stated or {})
+    if source != target:
+        require_assumed(family, one, other, told, {**told.sizes, **told.facts})
+        require_accepted(other, told.facts)
     alike = source == target
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     bound = bind(
@@ -207,7 +229,28 @@ def convert_layout(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip
     forms = {**other.by_format.get(target_format or "", {}), **_forms(other, asked)}
-    return project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
+    projected = project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
+    return projected if alike else _held(projected)
+
+
+def _told(
+    system: System, told: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
+) -> ConfigFacts:
+    """What is known of a source: what the user states, its config, its software, and what lies beside it."""
+    always = assumed(system, {**told.sizes, **told.facts})
+    return replace(told, facts={**facts, **always, **told.facts, **stated}, stated=dict(stated))
+
+
+def _held(projected: Projection) -> Projection:
+    """The projection with the facts that follow from sizes and parameters, checked against the target's software."""
+    bound, target = projected.source, projected.system
+    names = known_names(projected)
+    told = replace(bound.told, facts={**assumed(bound.system, names), **bound.told.facts})
+    projected = replace(projected, source=replace(bound, told=told))
+    names |= known_names(projected)
+    require_assumed(bound.family, bound.system, target, told, names)
+    require_accepted(target, names)
+    return projected
 
 
 def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
@@ -59,6 +59,7 @@ _CARRIED = (
     "README.md",
 )
 _PARENT = "base_config"  # the file from which MaxText takes the other attributes
+_BLOCK, _NAME = "decoder_block", "model_name"  # MaxText's attributes
 _MODEL = "tokenizer.model"
 _MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
 
@@ -111,7 +112,7 @@ def outfit(
     written = written_config(projected, given, source, whole=whole, more=more)
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
-    configs = {one.write.file for one in projected.source.family.systems.values()}
+    configs = _agreeing(projected, checkpoint, written.names)
     carried = tuple(
         name for name in names if name not in files and (alike or name in configs or matches(name, _CARRIED))
     )
@@ -119,9 +120,29 @@ def outfit(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
-        warnings=(*written.warnings, *_lacking(projected, [*files, *carried])),
+        warnings=(*_restated(projected), *written.warnings, *_lacking(projected, [*files, *carried])),
         snippet=_snippet(system, written),
     )
+
+
+def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
+    """The configs of the family's systems beside a source that still describe the model, for the way back."""
+    found: set[str] = set()
+    for system in projected.source.family.systems.values():
+        config, name = config_beside(checkpoint, system)
+        told = tell(system, config, name)
+        if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
+            found.add(str(system.write.file))
+    return found
+
+
+def _restated(projected: Projection) -> Iterator[str]:
+    """Warnings of facts for which the user states another value than the source's config."""
+    told, system = projected.source.told, projected.source.system
+    own = {name: evaluate(text, told.config) for name, text in system.config.facts.items() if told.config}
+    for fact, value in told.stated.items():
+        if own.get(fact, value) not in (None, value):
+            yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {told.source}"
 
 
 def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
@@ -145,8 +166,10 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
     return None, "no config"
 
 
-def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict[str, Any]:
-    """Facts from configs of the family's other systems beside a checkpoint.
+def facts_beside(
+    checkpoint: Checkpoint, family: Family, source: System, path: str | None = None
+) -> dict[str, Any]:
+    """Facts from configs of the family's other systems: the file that the user names, and those beside a checkpoint.
 
     A source whose system has no config (Penzai), or an incomplete one, is completed by the configs that earlier
     conversions copied.
@@ -160,6 +183,10 @@ def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict
         config, name = config_beside(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
+    given = config_file(path) if path else None
+    own = config_system(given, [source, *family.systems.values()]) if given is not None else None
+    if own is not None and own is not source and path:
+        facts = {**facts, **tell(own, given, path).facts}
     return facts
 
 
@@ -178,14 +205,19 @@ def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
 
 
 def config_file(path: str) -> dict[str, Any]:
-    """A config that the user names: JSON, flat YAML or gin, by its file name extension.
+    """A config that the user names: JSON, YAML or gin, by its file name extension.
+
+    A file of MaxText's `configs/models` has the name of its model, at which MaxText looks: it is part of the config.
 
     Raises:
         NotFoundError: the file was not found.
         UsageError: it cannot be read.
     """
     location = locate(path)
-    return parse_config(location.name, location.read_whole(MOST_CONFIG))
+    found = parse_config(location.name, location.read_whole(MOST_CONFIG))
+    if _BLOCK in found and not {_PARENT, _NAME} & found.keys():
+        found[_NAME] = location.name.rpartition(".")[0]
+    return found
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:

@@ -1,8 +1,7 @@
 """Reading and writing the config files of a model without the parsers of its systems.
 
-JSON (Hugging Face, Lingua, Meta), flat YAML (MaxText) and gin (T5X). Values are numbers, text, booleans, null and lists
-of these; any other line is an error, so that no attribute is lost silently. From gin only the bindings of the network's
-config are read: T5X binds a run's whole program in one file.
+JSON (Hugging Face, Lingua, Meta), YAML (MaxText) and gin (T5X). From gin only the bindings of the network's config are
+read: T5X binds a run's whole program in one file.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _NETWORK = "T5Config"
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+")  # YAML 1.1 wants a point and a sign
 _BINDING = re.compile(
     r"(?:[\w./]+/)?(?:[\w.]+\.)?(?P<configurable>\w+)\.(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL
 )
@@ -33,11 +33,9 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
     """
     try:
         text = data.decode()
-        if name.endswith((".yml", ".yaml")):
-            return _yaml(text)
         if name.endswith(".gin"):
             return _gin(text)
-        found = json.loads(text)
+        found = _yaml(text) if name.endswith((".yml", ".yaml")) else json.loads(text)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"invalid config file {name}: {error}", cure="correct it, or pass another with --config FILE"
@@ -72,19 +70,26 @@ def _gin_value(value: object) -> str:
     return repr(tuple(cast("list[object]", value)) if isinstance(value, list) else value)
 
 
-def _yaml(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.split(" #")[0].rstrip()
-        if not bare or bare.startswith(("#", "---")):
-            continue
-        key, colon, value = bare.partition(":")
-        if not colon or not re.fullmatch(r"\w+", key):
-            raise ValueError(
-                f"line {number}: expected `attribute: value`, flat, on one line, got {line.strip()!r}"
-            )
-        found[key] = _scalar(value.strip())
-    return found
+def _yaml(text: str) -> Any:
+    """YAML as MaxText reads it: 1e-5 is a number, and None is null.
+
+    Raises:
+        ValueError: the text is not YAML, or has an alias, which could expand without limit.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):  # pyright: ignore[reportUnknownMemberType]
+                raise ValueError("aliases are not supported")
+            return super().compose_node(parent, index)
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None|none"), ["N", "n"])
+    try:
+        return yaml.load(text, Loader=Loader) or {}  # noqa: S506  a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def _scalar(text: str) -> Any:

@@ -2,21 +2,22 @@
 
 The declarations that read a config also write it: an axis or a fact that is read from one attribute is written to it. A
 given config of the target (from the user, or copied by an earlier conversion) is kept, and only missing attributes are
-added. Attributes whose values are unknown get the system's documented default, with a warning. The result is read back:
-it must state the sizes and facts of the tensors.
+added. Unknown attributes that change no output get the system's documented default, with a warning; a fact that changes
+outputs and that nobody states is asked for. The result is read back: it must state the sizes and facts of the model.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
-from wherry.families.facts import ConfigFacts, tell
+from wherry.families.carried import applicable, relevant, require_carried, require_known
+from wherry.families.facts import ConfigFacts, assumed, tell
+from wherry.families.known import known_names
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -63,65 +64,68 @@ def written_config(
 
     Raises:
         MismatchError: the given config contradicts the tensors or the source's config; axis or fact is named.
-        UnrepresentableError: the given config has unknown attributes, or the target's config cannot describe the
-            tensors.
+        UnrepresentableError: the given config has unknown attributes, or the target cannot hold the model.
+        UsageError: nothing states a fact that changes outputs.
     """
     system, write = projected.system, projected.system.write
-    names = {**(more or {}), **known_names(projected)}
+    bound = projected.source
+    told = tell(system, given, source)
+    known = known_names(projected)
+    theirs = {**assumed(system, known), **told.facts} if given is not None else {}
+    names = relevant(bound.family, {**theirs, **(more or {}), **known})
+    alike = system is bound.system
+    warnings: list[str] = []
+    if not alike:
+        presumed = _presumed(bound.system, names)
+        names |= presumed
+        warnings += _presumptions(bound.system, presumed)
+        require_known(bound.family, bound.system, system, names)
     if write.file is None:
-        return WrittenConfig({}, {}, names, tuple(_notes(system, names)))
-    _require_agreement(system, names, given, source)
+        return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
-    doubled = [name for name in write.replaced if table is not config and config.pop(name, None) is not None]
-    for attribute in write.replaced:
+    dropped = {*write.replaced, *_restated(system, told, bound.told.stated)}
+    _require_agreement(system, names, told, bound.told.stated)
+    doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
+    for attribute in dropped:
         table.pop(attribute, None)
     said = _said(system, table)
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
-        wanted = attribute not in said and (not whole or attribute in write.replaced)
+        wanted = attribute not in said and (not whole or attribute in dropped)
         if wanted and (value := _value(expression, names)) is not None:
             _put(config, table, attribute, value)
-            config.update({attribute: value} if doubled and attribute in write.replaced else {})
-    warnings = [] if whole else list(_completed(system, config, table, said, names))
+            config.update({attribute: value} if doubled and attribute in dropped else {})
+    warnings += [] if whole else _completed(system, config, table, said, names)
+    if alike and not whole:
+        warnings += _unstated(projected, names)
     warnings += _notes(system, names)
-    _require_same(system, config, names)
+    _require_same(projected, config, names)
     return WrittenConfig(config, table, names, tuple(warnings))
 
 
-def known_names(projected: Projection) -> dict[str, Any]:
-    """The names that expressions can use."""
-    bound = projected.source
-    there = bound.present["params"]
-    ties = [name for name, one in bound.family.parameters.items() if one.tie]
-    facts = dict(bound.told.facts)
-    if ties:
-        facts["tied"] = not any(name in there for name in ties)
-    slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
-    return {
-        **bound.solved.sizes,
-        **facts,
-        **{name: _choice(text) for name, text in projected.chosen.items()},
-        "there": dict.fromkeys(there, True),
-        "source": dict(bound.chosen),
-        "dtype": _dtype(projected),
-        "moments": bool(slots - {"params", "scalars"}),
-    }
+def _presumed(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The documented values of facts that nobody states."""
+    found = {fact: evaluate(text, names) for fact, text in source.presumes.items() if names.get(fact) is None}
+    return {fact: value for fact, value in found.items() if value is not None}
 
 
-def _choice(text: str) -> str | int | bool:
-    """A form as a config value: scanned or not, along which axis."""
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if text.isdecimal() else text
+def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
+    if presumed:
+        listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
+        yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
-def _dtype(projected: Projection) -> str:
-    """The element type of most of the parameters."""
-    counted: Counter[str] = Counter()
-    for one in projected.targets.values():
-        if one.pieces and one.pieces[0].parameter[0] == "params":
-            counted[one.spec.dtype] += one.spec.size
-    return counted.most_common(1)[0][0]
+def _restated(system: System, told: ConfigFacts, stated: Mapping[str, Any]) -> set[str]:
+    """The attributes of a given config that state a fact for which the user states another value."""
+    wrong = [fact for fact, value in stated.items() if told.facts.get(fact, value) != value]
+    return {name for fact in wrong for name in names_in(system.config.facts[fact])}
+
+
+def _unstated(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
+    """A warning that names the facts that a config of the same system leaves open, as the source does."""
+    missing = [fact for fact in applicable(projected.source.family, names) if names.get(fact) is None]
+    if missing:
+        yield f"{projected.system.write.file}: the source does not state {', '.join(missing)}: add them before use"
 
 
 def _value(known: str | Cases, names: Mapping[str, Any]) -> Any:
@@ -178,13 +182,11 @@ def _completed(
     write = system.write
     for attribute, value in write.fixed.items():
         _put(config, table, attribute, copy.deepcopy(value))
-    assumed: dict[str, Any] = {}
-    for attribute, cases in write.cases.items():
-        if not _has(config, table, attribute) and attribute not in said:
-            assumed[attribute] = _value(cases, names)
-    for attribute, default in write.defaults.items():
-        if not _has(config, table, attribute) and attribute not in said and attribute not in assumed:
-            assumed[attribute] = evaluate(default, names) if isinstance(default, str) else default
+    assumed = {
+        attribute: evaluate(default, names) if isinstance(default, str) else default
+        for attribute, default in write.defaults.items()
+        if not _has(config, table, attribute) and attribute not in said
+    }
     assumed = {attribute: value for attribute, value in assumed.items() if value is not None}
     for attribute, value in assumed.items():
         _put(config, table, attribute, value)
@@ -209,20 +211,25 @@ def _notes(system: System, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _require_agreement(
-    system: System, names: Mapping[str, Any], given: Mapping[str, Any] | None, source: str
+    system: System, names: Mapping[str, Any], told: ConfigFacts, stated: Mapping[str, Any]
 ) -> None:
-    """A given config must be of this model."""
-    wrong = contradictions(tell(system, given, source), system, names)
+    """A given config must be of this model; what the user states replaces its facts."""
+    open_ = {name: value for name, value in names.items() if name not in stated}
+    wrong = contradictions(told, system, open_)
     if wrong:
         raise MismatchError(
-            f"{source} contradicts the checkpoint: {wrong[0]}", cure="pass the config of this model"
+            f"{told.source} contradicts the checkpoint: {wrong[0]}", cure="pass the config of this model"
         )
 
 
-def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+def _require_same(projected: Projection, config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
     """The written config must state the known sizes and facts when it is read back."""
+    system, bound = projected.system, projected.source
     try:
-        wrong = contradictions(tell(system, config, str(system.write.file)), system, names)
+        written = tell(system, config, str(system.write.file))
+        if system is not bound.system:
+            require_carried(bound.family, bound.system, system, bound.told, names, written)
+        wrong = contradictions(written, system, names)
     except UsageError as error:
         wrong = [str(error.args[0])]
     if wrong:
@@ -245,10 +252,6 @@ def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) 
     facts = [
         f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
         for fact, value in told.facts.items()
-        if fact != "tied" and _plain_value(value) and _plain_value(names.get(fact)) and names[fact] != value
+        if fact != "tied" and fact not in system.absorbs and names.get(fact, value) != value
     ]
     return [*sizes, *facts]
-
-
-def _plain_value(value: object) -> bool:
-    return isinstance(value, str | int | float)

@@ -1,8 +1,12 @@
-"""Facts: the sizes and facts that a config states. An attribute that is neither declared nor ignored is an error."""
+"""Facts: the sizes and facts that a config states. An attribute that is neither declared nor ignored is an error.
+
+What a config leaves out is what its software uses then (`config.defaults`): a missing attribute is not a null.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
@@ -13,46 +17,24 @@ if TYPE_CHECKING:
 
     from wherry.families.schema import System
 
-_HUGGINGFACE = "huggingface"
-# What `to_dict()` of every transformers config states and a saved `config.json` leaves out. These serve generation,
-# labels, tokenizers, tracing, and the form of what a call returns, so no value of theirs changes a logit.
-_OF_EVERY_CONFIG = frozenset({
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures",
-    "attn_implementation", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "label2id", "length_penalty",
-    "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix", "problem_type",
-    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-    "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "use_bfloat16", "use_cache",
-})  # fmt: skip
-# The same, where only the default leaves the model as it is.
-_DEFAULTS: Mapping[str, Any] = {
-    "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
-    "tie_encoder_decoder": False,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigFacts:
     """The sizes and facts that a config states.
 
     Attributes:
-        config: its attributes; empty if there is no config.
+        config: its attributes, and the defaults of those that it does not state; empty if there is no config.
         source: its name, for messages.
         sizes: axis → extent.
-        facts: other properties of the model that both systems must know.
+        facts: other properties of the model that both systems must know, from the config and from elsewhere.
+        stated: those of them that the user states, which replace others.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     source: str = "no config"
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def tell(system: System, config: Mapping[str, Any] | None, source: str = "the config") -> ConfigFacts:
@@ -64,40 +46,66 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
     """
     if config is None:
         return ConfigFacts()
-    table = config.get(system.config.table) if system.config.table is not None else None
-    attributes: Mapping[str, Any] = config if table is None else table
-    read = Read(attributes)
+    rules = system.config
+    attributes = table_of(system, config)
+    read = Read({**_defaults(system, attributes), **attributes})
     sizes = {
         axis: value
-        for axis, text in system.config.sizes.items()
+        for axis, text in rules.sizes.items()
         if (value := _size(read, axis, text, source)) is not None
     }
-    facts = {name: value for name, text in system.config.facts.items() if (value := read(text)) is not None}
-    for rule, reason in system.config.require:
+    facts = {name: value for name, text in rules.facts.items() if (value := read(text)) is not None}
+    for rule, reason in rules.require:
         if read(rule) is False:
+            stated = ", ".join(f"{name} is {read.attributes.get(name)!r}" for name in sorted(names_in(rule)))
             raise UnrepresentableError(
-                f"{source}: {reason}", cure=f"choose another family or model; these layouts require {rule}"
+                f"{source}: {reason} ({stated})",
+                cure=f"choose another family or model; these layouts require {rule}",
             )
-    for text in system.config.implied.values():
+    for text in rules.implied.values():
         read.asked |= names_in(text)
     for one in (*system.conventions.values(), *system.forms.values()):
         if one.config:
             read(one.config)
-    unknown = sorted(set(attributes) - read.asked - system.config.ignored - _common(system, attributes))
+    _require_declared(system, attributes, read.asked, source)
+    return ConfigFacts(read.attributes, source, sizes, facts)
+
+
+def table_of(system: System, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The attributes of the model, in a config whose system puts them into a table of their own or not."""
+    table = config.get(system.config.table) if system.config.table is not None else None
+    return table if isinstance(table, dict) else config
+
+
+def _defaults(system: System, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the system's software uses for the attributes that a config does not state."""
+    lacking = {name: value for name, value in system.config.defaults.items() if name not in attributes}
+    return {name: _plain(value, attributes) for name, value in lacking.items()}
+
+
+def _plain(value: Any, names: Mapping[str, Any]) -> Any:
+    """A value of a declaration; text is an expression."""
+    return evaluate(value, names) if isinstance(value, str) else value
+
+
+def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[str], source: str) -> None:
+    """Every stated attribute is read, has its only supported value, or cannot change an output."""
+    rest = set(attributes) - asked - set(system.config.ignored)
+    for name in sorted(rest & set(system.config.usual)):
+        usual = _plain(system.config.usual[name], attributes)
+        if attributes[name] not in (None, usual):
+            raise UnrepresentableError(
+                f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout",
+                cure=f"these layouts require {name} = {usual!r}",
+            )
+    patterns = [pattern for pattern in system.config.ignored if "*" in pattern]
+    rest -= set(system.config.usual)
+    unknown = [name for name in rest if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if unknown:
         raise UnrepresentableError(
-            f"unknown attributes in {source}: {', '.join(unknown)}",
-            cure="declare them in a --family-file: as sizes or facts, or as ignored if they do not concern the weights",
+            f"unknown attributes in {source}: {', '.join(sorted(unknown))}",
+            cure="declare them in a --family-file: as sizes or facts, or as ignored if they cannot change an output",
         )
-    return ConfigFacts(attributes, source, sizes, facts)
-
-
-def _common(system: System, attributes: Mapping[str, Any]) -> set[str]:
-    """The attributes of every transformers config that leave the model as it is."""
-    if system.name != _HUGGINGFACE:
-        return set()
-    usual = {name for name, value in _DEFAULTS.items() if attributes.get(name, ...) in (value, None)}
-    return {*_OF_EVERY_CONFIG, *usual}
 
 
 def _size(read: Read, axis: str, text: str, source: str) -> int | None:
@@ -137,7 +145,7 @@ def conventions_of(
     chosen: dict[str, str] = {}
     for name, one in system.conventions.items():
         value = given.get(name)
-        if value is None and one.config:
+        if value is None and one.config and told.config:
             value = evaluate(one.config, told.config)
         if value is None and one.facts:
             value = evaluate(one.facts, facts)
@@ -155,15 +163,26 @@ def conventions_of(
     return chosen
 
 
-def require_accepted(system: System, facts: Mapping[str, Any]) -> None:
+def assumed(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that hold for every checkpoint of a system, because its software knows no others.
+
+    Args:
+        system: the system.
+        names: the known names; a fact whose expression needs others is left out.
+    """
+    found = {fact: _plain(value, names) for fact, value in system.assumes.items()}
+    return {fact: value for fact, value in found.items() if value is not None}
+
+
+def require_accepted(system: System, names: Mapping[str, Any]) -> None:
     """Check that a target system can hold a model with these facts.
 
     Raises:
         UnrepresentableError: it cannot; the system states the reason.
     """
     for rule, reason in system.accepts:
-        if evaluate(rule, facts) is False:
-            words = reason.format_map({name: facts.get(name) for name in names_in(rule)})
+        if evaluate(rule, names) is False:
+            words = reason.format_map({name: names.get(name) for name in names_in(rule)})
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
                 cure="choose another target, or keep the tree in a container with --to orbax",

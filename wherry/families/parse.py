@@ -10,6 +10,7 @@ from wherry.families.schema import (
     Cases,
     ConfigRules,
     Convention,
+    Fact,
     Family,
     Form,
     Optimizer,
@@ -33,16 +34,17 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
     Raises:
         UsageError: a field is missing, unknown or of the wrong form.
     """
-    known = {"name", "about", "model_types", "axes", "constants", "parameters", "systems"}
+    known = {"name", "about", "model_types", "axes", "constants", "facts", "parameters", "systems"}
     _no_others(data, known, where)
     try:
-        return Family(
+        family = Family(
             name=str(data["name"]),
             about=str(data["about"]),
             model_types=tuple(data.get("model_types", ())),
             axes=_texts(data["axes"]),
             constants={name: int(value) for name, value in data.get("constants", {}).items()},
             parameters={name: _parameter(row, where) for name, row in data["parameters"].items()},
+            facts={name: _fact(row, where) for name, row in data.get("facts", {}).items()},
             systems={name: _system(name, row, f"{where}: {name}") for name, row in data["systems"].items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -50,6 +52,24 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             f"{where}: invalid family definition: {error!r}",
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
+    _require_facts(family, where)
+    return family
+
+
+def _require_facts(family: Family, where: str) -> None:
+    """Every fact is declared, and every system says of every fact that changes outputs what it does with it."""
+    outputs = {name for name, fact in family.facts.items() if fact.outputs}
+    for system in family.systems.values():
+        said = {*system.config.facts, *system.assumes, *system.absorbs}
+        for names, wrong in (
+            (said - set(family.facts), "facts that [facts] does not declare"),
+            (outputs - said, "no value for facts that change outputs"),
+        ):
+            if names:
+                raise UsageError(
+                    f"{where}: {system.name}: {wrong}: {', '.join(sorted(names))}",
+                    cure="declare each in [facts], and in each system under config.facts, assumes or absorbs",
+                )
 
 
 def _accepted(rule: str, reason: str, where: str) -> tuple[str, str]:
@@ -74,13 +94,19 @@ def _parameter(row: Any, where: str) -> Parameter:
     return Parameter(tuple(row["axes"].split()), optional, row.get("tie"), row.get("part"))
 
 
+def _fact(row: Any, where: str) -> Fact:
+    if isinstance(row, str):
+        return Fact(row)
+    _no_others(row, {"about", "when", "outputs", "named"}, where)
+    outputs = bool(row.get("outputs", True))
+    return Fact(str(row["about"]), row.get("when"), outputs, _texts(row.get("named", {})))
+
+
 def _system(name: str, row: Mapping[str, Any], where: str) -> System:
     known = (set(System.__slots__) | {"bare"}) - {"name", "empties", "zeros"}
     bare = row.get("bare", {})
     _no_others(bare, {"empties", "zeros"}, where)
     _no_others(row, known, where)
-    config = row.get("config", {})
-    _no_others(config, {"sizes", "facts", "require", "implied", "ignored", "table", "run"}, where)
     return System(
         name=name,
         about=str(row["about"]),
@@ -100,16 +126,26 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         names=_texts(row.get("names", {})),
         ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
-        config=ConfigRules(
-            sizes=_texts(config.get("sizes", {})),
-            facts=_texts(config.get("facts", {})),
-            require=tuple((str(rule), str(reason)) for rule, reason in config.get("require", [])),
-            implied=_texts(config.get("implied", {})),
-            ignored=frozenset(config.get("ignored", [])),
-            table=config.get("table"),
-            run=tuple(config.get("run", ())),
-        ),
+        assumes=row.get("assumes", {}),
+        presumes=_texts(row.get("presumes", {})),
+        absorbs=_texts(row.get("absorbs", {})),
+        config=_config(row.get("config", {}), where),
         write=_write(row.get("write", {}), where),
+    )
+
+
+def _config(row: Mapping[str, Any], where: str) -> ConfigRules:
+    _no_others(row, set(ConfigRules.__slots__), f"{where}: config")
+    return ConfigRules(
+        defaults=row.get("defaults", {}),
+        sizes=_texts(row.get("sizes", {})),
+        facts=_texts(row.get("facts", {})),
+        require=tuple((str(rule), str(reason)) for rule, reason in row.get("require", [])),
+        usual=row.get("usual", {}),
+        implied=_texts(row.get("implied", {})),
+        ignored={str(name): reason for reason, names in row.get("ignored", {}).items() for name in names},
+        table=row.get("table"),
+        run=tuple(row.get("run", ())),
     )
 
 
@@ -123,7 +159,6 @@ def _write(row: Mapping[str, Any], where: str) -> Write:
         attributes={name: one if isinstance(one, str) else _cases(one) for name, one in attributes.items()},
         replaced=tuple(row.get("replaced", ())),
         nullable=tuple(row.get("nullable", ())),
-        cases={name: _cases(one) for name, one in row.get("cases", {}).items()},
         defaults=row.get("defaults", {}),
         notes=tuple((str(rule), str(text)) for rule, text in row.get("notes", [])),
         words=_texts(row.get("words", {})),

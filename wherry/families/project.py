@@ -126,7 +126,7 @@ def project(
 def target_manifest(projected: Projection, source: Manifest) -> Manifest:
     """The target's manifest before its format prepares it: tensors, the run's numbers, lists and empty nodes.
 
-    The family, both systems and every form and convention are recorded in `origin`.
+    The family, both systems, every form and convention, and the facts that the user stated are recorded in `origin`.
     """
     scalars = {
         path: replace(source.tensors[taken], path=path, chunks=None, axes=None, sharding=None)
@@ -137,6 +137,7 @@ def target_manifest(projected: Projection, source: Manifest) -> Manifest:
         "family": projected.source.family.name,
         "from": {"system": projected.source.system.name, **projected.source.chosen},
         "to": {"system": projected.system.name, **projected.chosen},
+        **({"facts": dict(projected.source.told.stated)} if projected.source.told.stated else {}),
     }
     return Manifest(
         tensors={**{path: stored.spec for path, stored in projected.targets.items()}, **scalars},

@@ -6,6 +6,8 @@ and pass the same checks. An unknown field is an error.
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
+    [facts]                fact → meaning, or {about, when, outputs, named}: properties of a model other than extents,
+                           in one spelling. Every system reads, assumes or absorbs each that changes outputs
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
       about, formats       a description; the formats of this system's checkpoints
@@ -16,8 +18,9 @@ and pass the same checks. An unknown field is an error.
       by_format.N          forms that a format implies
       stacks.K             {axis, form, stacked, unrolled, at}: <K> in a key path is `stacked`, with the axis
                            inserted as dimension `at` (a number or a form), or `unrolled`
-      macros.M             {by, choice = text, …}: <M> in a key path, axes, word or slot, by a form or convention;
-                           if the text is "-" the layout does not exist
+      macros.M             {by, choice = text, …}: <M> in a key path, axes, word or slot, by a form or convention, or by
+                           several (then a choice is one of each, separated by spaces); if the text is "-" the layout
+                           does not exist
       slots.T              location of the parameters (`params`): a key path with @ for the parameter's own
       optimizers.O         {slots, scalars, written, lists, empties, without, filler}: location of the moments; * stands
                            for a part that varies, and then `written` states where slots and scalars are written:
@@ -31,21 +34,28 @@ and pass the same checks. An unknown field is an error.
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason], …]: tensors that do not belong to the model; ** stands for several parts
-      accepts              [[expression over the facts, reason], …]: what a target of this system can hold; {F} in the
-                           reason stands for fact F of the expression
-      config               {table, sizes, facts, require, implied, ignored, run}: the meaning of attributes; others are
-                           errors
+      accepts              [[expression over the known names, reason], …]: what a target of this system can hold; {F} in
+                           the reason stands for fact F of the expression
+      assumes              fact → the value that this system's software always uses, whatever the config says (text is
+                           an expression): what a checkpoint of it means, and what a target can hold
+      presumes             fact → the documented value of this system's models (an expression), used with a warning for
+                           a source if nothing states it
+      absorbs              fact → why a target holds every value of it: the layout's words put it into the weights
+      config               {table, defaults, sizes, facts, require, usual, implied, ignored, run}: the meaning of
+                           attributes; others are errors. `systems/S.toml` states what holds for S in every family
       write                the config that accompanies a checkpoint of this system, and how it is loaded: {file, nested,
-                           fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. An axis or
-                           fact that `config` reads from one attribute is written to it without a declaration; see Write
+                           fixed, attributes, replaced, nullable, defaults, notes, words, snippet}. An axis or fact
+                           that `config` reads from one attribute is written to it without a declaration; see Write
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import UsageError
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +79,32 @@ class Parameter:
     optional: bool = False
     tie: str | None = None
     part: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A property of a model that its config states.
+
+    Attributes:
+        about: its meaning, for messages.
+        when: an expression over the known names; the fact means nothing for a model if it is not true.
+        outputs: whether it changes what the model computes; others are carried where both configs state them.
+        named: word → expression: values that a user can state by a word.
+    """
+
+    about: str
+    when: str | None = None
+    outputs: bool = True
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def stated(self, text: str) -> Any:
+        """The value that a user states: one of the words, JSON, or text."""
+        if text in self.named:
+            return evaluate(self.named[text], {})
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +191,28 @@ class ConfigRules:
     """The meaning of the attributes of a system's config.
 
     Attributes:
+        defaults: attribute → the value that the system's software uses if the config does not state the attribute (text
+            is an expression); a stated null is not a default.
         sizes: axis → expression.
         facts: fact → expression.
         require: expression → the reason of the error if it is false.
+        usual: attribute → the only supported value (text is an expression), of attributes that other families or
+            versions use; null counts as it.
         implied: optional parameter or part → expression: a model with this config has it if it is true, and does not
             if it is false; `there.P` is whether parameter P exists.
-        ignored: attributes that do not concern the weights.
+        ignored: attribute → the reason why its value cannot change an output; a pattern with * does not outrank
+            `usual`, a name does.
         table: the table of the file that describes the model, if it is not the whole file.
         run: files in the run's folder, one above the checkpoint, in which the system's trainer stores it.
     """
 
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     require: tuple[tuple[str, str], ...] = ()
+    usual: Mapping[str, Any] = field(default_factory=dict[str, Any])
     implied: Mapping[str, str] = field(default_factory=dict[str, str])
-    ignored: frozenset[str] = frozenset()
+    ignored: Mapping[str, str] = field(default_factory=dict[str, str])
     table: str | None = None
     run: tuple[str, ...] = ()
 
@@ -190,8 +233,8 @@ class Write:
             which the first that is true counts.
         replaced: attributes of a given config that describe the layout of the weights, which the target decides.
         nullable: attributes that are written as null if they have no value.
-        cases: attribute → [[expression, value], …], used with a warning if nothing else states it.
-        defaults: attribute → the system's documented default (text is an expression), used with a warning.
+        defaults: attribute → the system's documented default (text is an expression), used with a warning if nothing
+            else states it; not for what changes an output.
         notes: expression → a warning if it is true.
         words: name → expression, for the snippet.
         snippet: how the system loads it: {uri}, {file}, {lines} (attribute=value …) and the words.
@@ -203,7 +246,6 @@ class Write:
     attributes: Mapping[str, str | Cases] = field(default_factory=dict[str, "str | Cases"])
     replaced: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
-    cases: Mapping[str, Cases] = field(default_factory=dict[str, "Cases"])
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: tuple[tuple[str, str], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -232,6 +274,9 @@ class System:
     names: Mapping[str, str]
     ignore: tuple[tuple[str, str], ...]
     accepts: tuple[tuple[str, str], ...]
+    assumes: Mapping[str, Any]
+    presumes: Mapping[str, str]
+    absorbs: Mapping[str, str]
     config: ConfigRules
     write: Write
 
@@ -246,6 +291,7 @@ class Family:
     axes: Mapping[str, str]
     constants: Mapping[str, int]
     parameters: Mapping[str, Parameter]
+    facts: Mapping[str, Fact]
     systems: Mapping[str, System]
 
     def system(self, name: str) -> System:

@@ -136,10 +136,11 @@ def _replaced(text: str, system: System, chosen: Mapping[str, str], spelled: Map
         name = found[1]
         if name in spelled:
             return spelled[name]
-        macro = system.macros.get(name)
-        if macro is None or macro["by"] not in chosen or chosen[macro["by"]] not in macro:
+        macro = system.macros.get(name, {"by": ""})
+        choice = " ".join(chosen.get(one, "?") for one in macro["by"].split())
+        if choice not in macro:
             raise UsageError(f"{system.name}: undefined macro <{name}> in {text!r} for {dict(chosen)}")
-        return macro[chosen[macro["by"]]]
+        return macro[choice]
 
     return _MACRO.sub(one, text)
 

@@ -1,65 +1,27 @@
 """Arithmetic expressions over a config's attributes, for the sizes, scales and facts of family files.
 
 An expression is text such as `(head_dim or hidden_size / num_attention_heads) / 2`. It may contain only names,
-attributes of tables, numbers, text, arithmetic, comparisons and a few functions, so a family file cannot run code. A
-name that is missing from the config is None; arithmetic with None is None; `a or b` is the first that is not None.
+attributes of tables, numbers, text, lists, tables, arithmetic, comparisons and the functions of
+`wherry.layout.functions`, so a family file cannot run code. A name that is missing from the config is None; arithmetic
+with None is None; `a or b` is the first that is not None.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import UsageError
+from wherry.errors import UsageError, WherryError
+from wherry.layout.functions import FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_LONGEST = 500
+_LONGEST = 1000
 _LARGEST = 10**18
-_MULTIPLES = (256, 1024, 512, 128, 64, 32, 16, 8, 4, 2, 1)
 
-
-def _round_up(value: float, multiple: float) -> float:
-    return -(-value // multiple) * multiple
-
-
-def _bfloat16(value: float) -> float:
-    """The value rounded to bfloat16: some systems round a factor to the model's dtype before they use it."""
-    import ml_dtypes
-
-    return float(ml_dtypes.bfloat16(value))
-
-
-def _ffn_multiple(ffn: int, base: int) -> int:
-    """The `multiple_of` with which the rule of Meta and Lingua yields this width of the feed-forward layer."""
-    whole = [step for step in _MULTIPLES if ffn % step == 0]
-    return next((step for step in whole if _round_up(base, step) == ffn), whole[0])
-
-
-def _ffn_multiplier(ffn: int, base: int) -> float | None:
-    """The shortest `ffn_dim_multiplier` that yields it with that multiple; None if none is needed."""
-    step = _ffn_multiple(ffn, base)
-    if _round_up(base, step) == ffn:
-        return None
-    exact = (ffn - (step - 1) / 2) / base
-    rounded = (round(exact, digits) for digits in range(1, 17))
-    return next((one for one in rounded if _round_up(int(one * base), step) == ffn), exact)
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "ffn_multiple": _ffn_multiple,
-    "ffn_multiplier": _ffn_multiplier,
-    "int": int,
-    "max": max,
-    "min": min,
-    "sqrt": math.sqrt,
-    "bfloat16": _bfloat16,
-    "round_up": _round_up,
-}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -71,6 +33,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotEq: lambda a, b: a != b,
     ast.Gt: lambda a, b: a > b,
     ast.Lt: lambda a, b: a < b,
+    ast.In: lambda a, b: a in b,
 }
 
 
@@ -82,8 +45,8 @@ def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
     """
     try:
         return _value(_parsed(text), attributes)
-    except (TypeError, ZeroDivisionError, OverflowError, ValueError) as error:
-        if isinstance(error, UsageError):
+    except (TypeError, AttributeError, ZeroDivisionError, OverflowError, ValueError) as error:
+        if isinstance(error, WherryError):
             raise
         raise UsageError(
             f"cannot evaluate expression {text!r}: {error}", cure="check the numbers in the config"
@@ -93,7 +56,7 @@ def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
 def names_in(text: str) -> frozenset[str]:
     """The attributes that an expression reads (for an attribute of a table: the table)."""
     found = {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
-    return frozenset(found - set(_FUNCTIONS))
+    return frozenset(found - set(FUNCTIONS))
 
 
 @cache
@@ -106,10 +69,14 @@ def _parsed(text: str) -> ast.expr:
         raise UsageError(f"invalid expression {text!r}: {error}") from error
 
 
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  one line per kind of node
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: C901, PLR0911  one line per kind of node
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return node.value
+        case ast.List():
+            return [_value(part, names) for part in node.elts]
+        case ast.Dict():
+            return _table(node, names)
         case ast.Name():
             return names.get(node.id)
         case ast.Attribute():
@@ -125,11 +92,20 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  o
             return None if None in sides else _COMPARISONS[type(operator)](*sides)
         case ast.IfExp():
             return _value(node.body if _value(node.test, names) else node.orelse, names)
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             values = [_value(part, names) for part in arguments]
-            return None if None in values else _FUNCTIONS[name](*values)
+            return None if None in values else FUNCTIONS[name](*values)
         case _:
             raise UsageError(f"unsupported syntax {ast.unparse(node)!r} in an expression")
+
+
+def _table(node: ast.Dict, names: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A table; None if one of its values is."""
+    keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    if len(keys) < len(node.keys):
+        raise UsageError(f"unsupported syntax {ast.unparse(node)!r}: the keys of a table are text")
+    values = [_value(part, names) for part in node.values]
+    return None if None in values else dict(zip(keys, values, strict=True))
 
 
 def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:

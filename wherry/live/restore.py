@@ -170,7 +170,7 @@ def _view(
     if to is None and not options and not wish.explicit:
         return source, only
     row = find_format(to or source.detection.format)
-    seen, left, rest = relaid(source, row, options, wish, "params" if only == "params" else None)
+    seen, left, rest = relaid(source, row, options, wish, "params" if only == "params" else None, files=False)
     if left:
         raise UsageError(
             f"unknown option {', '.join(map(repr, sorted(left)))} for restore",

@@ -9,6 +9,7 @@ families are not imported: that would take longer than copying 100 MB.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 
 def relaid(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None
+    checkpoint: Checkpoint,
+    row: Format,
+    options: Mapping[str, Any],
+    wish: LayoutRequest,
+    only: str | None,
+    *,
+    files: bool = True,
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:
     """The source in the layout of the target's system.
 
@@ -37,6 +44,7 @@ def relaid(
         options: the options of `--set`.
         wish: the other layout options.
         only: `params` or None.
+        files: whether the target gets a config and other files; a live state has them already.
 
     Returns:
         The view (or the source itself, if the tree does not change), the remaining options for the format, and the
@@ -64,7 +72,7 @@ def relaid(
         return checkpoint, own, only
     from wherry.view.system import view
 
-    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)))
+    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)), files=files)
     if seen is not None:
         return seen, own, None
     require_own(checkpoint, row, own, wish)
@@ -85,5 +93,5 @@ def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Ma
 
 
 def _word(value: Any) -> str:
-    """A choice in the spelling of declarations; library callers may pass True."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A choice in the spelling of declarations and of JSON; library callers may pass True, numbers and tables."""
+    return value if isinstance(value, str) else json.dumps(value)

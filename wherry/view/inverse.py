@@ -15,7 +15,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, UsageError
 from wherry.families import Projection, convert_layout, families, load_family, load_family_file
-from wherry.families.companions import config_beside
+from wherry.families.companions import config_beside, facts_beside
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.view.view import LayoutView
@@ -180,6 +180,7 @@ def _forward(
     return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
         source_options=one, options=other, sizes=sizes, only=layout.get("only"), dtype=layout.get("dtype"),
+        facts=facts_beside(source, family, mine), stated=layout.get("facts"),
     )  # fmt: skip
 
 
@@ -201,7 +202,7 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
     conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
     held = convert_layout(
         converted.manifest, forward.source.family, system.name, system.name,
-        source_options=conventions, sizes=forward.source.solved.sizes,
+        source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.told.facts,
     )  # fmt: skip
     return replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
 

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
 
 def layout_options() -> frozenset[str]:
-    """All names that `--set` accepts for layouts: forms and conventions of all systems, and `scan`."""
-    systems = [system for name in families() for system in load_family(name).systems.values()]
-    return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, and `scan`."""
+    known = [load_family(name) for name in families()]
+    systems = [system for family in known for system in family.systems.values()]
+    facts = (name for family in known for name in family.facts)
+    return frozenset([SCAN, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))])
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
@@ -60,6 +62,7 @@ def view(
     only: str | None,
     *,
     renamed: bool = False,
+    files: bool = True,
 ) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
 
@@ -69,6 +72,7 @@ def view(
         asked: forms and conventions.
         wish: the other layout options.
         only: `params` or None.
+        files: whether the target gets a config and other files.
         renamed: whether the user's own rules spell the target's key paths, so that a tree without a layout can stay.
 
     Raises:
@@ -84,24 +88,30 @@ def view(
         return None
     source, target = pair
     theirs = {*target.forms, *target.conventions}
-    _require_options(asked, source, target, row)
+    _require_options(asked, family, source, target, row)
+    stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
     known = {name: text for name, text in written.items() if name in source.conventions}
-    mine = {name: text for name, text in asked.items() if name not in theirs}
+    mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
-        only=only, dtype=wish.dtype, target_format=row.name, facts=facts_beside(checkpoint, family, source),
+        only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
+        facts=facts_beside(checkpoint, family, source, wish.config),
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
-    made = outfit(projected, given, checkpoint, wish.assets)
+    made = outfit(projected, given, checkpoint, wish.assets) if files else None
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
 
 
-def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
+def _require_options(
+    asked: Mapping[str, str], family: Family, source: System, target: System, row: Format
+) -> None:
     """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
-    known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
+    known = [
+        *row.options, *target.forms, *target.conventions, *source.forms, *source.conventions, *family.facts,
+    ]  # fmt: skip
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
@@ -146,12 +156,12 @@ def _family(
             return None
         checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
         raise no_layout(checkpoint, row, wish)
-    return _fitting(checkpoint, row, asked=bool(asked))
+    return _fitting(checkpoint, row, wish, asked=bool(asked))
 
 
-def _fitting(checkpoint: Checkpoint, row: Format, *, asked: bool) -> Family | None:
-    """The only family whose layouts fit every tensor; None if none does."""
-    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
+def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
+    """The only family whose layouts fit every tensor and the config; None if none does."""
+    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
@@ -183,14 +193,14 @@ def _source(family: Family, checkpoint: Checkpoint) -> System | None:
     return system_of_tree(family, checkpoint.detection.format, checkpoint.manifest)
 
 
-def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
+def _fits(family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
     source = _source(family, checkpoint)
     target = system_of_format(family, row.name)
     if source is None or target is None:
         return False
     try:
-        config, told_by = source_config(checkpoint, family, source, None)
+        config, told_by = source_config(checkpoint, family, source, wish.config)
         convert_layout(
             checkpoint.manifest, family, source.name, source.name, config=config, config_source=told_by
         )

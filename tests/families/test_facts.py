@@ -1,0 +1,325 @@
+"""A config is part of the model: what changes outputs is carried, checked, absorbed, asked for or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import wherry
+from tests.support.families import PLAIN_LLAMA, SIZES, carried, made
+from wherry.core.request import LayoutRequest
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.families import convert_layout, families, load_family, load_family_file
+from wherry.families.carried import applicable
+from wherry.families.config_written import written_config
+from wherry.families.facts import tell
+from wherry.layout.expr import evaluate
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+
+GEMMA2 = {
+    "model_type": "gemma2", "vocab_size": 20, "num_hidden_layers": 4, "hidden_size": 12, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 10, "query_pre_attn_scalar": 8,
+}  # fmt: skip
+# Attributes of Gemma 2, another value of each, and what MaxText does with it.
+CHANGES = [
+    ("hidden_activation", "silu", "carried"),
+    ("hidden_activation", "gelu", "would use 'gelu_pytorch_tanh'|would use 'silu'"),
+    ("final_logit_softcapping", None, "carried"),
+    ("attn_logit_softcapping", None, "carried"),
+    ("attn_logit_softcapping", 7.0, "carried"),
+    ("rms_norm_eps", 1e-5, "always uses 1e-06"),
+    ("sliding_window", 3, "carried"),
+    ("sliding_window", None, "need a window"),
+    ("layer_types", ["full_attention"] * 4, "always uses"),
+    ("use_bidirectional_attention", True, "always uses False"),
+    ("query_pre_attn_scalar", 18, "carried"),
+    ("rope_theta", 7.0, "carried"),
+    ("rope_theta", 7.5, "would use 7"),
+    ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "carried"),
+    ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "would use"),
+    ("attention_bias", True, "the attention has biases"),
+]
+
+
+def gemma2(**changes):
+    family = load_family("gemma2")
+    config = {**GEMMA2, **changes}
+    begun = made(family, "huggingface", {}, without=("head",))
+    there = convert_layout(begun.manifest, family, "huggingface", "maxtext", config=config)
+    return family, config, begun, there
+
+
+@pytest.mark.parametrize(("attribute", "value", "said"), CHANGES)
+def test_every_attribute_of_gemma2_is_carried_or_refused(attribute, value, said):
+    """Back from MaxText's own config, without any other file, the model is the same."""
+    if said != "carried":
+        with pytest.raises(UnrepresentableError, match=said) as caught:
+            written_config(gemma2(**{attribute: value})[3])
+        assert caught.value.cure
+        return
+    family, config, begun, there = gemma2(**{attribute: value})
+    theirs = written_config(there).config
+    moved = carried(there, begun.read)
+    back = convert_layout(moved.manifest, family, "maxtext", "huggingface", config=theirs)
+    written = written_config(back).config
+    mine, again = (tell(family.system("huggingface"), one) for one in (config, written))
+    absorbed = family.system("maxtext").absorbs.keys()
+    facts = {fact for fact, one in family.facts.items() if one.outputs} - absorbed
+    assert {fact: mine.facts.get(fact) for fact in facts} == {fact: again.facts.get(fact) for fact in facts}
+    scalars = [one.facts["query_pre_attn_scalar"] for one in (mine, again)]
+    path = ("model.layers.1.self_attn.q_proj.weight",)
+    first, last = begun.tensors[path], carried(back, moved.read).tensors[path]
+    np.testing.assert_allclose(first / np.sqrt(scalars[0]), last / np.sqrt(scalars[1]), rtol=1e-6)
+
+
+def test_a_message_names_attribute_value_and_cure():
+    with pytest.raises(UnrepresentableError) as caught:
+        gemma2(use_bidirectional_attention=True)
+    assert "gemma2: use_bidirectional_attention is True in the config, but maxtext always uses False" in str(
+        caught.value
+    )
+    assert "--set bidirectional=false" in str(caught.value.cure)
+
+
+def test_null_is_not_a_missing_attribute():
+    system = load_family("gemma2").system("huggingface")
+    absent, null = (
+        tell(system, {**GEMMA2, **more}).facts for more in ({}, {"final_logit_softcapping": None})
+    )
+    assert (absent["final_softcap"], null["final_softcap"]) == (30.0, 0.0)
+
+
+def test_every_fact_is_answered_by_every_system():
+    for family in map(load_family, families()):
+        for system in family.systems.values():
+            said = {*system.config.facts, *system.assumes, *system.absorbs}
+            assert {name for name, fact in family.facts.items() if fact.outputs} <= said, (
+                family.name,
+                system.name,
+            )
+            assert all(len(reason) > 5 for reason in system.config.ignored.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('[facts]\nwarmth = "a new fact"', "huggingface: no value for facts that change outputs: warmth"),
+        ("[systems.lingua.assumes]\nwarmth = 3", "lingua: facts that .facts. does not declare: warmth"),
+        ('[facts.warmth]\nabout = "a"\noutput = false', "unknown field output"),
+    ],
+)
+def test_a_family_file_that_forgets_a_fact_is_an_error(tmp_path, text, match):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "llama"\nname = "mine"\nabout = "ours"\n{text}\n')
+    with pytest.raises(UsageError, match=match):
+        load_family_file(str(path))
+
+
+def test_a_fact_of_the_user_s_own_family(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'extends = "llama"\nname = "mine"\nabout = "ours"\n[facts]\nwarmth = { about = "a", outputs = false }\n'
+        '[systems.huggingface.config]\nfacts.warmth = "warmth"\n'
+    )
+    family = load_family_file(str(path))
+    assert "warmth" not in set(applicable(family, {}))
+    assert tell(family.system("huggingface"), {"warmth": 3}).facts["warmth"] == 3
+
+
+@pytest.mark.parametrize("attribute", ["pruned_heads", "per_layer_config", "is_decoder"])
+def test_a_value_that_no_layout_knows_is_refused(attribute):
+    system = load_family("llama").system("huggingface")
+    assert tell(system, {attribute: None})
+    with pytest.raises(UnrepresentableError, match=f"{attribute} is"):
+        tell(system, {attribute: {"0": [1]} if attribute != "is_decoder" else True})
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"type": "linear", "factor": 1.0}, {"rope_type": "default"}),
+        ({"type": "linear", "factor": 2}, {"rope_type": "linear", "factor": 2}),
+        ({"rope_type": "default", "rope_theta": 7.0}, {"rope_type": "default"}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32,
+             "beta_slow": 1, "truncate": True, "attention_factor": 1.0, "mscale_all_dim": 1.0},
+        ),
+    ],
+)  # fmt: skip
+def test_one_spelling_of_rope_scaling(given, found):
+    assert evaluate("rope(given, 64)", {"given": given}) == found
+
+
+def test_activations_by_their_names_elsewhere():
+    assert (
+        evaluate("flax_activation(['gelu', 'linear'])", {}) == "gelu_pytorch_tanh"
+    )  # jax.nn's is the approximation
+    assert (
+        evaluate("flax_activations('gelu', True)", {}) is None
+    )  # the exact one: flax.linen has no name for it
+    assert evaluate("t5_activation('gated-gelu')", {}) == "gelu_pytorch_tanh"
+    assert evaluate("t5_activation('gelu')", {}) == "gelu"
+    for name in ("relu", "silu", "gelu", "gelu_pytorch_tanh"):
+        for gated in (True, False):
+            assert evaluate(f"t5_activation(t5_projection('{name}', {gated}))", {}) == name
+    with pytest.raises(UnrepresentableError, match="mish"):
+        evaluate("flax_activation(['mish', 'linear'])", {})
+
+
+def test_tied_logits_are_not_divided():
+    """base.yml divides the logits of tied embeddings by sqrt(width), which only Gemma's stored embedding makes good."""
+    family = load_family("llama")
+    begun = made(family, "huggingface", {}, without=("head",))
+    config = {**PLAIN_LLAMA, "tie_word_embeddings": True}
+    there = convert_layout(begun.manifest, family, "huggingface", "maxtext", config=config)
+    written = written_config(there).config
+    assert (written["logits_via_embedding"], written["normalize_embedding_logits"]) == (True, False)
+    moved = carried(there, begun.read)
+    divided = {**written, "normalize_embedding_logits": True}
+    with pytest.raises(UnrepresentableError, match=r"tied_logits|normalize_embedding_logits"):
+        written_config(convert_layout(moved.manifest, family, "maxtext", "huggingface", config=divided))
+
+
+def test_the_router_s_bias_inside_params_is_stacked_as_other_parameters():
+    """MaxText's own converter transposes it to [expert, layer]; outside `params` it is [layer, expert]."""
+    family = load_family("deepseek")
+    shapes = {}
+    for form, axis in (("params", "1"), ("params", "0"), ("aux", "1")):
+        forms = {"scan_layers": "true", "param_scan_axis": axis, "router_bias": form}
+        begun = made(family, "maxtext", forms, sizes=SIZES, without=("dense_query", "moe_query", "head"))
+        path = next(path for path in begun.tensors if path[-2:] == ("gate", "bias"))
+        shapes[form, axis] = begun.tensors[path].shape
+        there = convert_layout(
+            begun.manifest, family, "maxtext", "huggingface", source_options=forms, sizes=SIZES
+        )
+        bias = carried(there, begun.read).tensors["model.layers.2.mlp.gate.e_score_correction_bias",]
+        rows = begun.tensors[path].T if (form, axis) == ("params", "1") else begun.tensors[path]
+        np.testing.assert_array_equal(bias, rows[1])
+    layers, experts = SIZES["moe"], SIZES["expert"]
+    assert shapes == {("params", "1"): (experts, layers), ("params", "0"): (layers, experts),
+                      ("aux", "1"): (layers, experts)}  # fmt: skip
+
+
+# ---- Through the front door
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A Llama of MaxText without any config."""
+    (tmp_path / "hf").mkdir()
+    tensors = made(load_family("llama"), "huggingface", {}).tensors
+    safetensors.save_file(
+        {path[0]: array for path, array in tensors.items()}, tmp_path / "hf/model.safetensors"
+    )
+    (tmp_path / "hf/config.json").write_text(json.dumps(PLAIN_LLAMA))
+    wherry.convert(tmp_path / "hf", tmp_path / "bare", to="maxtext", lineage=False)
+    for path in [*(tmp_path / "bare").rglob("*.json"), *(tmp_path / "bare").rglob("maxtext_config.yml")]:
+        if path.name in ("wherry.json", "config.json", "maxtext_config.yml"):
+            path.unlink()
+    return tmp_path / "bare"
+
+
+def model_file(folder, **more):
+    lines = {
+        "base_emb_dim": 12, "base_num_query_heads": 4, "base_num_kv_heads": 2, "base_mlp_dim": 10, "head_dim": 8,
+        "base_num_decoder_layers": 3, "vocab_size": 20, "decoder_block": "llama2", "rope_max_timescale": 500_000,
+        "mlp_activations": ["silu", "linear"], **more,
+    }  # fmt: skip
+    path = folder / "mine.yml"
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in lines.items()))
+    return str(path)
+
+
+def test_what_nobody_states_is_asked_for_and_can_be_stated(bare, tmp_path):
+    wish = LayoutRequest(family="llama")
+    options = {"rope": "half"}
+    with pytest.raises(UsageError, match="no config states") as caught:
+        wherry.plan(bare, tmp_path / "out", to="huggingface", wish=wish, options=options)
+    facts = {"activation": "silu", "norm_eps": "1e-5", "rope_theta": "500000.0", "rope_scaling": "default"}
+    assert all(f"--set {fact}=VALUE" in str(caught.value) for fact in facts)
+    receipt = wherry.convert(
+        bare, tmp_path / "out", to="huggingface", wish=wish, options=facts, lineage=False
+    )
+    found = json.loads((tmp_path / "out/config.json").read_text())
+    assert (found["rms_norm_eps"], found["rope_theta"], found["hidden_act"]) == (1e-5, 500000.0, "silu")
+    assert "500000.0" in json.dumps(receipt.to_json())
+
+
+def test_maxtext_s_own_file_is_the_config(bare, tmp_path):
+    """Its decoder block decides the family, which names and shapes leave open."""
+    wish = LayoutRequest(config=model_file(tmp_path))
+    wherry.convert(bare, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    found = json.loads((tmp_path / "out/config.json").read_text())
+    assert (found["model_type"], found["rms_norm_eps"], found["rope_theta"]) == ("llama", 1e-5, 500000)
+    other = LayoutRequest(config=model_file(tmp_path, decoder_block="mistral"))
+    wherry.convert(bare, tmp_path / "mistral", to="huggingface", wish=other, lineage=False)
+    assert json.loads((tmp_path / "mistral/config.json").read_text())["model_type"] == "mistral"
+    both = LayoutRequest(config=other.config, family="llama")
+    with pytest.raises(
+        UnrepresentableError, match=r"decoder block is not llama2 .decoder_block is 'mistral'."
+    ):
+        wherry.plan(bare, tmp_path / "no", to="huggingface", wish=both)
+
+
+def test_a_stated_fact_wins_and_is_named(tmp_path):
+    config = {**PLAIN_LLAMA, "model_type": "mistral", "sliding_window": 16}
+    (tmp_path / "hf").mkdir()
+    tensors = made(load_family("mistral"), "huggingface", {}).tensors
+    safetensors.save_file(
+        {path[0]: array for path, array in tensors.items()}, tmp_path / "hf/model.safetensors"
+    )
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UnrepresentableError, match=r"sliding_window is 16 in config.json, but maxtext always uses 0"
+    ):
+        wherry.plan(tmp_path / "hf", tmp_path / "there", to="maxtext")
+    options = {"sliding_window": 0}
+    plan = wherry.plan(tmp_path / "hf", tmp_path / "there", to="maxtext", options=options)
+    assert "sliding_window = 0 as stated, instead of 16 in config.json" in plan.notes
+    wherry.convert(tmp_path / "hf", tmp_path / "there", to="maxtext", options=options, lineage=False)
+    assert not list((tmp_path / "there").rglob("config.json"))  # it no longer describes the model
+    assert wherry.verify(tmp_path / "there", level="roundtrip", against=tmp_path / "hf").ok
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+    assert json.loads((tmp_path / "back/config.json").read_text())["sliding_window"] is None
+
+
+def test_penzai_builds_the_model_that_was_converted(tmp_path):
+    """By Penzai's own code, with the arguments that wherry wrote, computed as transformers does."""
+    pytest.importorskip("penzai", reason="penzai is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import jax.numpy as jnp
+    from penzai import pz
+
+    config = transformers.MistralConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=3, rms_norm_eps=1e-3, hidden_act="gelu_new",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    plan = wherry.plan(tmp_path / "hf", tmp_path / "out", to="penzai")
+    wherry.convert(tmp_path / "hf", tmp_path / "out", to="penzai", lineage=False)
+    names: dict[str, object] = {}
+    exec(plan.snippet.replace("DST", str(tmp_path / "out")), names)  # as a user pastes it
+    ids = np.asarray([[3, 14, 15, 9, 26, 5, 7]])
+    tokens = pz.nx.wrap(jnp.asarray(ids)).tag("batch", "seq")
+    positions = pz.nx.wrap(jnp.arange(7)).tag("seq")
+    found = names["model"](tokens, token_positions=positions).unwrap("batch", "seq", "vocabulary")
+    with torch.no_grad():
+        wanted = model(torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+
+
+def test_nothing_is_invented_between_two_trees_of_one_system(bare, tmp_path):
+    wish, options = LayoutRequest(family="llama"), {"scan_layers": "false", "rope": "half"}
+    plan = wherry.plan(bare, tmp_path / "apart", to="maxtext", wish=wish, options=options)
+    assert any("does not state" in note and "rope_theta" in note for note in plan.notes)
+    wherry.convert(bare, tmp_path / "apart", to="maxtext", wish=wish, options=options, lineage=False)
+    (written,) = (tmp_path / "apart").rglob("maxtext_config.yml")
+    assert "rope_max_timescale" not in written.read_text()

@@ -1,0 +1,137 @@
+"""carried: every fact that changes outputs reaches the target, or the conversion is refused or asks.
+
+A config is part of the model. A fact is *carried* if the target's own config states it and reads back equal, *checked*
+if the target's software always uses that value, *absorbed* if the layout's words put it into the weights. Any other
+value is refused by name. A fact that nobody states is asked for: nothing is filled in from another model.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.families.facts import assumed
+from wherry.layout.expr import evaluate, names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.families.facts import ConfigFacts
+    from wherry.families.schema import Family, System
+
+_ELSEWHERE = "choose another target"
+
+
+def applicable(family: Family, names: Mapping[str, Any]) -> Iterator[str]:
+    """The facts that change the outputs of a model of which these names are known."""
+    for name, fact in family.facts.items():
+        if fact.outputs and (fact.when is None or evaluate(fact.when, names)):
+            yield name
+
+
+def relevant(family: Family, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The known names without the facts that mean nothing for this model."""
+    meant = set(applicable(family, names))
+    moot = {name for name, fact in family.facts.items() if fact.outputs and name not in meant}
+    return {name: value for name, value in names.items() if name not in moot}
+
+
+def require_assumed(
+    family: Family, source: System, target: System, told: ConfigFacts, names: Mapping[str, Any]
+) -> None:
+    """Check the facts of a model against what the target's software always uses.
+
+    Args:
+        family: declares the facts.
+        source: the source's system.
+        target: the target's system.
+        told: what is known of the source.
+        names: the known names, as far as they are known; facts that need others are left out.
+
+    Raises:
+        UnrepresentableError: a fact has another value; attribute, both values and the cure are named.
+    """
+    always = assumed(target, names)
+    for fact in applicable(family, names):
+        if fact in always and names.get(fact) is not None and names[fact] != always[fact]:
+            raise UnrepresentableError(
+                f"{family.name}: {told_as(source, told, fact, names[fact])}, "
+                f"but {target.name} always uses {always[fact]!r}",
+                cure=_accepting(fact, always[fact]),
+            )
+
+
+def require_known(family: Family, source: System, target: System, names: Mapping[str, Any]) -> None:
+    """Check that nothing that changes outputs would have to be guessed.
+
+    What the source has in its weights, and nobody states, need not be known: any value describes them.
+
+    Raises:
+        UsageError: facts are not stated; all of them are named.
+    """
+    held = {*source.absorbs, *target.absorbs}
+    missing = [fact for fact in applicable(family, names) if fact not in held and names.get(fact) is None]
+    if missing:
+        listed = ", ".join(f"{fact} ({family.facts[fact].about})" for fact in missing)
+        raise UsageError(
+            f"no config states what changes the outputs of this model: {listed}",
+            cure="pass the model's config with --config FILE (MaxText's YAML or JSON, or a config.json), "
+            f"or state them: {' '.join(f'--set {fact}=VALUE' for fact in missing)}",
+        )
+
+
+def require_carried(
+    family: Family,
+    source: System,
+    target: System,
+    told: ConfigFacts,
+    names: Mapping[str, Any],
+    written: ConfigFacts,
+) -> None:
+    """Check that a target's config states the facts of the model when it is read back.
+
+    Args:
+        family: declares the facts.
+        source: the source's system.
+        target: the target's system.
+        told: what is known of the source.
+        names: the known names.
+        written: the target's config, read back.
+
+    Raises:
+        UnrepresentableError: the target's software would use another value; attribute and both values are named.
+    """
+    theirs = {**assumed(target, names), **written.facts}
+    for fact in applicable(family, names):
+        value = names.get(fact)
+        if value is None or fact in target.absorbs or theirs.get(fact) == value:
+            continue
+        other = f"would use {theirs[fact]!r}" if fact in theirs else "has no attribute for it"
+        raise UnrepresentableError(
+            f"{family.name}: {told_as(source, told, fact, value)}, but {target.name} {other}: "
+            f"{target.write.file} cannot state it",
+            cure=_accepting(fact, theirs.get(fact)),
+        )
+
+
+def told_as(system: System, told: ConfigFacts, fact: str, value: object) -> str:
+    """A fact in the words of the config that states it, for messages."""
+    if fact in told.stated:
+        return f"{fact} is {value!r} as stated"
+    text = system.config.facts.get(fact)
+    if text is not None and told.config:
+        names = sorted(name for name in names_in(text) if told.config.get(name) is not None)
+        if len(names) == 1:
+            return f"{names[0]} is {told.config[names[0]]!r} in {told.source}"
+        if names:
+            return f"{fact} is {value!r} according to {', '.join(names)} in {told.source}"
+    return f"{fact} is {value!r} in this model"
+
+
+def _accepting(fact: str, value: object) -> str:
+    if value is None:
+        return f"{_ELSEWHERE}, or declare how its config states this in a --family-file"
+    setting = f"{fact}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(setting)}"

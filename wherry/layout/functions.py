@@ -1,0 +1,205 @@
+"""The functions of expressions: rounding, the width of Llama's feed-forward layer, and the words of configs.
+
+Systems spell the same thing in different words. Each word has one canonical spelling, that of transformers, so that two
+configs can be compared: the activation, the scaling of rotary positions with its defaults stated, the attention of each
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnrepresentableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_MULTIPLES = (256, 1024, 512, 128, 64, 32, 16, 8, 4, 2, 1)
+# Names of one function each in transformers, the canonical name first. `gelu` without more is the exact one there.
+_SAME = (
+    ("silu", "swish"),
+    ("gelu_pytorch_tanh", "gelu_new", "gelu_accurate", "gelu_python_tanh"),
+    ("gelu", "gelu_python"),
+)
+# Canonical name → name in flax.linen, where `gelu` is the approximation by tanh.
+_FLAX = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
+_FLAX_NAMES = {**{flax: name for name, flax in _FLAX.items()}, "swish": "silu"}
+_LINEAR = "linear"
+_GATED = "gated-"
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def _round_up(value: float, multiple: float) -> float:
+    return -(-value // multiple) * multiple
+
+
+def _bfloat16(value: float) -> float:
+    """The value rounded to bfloat16: some systems round a factor to the model's dtype before they use it."""
+    import ml_dtypes
+
+    return float(ml_dtypes.bfloat16(value))
+
+
+def _ffn_multiple(ffn: int, base: int) -> int:
+    """The `multiple_of` with which the rule of Meta and Lingua yields this width of the feed-forward layer."""
+    whole = [step for step in _MULTIPLES if ffn % step == 0]
+    return next((step for step in whole if _round_up(base, step) == ffn), whole[0])
+
+
+def _ffn_multiplier(ffn: int, base: int) -> float | None:
+    """The shortest `ffn_dim_multiplier` that yields it with that multiple; None if none is needed."""
+    step = _ffn_multiple(ffn, base)
+    if _round_up(base, step) == ffn:
+        return None
+    exact = (ffn - (step - 1) / 2) / base
+    rounded = (round(exact, digits) for digits in range(1, 17))
+    return next((one for one in rounded if _round_up(int(one * base), step) == ffn), exact)
+
+
+def _activation(name: str) -> str:
+    """The canonical name of an activation of transformers."""
+    return next((names[0] for names in _SAME if name in names), name)
+
+
+def _flax_activation(names: Sequence[str]) -> str:
+    """The canonical name of the activation in a list of flax.linen's names: (activation) or (activation, linear).
+
+    Raises:
+        UnrepresentableError: the list is of another form, or the name is unknown.
+    """
+    first, *rest = names
+    if rest not in ([], [_LINEAR]) or first not in _FLAX_NAMES:
+        raise UnrepresentableError(
+            f"no layout for a feed-forward layer with the activations {list(names)}",
+            cure=f"supported: one of {', '.join(_FLAX_NAMES)}, alone or followed by {_LINEAR}",
+        )
+    return _FLAX_NAMES[first]
+
+
+def _flax_activations(name: str, gated: bool) -> list[str] | None:
+    """The list of flax.linen's names for an activation; None if flax.linen has no such function."""
+    if name not in _FLAX:
+        return None
+    return [_FLAX[name], _LINEAR] if gated else [_FLAX[name]]
+
+
+def _t5_activation(projection: str) -> str:
+    """The canonical activation of T5's `feed_forward_proj`: `gated-gelu` means the approximation by tanh."""
+    if projection == f"{_GATED}gelu":
+        return "gelu_pytorch_tanh"
+    return _activation(projection.removeprefix(_GATED))
+
+
+def _t5_projection(name: str, gated: bool) -> str:
+    """T5's `feed_forward_proj` for an activation."""
+    if not gated:
+        return "gelu_new" if name == "gelu_pytorch_tanh" else name
+    return _GATED + {"gelu_pytorch_tanh": "gelu", "gelu": "gelu_python"}.get(name, name)
+
+
+def _windowed(layers: int, period: int) -> list[str]:
+    """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
+    return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
+
+
+def _windowed_from(layers: int, first: int) -> list[str]:
+    """The attention of each layer: those from this index attend within the window."""
+    return [_SLIDING if number >= first else _FULL for number in range(layers)]
+
+
+def _rope(table: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """The scaling of rotary positions in one spelling, with the defaults of transformers stated.
+
+    Args:
+        table: `rope_scaling` or `rope_parameters` of a config; empty if there is none.
+        longest: the longest sequence, which is the default of some attributes.
+
+    Returns:
+        `rope_type` and the attributes that it uses; those that change nothing are left out.
+    """
+    kind = table.get("rope_type") or table.get("type") or "default"
+    given = {name: value for name, value in table.items() if name not in ("rope_type", "type", "rope_theta")}
+    if kind == "default" or (kind in ("linear", "yarn") and given.get("factor") == 1):
+        return {"rope_type": "default"}
+    part = (
+        {}
+        if given.get("partial_rotary_factor", 1.0) == 1
+        else {"partial_rotary_factor": given["partial_rotary_factor"]}
+    )
+    rest = _SCALING_RULES.get(kind, lambda one, _longest: dict(one))(given, longest)
+    return {"rope_type": kind, **rest, **part}
+
+
+def _linear(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    del longest
+    return {"factor": given.get("factor")}
+
+
+def _dynamic(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    return {"factor": given.get("factor"), "max_position_embeddings": longest}
+
+
+def _llama3(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    original = given.get("original_max_position_embeddings", longest)
+    return {**{name: given.get(name) for name in names}, "original_max_position_embeddings": original}
+
+
+def _yarn(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    original = given.get("original_max_position_embeddings", longest)
+    factor = given.get("factor") or longest / original
+    both = given.get("mscale_all_dim") or 0
+    scaled = given.get("attention_factor")
+    if scaled is None:
+        one = given.get("mscale") or 0
+        scaled = _mscale(factor, one) / _mscale(factor, both) if one and both else _mscale(factor)
+    return {
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "beta_fast": given.get("beta_fast") or 32,
+        "beta_slow": given.get("beta_slow") or 1,
+        "truncate": given.get("truncate", True),
+        "attention_factor": scaled,
+        "mscale_all_dim": both,
+    }
+
+
+def _mscale(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor of the attention for a factor of the positions."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _longrope(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    original = given.get("original_max_position_embeddings", longest)
+    return {**given, "original_max_position_embeddings": original, "max_position_embeddings": longest}
+
+
+_SCALING_RULES: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "activation": _activation,
+    "bfloat16": _bfloat16,
+    "ffn_multiple": _ffn_multiple,
+    "ffn_multiplier": _ffn_multiplier,
+    "flax_activation": _flax_activation,
+    "flax_activations": _flax_activations,
+    "int": int,
+    "max": max,
+    "min": min,
+    "rope": _rope,
+    "round_up": _round_up,
+    "sqrt": math.sqrt,
+    "starts": str.startswith,
+    "t5_activation": _t5_activation,
+    "t5_projection": _t5_projection,
+    "windowed": _windowed,
+    "windowed_from": _windowed_from,
+    "yarn_mscale": _mscale,
+}
