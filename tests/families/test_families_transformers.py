@@ -8,12 +8,12 @@ import pytest
 
 import wherry
 from tests.support.families import carried, same
-from tests.support.tiny_models import CLASSES, MODELS, REFUSED, TARGETS, UNTIED
+from tests.support.tiny_models import MODELS, REFUSED, TARGETS, save_tiny
 from wherry.errors import WherryError
 from wherry.families import convert_layout, family_of_config, load_family
 
-transformers = pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,7 @@ def saved(tmp_path_factory):
 
     def folder(label):
         if label not in made:
-            name, settings = MODELS[label]
-            config = getattr(transformers, f"{name}Config")(**settings)
-            kind = "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(name, f"{name}ForCausalLM")
-            made[label] = tmp_path_factory.mktemp(label)
-            model = getattr(transformers, kind)(config)
-            if label in UNTIED:
-                model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
-            model.save_pretrained(made[label])
+            made[label] = save_tiny(tmp_path_factory.mktemp(label), label)
         return made[label]
 
     return folder

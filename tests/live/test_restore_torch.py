@@ -10,6 +10,7 @@ from wherry.errors import MismatchError, UnsupportedError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from tests.support.tiny_models import tiny_model  # noqa: E402
 from tests.support.torch import DTYPES, as_bytes, every_dtype, same  # noqa: E402  needs torch
 
 
@@ -145,16 +146,11 @@ def test_the_parts_of_ranks_are_those_of_torch():
 
 def test_a_model_of_transformers_from_another_system(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = tiny_model("llama")
     model.save_pretrained(tmp_path / "hf")
     wherry.convert(tmp_path / "hf", tmp_path / "maxtext", to="maxtext", lineage=False)
     torch.manual_seed(1)
-    other = transformers.LlamaForCausalLM(config)
+    other = transformers.LlamaForCausalLM(model.config)
     found = wherry.restore(tmp_path / "maxtext", into=other, to="huggingface", only="params")
     assert same(dict(found.state.state_dict()), dict(model.state_dict()))
     again = {name: np.zeros(tensor.shape, "f4") for name, tensor in model.state_dict().items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support import lingua as lingua_files
 from tests.support import paxml, t5x
-from tests.support.tiny_models import GATED
+from tests.support.tiny_models import tiny_model
 from tests.support.torch import as_bytes, every_dtype, save, torch
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ def npz(folder: Path) -> Made:
 
 def huggingface(folder: Path) -> Made:
     """A tiny Llama in several files, as transformers saves it."""
-    import transformers
-
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GATED))
+    model = tiny_model("llama")
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     return folder, bytes_of(model.state_dict())
@@ -205,9 +203,7 @@ def huggingface_bin(folder: Path) -> Made:
     """A tiny Llama as transformers saved it before safetensors."""
     import json
 
-    import transformers
-
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GATED))
+    model = tiny_model("llama")
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
     torch.save(model.state_dict(), folder / "pytorch_model.bin")

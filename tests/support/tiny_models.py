@@ -1,4 +1,4 @@
-"""Tiny models of every family by the settings of transformers' configs, and the systems that each is converted to."""
+"""Tiny models of every family: settings of transformers' configs, the systems that each is converted to, and files."""
 
 from __future__ import annotations
 
@@ -85,6 +85,40 @@ REFUSED = {
 
 
 UNTIED = ("t5-1.1", "mt5", "umt5")  # models that are published with an output layer of their own
+
+
+def class_of(config, label=""):
+    """The name of the class of transformers that has a config, by the config's name; `t5-encoder` is an encoder."""
+    return "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(config, f"{config}ForCausalLM")
+
+
+def tiny_model(label, *, drawn=False, **more):
+    """A tiny model of transformers.
+
+    Args:
+        label: a key of MODELS.
+        drawn: whether every weight is drawn anew, norms and biases too, always the same.
+        more: settings that replace those of the label.
+    """
+    import torch
+    import transformers
+
+    name, settings = MODELS[label]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**settings, **more})
+    model = getattr(transformers, class_of(name, label))(config)
+    if label in UNTIED:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
+    with torch.no_grad():
+        for parameter in model.parameters() if drawn else ():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save_tiny(folder, label, *, drawn=False, **more):
+    """The folder of a tiny model, as transformers saves it."""
+    tiny_model(label, drawn=drawn, **more).save_pretrained(folder)
+    return folder
 
 
 TARGETS = {"llama": ("maxtext", "lingua", "meta", "penzai"), "mistral": ("maxtext", "penzai"), "t5": ("t5x",),

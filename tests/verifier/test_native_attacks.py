@@ -23,6 +23,7 @@ import pytest
 import wherry
 from tests.support.attack import ATTACKS, Payload, hostile_modules
 from tests.support.formats import CORPUS
+from tests.support.tiny_models import save_tiny
 from wherry.core.request import SourceRequest
 from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
@@ -70,7 +71,7 @@ def make(name, folder):
             pytest.skip("the corpus is not here; set WHERRY_CORPUS to its folder")
         return Path(shutil.copytree(PAXML, target))
     if name == "huggingface":
-        return _llama(target)
+        return save_tiny(target, "llama")
     if name == "npz":
         np.savez(folder / "checkpoint.npz", **{key: one.numpy() for key, one in tensors.items()})
         return folder / "checkpoint.npz"
@@ -82,17 +83,6 @@ def make(name, folder):
         (target / "params.json").write_text(json.dumps({"dim": 200}))
     else:
         writers.make(samples.source(find_format(name)), locate(target))
-    return target
-
-
-def _llama(target):
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(target)
     return target
 
 

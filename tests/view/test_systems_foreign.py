@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.tiny_models import CLASSES, GATED, MODELS, T5, small_config
+from tests.support.tiny_models import MODELS, save_tiny, small_config, tiny_model
 from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError
 from wherry.families import families_of_system
@@ -51,18 +51,13 @@ def save(folder, name, **settings):
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A Llama with a layout in MaxText, Lingua and Penzai, and in no other system."""
-    config = transformers.LlamaConfig(**GATED)
-    folder = tmp_path_factory.mktemp("llama") / "hf"
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("llama") / "hf", "llama")
 
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
     """A T5, which only T5X has layouts for."""
-    folder = tmp_path_factory.mktemp("t5") / "hf"
-    transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)).save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("t5") / "hf", "t5")
 
 
 def refused(source, target, to, *words, **asked):
@@ -221,18 +216,15 @@ def test_the_config_decides_and_not_the_resemblance(llama, tmp_path):
 @pytest.mark.parametrize("label", MODELS)
 def test_a_config_as_to_dict_states_it(label, tmp_path):
     """What a saved file leaves out changes nothing, down to the digest of the plan."""
-    name, settings = MODELS[label]
-    config = getattr(transformers, f"{name}Config")(**settings)
-    kind = "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(name, f"{name}ForCausalLM")
-    getattr(transformers, kind)(config).save_pretrained(tmp_path / "hf")
+    model = tiny_model(label)
+    model.save_pretrained(tmp_path / "hf")
     whole = tmp_path / "whole.json"
-    whole.write_text(json.dumps(config.to_dict(), default=str))
+    whole.write_text(json.dumps(model.config.to_dict(), default=str))
     assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
-    to = "t5x-legacy" if "T5" in name else "maxtext"
+    to = "t5x-legacy" if "t5" in label else "maxtext"
     options = {"sliding_window": 0} if label == "mistral-window" else {}  # MaxText's block has no window
-    options |= (
-        {"scaled_output": True} if label in ("t5-1.1", "mt5") else {}
-    )  # T5X scales where the output layer is tied
+    if label in ("t5-1.1", "mt5"):  # T5X scales where the output layer is tied
+        options |= {"scaled_output": True}
     wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes
@@ -248,8 +240,7 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
 @pytest.mark.parametrize("kind", ["yarn", "dynamic"])
 def test_a_rope_scaling_that_the_target_cannot_hold_is_said(kind, tmp_path):
     scaling = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-    config = transformers.LlamaConfig(**GATED, rope_parameters=scaling)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    save_tiny(tmp_path / "hf", "llama", rope_parameters=scaling)
     with pytest.raises(UnrepresentableError, match=rf"Llama 3\.1's rule, not as .*{kind}.* says"):
         wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
 

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.tiny_models import CLASSES, MODELS
+from tests.support.tiny_models import save_tiny, tiny_model
 from wherry.errors import IncompleteError, UnrepresentableError
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("torch")
 UNTIED = (
     "llama",
@@ -35,11 +35,7 @@ def made(tmp_path):
     """A tiny model of a label, with attributes that replace those of its config, as transformers saves it."""
 
     def save(label, **more):
-        name, settings = MODELS[label]
-        config = getattr(transformers, f"{name}Config")(**{**settings, **more})
-        kind = CLASSES.get(name, f"{name}ForCausalLM")
-        getattr(transformers, kind)(config).save_pretrained(tmp_path / "hf")
-        return tmp_path / "hf"
+        return save_tiny(tmp_path / "hf", label, **more)
 
     return save
 
@@ -128,10 +124,8 @@ def test_the_router_s_bias_of_deepseek_v3(made):
 
 
 def test_a_shard_that_the_index_does_not_name(tmp_path):
-    name, settings = MODELS["llama"]
     folder = tmp_path / "hf"
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**settings))
-    model.save_pretrained(folder, max_shard_size="20KB")
+    tiny_model("llama").save_pretrained(folder, max_shard_size="20KB")
     index = folder / "model.safetensors.index.json"
     said = json.loads(index.read_text())
     lost = said["weight_map"]["lm_head.weight"]

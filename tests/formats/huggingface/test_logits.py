@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from tests.support.corpus import CORPUS, needs
-from tests.support.tiny_models import CLASSES, MODELS, REFUSED, TARGETS, UNTIED
+from tests.support.tiny_models import MODELS, REFUSED, TARGETS, save_tiny
 from wherry.core.request import LayoutRequest
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -82,19 +82,8 @@ def saved(tmp_path_factory):
 
     def folder(label):
         if label not in made:
-            name, settings = MODELS[label]
-            settings = {**settings, **({"num_experts_per_tok": 2} if "num_experts" in settings else {})}
-            torch.manual_seed(0)
-            config = getattr(transformers, f"{name}Config")(**settings)
-            kind = "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(name, f"{name}ForCausalLM")
-            model = getattr(transformers, kind)(config)
-            if label in UNTIED:
-                model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * 0.1)
-            made[label] = tmp_path_factory.mktemp(label)
-            model.save_pretrained(made[label])
+            routed = {"num_experts_per_tok": 2} if "num_experts" in MODELS[label][1] else {}
+            made[label] = save_tiny(tmp_path_factory.mktemp(label), label, drawn=True, **routed)
         return made[label]
 
     return folder
