@@ -1,5 +1,7 @@
 """Releases of the real libraries that are years older than the installed ones, each set in an environment of its own.
 
+So are sentence-transformers and accelerate, which no other test needs.
+
 An environment is made by pip, once, in a folder of the checkout that git ignores (`.venv-old-<name>`), and reused
 as long as its requirements stay the same. Where pip cannot make it, the tests that need it are skipped with what pip
 said. Nothing of wherry is installed in it: a script loads what wherry wrote, and says what it found.
@@ -23,6 +25,7 @@ STACKS = {
     "pax": ("orbax-checkpoint==0.5.9", *_JAX),
     "orbax": ("orbax-checkpoint==0.6.4", *_JAX),
     "torch": ("torch==2.3.1", "numpy==1.26.4"),
+    "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),
 }  # fmt: skip
 
 # What each script ends with: leaves of a tree as JSON, by their paths.

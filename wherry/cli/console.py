@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from wherry.converter.plan import Plan
     from wherry.core.detection import Detection
@@ -191,9 +192,13 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         ("verify", plan.verify),
         ("plan digest", plan.digest),
     ])  # fmt: skip
-    for row in data["ignored"]:
-        click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
+    _show_ignored(one.to_json() for one in folded(plan.ignored))
     _show_notes(plan.notes, plan.snippet)
+
+
+def _show_ignored(rows: Iterable[Mapping[str, str]]) -> None:
+    for row in rows:
+        click.echo(f"  ignored {row['path']} ({row['what']}) by rule {row['rule']}: {row['reason']}")
 
 
 def _layout_words(layout: dict[str, Any] | None) -> str:
@@ -238,6 +243,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
+    _show_ignored(receipt.ignored)
     _show_notes(receipt.warnings, receipt.snippet)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import reference, source_reference
+from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
@@ -317,5 +318,6 @@ def _sidecar(
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),
+        ignored=[one.to_json() for one in folded(plan.ignored)],
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

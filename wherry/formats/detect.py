@@ -27,9 +27,9 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.formats.foreign import foreign_form, holds_no_weights
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
+from wherry.formats.unsupported import is_part, unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
@@ -128,7 +128,7 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     Raises:
         AmbiguousError: two formats recognise it and neither refines the other.
     """
-    if len(rows) > 1 and glimpse.is_file and holds_no_weights(glimpse.location.name):
+    if len(rows) > 1 and is_part(glimpse):
         return None  # unless its format was chosen
     claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
     if not claims:
@@ -337,7 +337,7 @@ def _nothing(location: Location, asked: str | None) -> WherryError:
             uri=location.uri,
             cure="remove --from to detect the format",
         )
-    form = foreign_form(location)
+    form = unsupported_form(location)
     if form is not None:
         return UnsupportedError(f"{form.name}, which wherry does not read", uri=location.uri, cure=form.cure)
     return NotACheckpointError(
