@@ -273,9 +273,11 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
 
 def _show_full_read(verification: Verification, read: FullRead) -> None:
     """What the ledger says about the place, and the digests of what nobody had recorded."""
+    from wherry.verifier.full_read import DIFFERENT
+
     where = shlex.quote(verification.uri)
     click.echo(f"  ledger: {read.ledger}")
-    if read.ledger == "different":
+    if read.ledger == DIFFERENT:
         click.echo(
             f"  if the change was intended: wherry inspect --digest --write {where}; wherry ledger record {where}"
         )

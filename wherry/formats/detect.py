@@ -27,6 +27,7 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
+from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
 from wherry.formats.unsupported import is_part, unsupported_form
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
 _FEW = 8  # files of a folder that are looked at one by one
-_MARKER = "commit_success.txt"  # without contents; checkpoints on a file system do not have it
 
 
 def detect(
@@ -320,7 +320,7 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
         return None
     told = sidecar.checkpoint
     row = formats().get(told.format)  # None for a plug-in's format that is not installed here
-    members = [name for name in row.commit_members if name != _MARKER] if row else []
+    members = [name for name in row.commit_members if name != COMMIT_SUCCESS] if row else []
     lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
     return IncompleteError(
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of {told.tensors} "

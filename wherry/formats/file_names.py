@@ -11,6 +11,9 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+COMMIT_SUCCESS = (
+    "commit_success.txt"  # Orbax's mark of a finished save, without contents; not on every file system
+)
 _WEIGHTS = re.compile(
     r".+\.(safetensors|bin|msgpack|h5|onnx|onnx_data|ot|gguf|pt|pth|pkl|ckpt|distcp|tflite|mlmodel)"
     r"|.+\.(safetensors|bin|msgpack|h5)\.index(\..+)?\.json"
