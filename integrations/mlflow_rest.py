@@ -14,65 +14,22 @@ import os
 import urllib.request
 from base64 import b64encode
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from wherry.core.algorithms import labelled
 from wherry.core.emit import opener
-from wherry.errors import NotFoundError
-from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
+from wherry.integrations.mlflow_version import registered_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from wherry.integrations.mlflow_version import RegisteredVersion
 
 _TIMEOUT_SECONDS = 10
 _MOST_BYTES = 16 << 20
-_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 # Settings of MLflow's client that change how it connects or what it asks for.
 _CLIENT_SETTINGS = (
     "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE",
     "MLFLOW_TRACKING_CLIENT_CERT_PATH", "MLFLOW_TRACKING_SERVER_CERT_PATH",
 )  # fmt: skip
-
-
-class RegisteredVersion(NamedTuple):
-    """A registered version: the model's name, its number, its tags and the aliases that are on it."""
-
-    name: str
-    version: str
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
-
-
-def registered_version(
-    name: str, version: str, tags: Mapping[str, str], aliases: tuple[str, ...]
-) -> RegisteredVersion:
-    """A version with the algorithm in its digests, which the tags of old versions lack."""
-    named = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
-    return RegisteredVersion(name, version, named, aliases)
-
-
-def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -> NotFoundError:
-    """The error for an alias that a model does not have.
-
-    Args:
-        name: the registered model.
-        alias: the alias that was asked for.
-        aliases: alias → version, for those that it has.
-    """
-    there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    choose = f"choose one of: {there}" if there else f"promote a version: wherry promote URI --name {name}"
-    return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
-
-
-def absent(message: str, uri: str) -> NotFoundError:
-    """The error for a model or version that a registry does not have.
-
-    Args:
-        message: what MLflow says about it.
-        uri: the registry, without secrets.
-    """
-    return NotFoundError(message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`")
 
 
 def look_up(

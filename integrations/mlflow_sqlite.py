@@ -13,7 +13,12 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from wherry.integrations.mlflow_rest import RegisteredVersion, absent, registered_version, unknown_alias
+from wherry.integrations.mlflow_version import (
+    RegisteredVersion,
+    not_registered,
+    registered_version,
+    unknown_alias,
+)
 from wherry.storage.home import sqlite_file, sqlite_to_read, without_secrets
 
 # Revisions of MLflow's schema in which the tables below are the same: from the one that added workspaces to the last
@@ -51,7 +56,11 @@ def look_up(
         with sqlite_to_read(file) as connection:
             connection.execute("BEGIN")  # one snapshot for all queries
             return _found(connection, name, version, alias, uri) if _is_plain(connection) else None
-    except (sqlite3.Error, ValueError, OverflowError, TypeError, AttributeError):
+    except (
+        sqlite3.Error,
+        ValueError,
+        OverflowError,
+    ):  # ValueError: a number that is none; OverflowError: too large
         return None
 
 
@@ -69,13 +78,15 @@ def _found(
     if connection.execute(_MODEL, model).fetchone() is None:
         if ":" in name:  # an invalid name, about which the client says more
             return None
-        raise absent(f"Registered Model with name={name} not found", uri)
+        raise not_registered(f"Registered Model with name={name} not found", uri)
     aliases = {word: int(number) for word, number in connection.execute(_ALIASES, model)}
     number = int(version) if version is not None else aliases.get(alias or "")
     if number is None:
         raise unknown_alias(name, alias, aliases)
     if connection.execute(_VERSION, (*model, number, _DELETED)).fetchone() is None:
-        raise absent(f"Model Version (name={name}, version={number}) not found", uri)
+        raise not_registered(f"Model Version (name={name}, version={number}) not found", uri)
     tags = dict(connection.execute(_TAGS, (*model, number)).fetchall())
+    if None in tags.values():  # the column allows it, and the client has its own way with it
+        return None
     held = tuple(sorted(word for word, there in aliases.items() if there == number))
     return registered_version(name, str(number), tags, held)

@@ -18,7 +18,7 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
-from wherry.integrations.formats.huggingface.folder import surroundings
+from wherry.integrations.formats.huggingface.surroundings import surroundings
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
@@ -48,7 +48,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     files = [entries[name] for name in shard_names(entries)]
     require_files(files, location)
     shards = read_shards(location, files)
-    beside = surroundings(location, {entry.name for entry in files})
+    beside = surroundings(location, {entry.name for entry in files}, files[0].name)
     tensors = {
         (name,): TensorSpec((name,), one.shape, one.dtype) for name, one in shards.index.tensors.items()
     }
@@ -67,7 +67,7 @@ def _open(location: Location, detection: Detection) -> Opened:
         seen.append(
             Evidence(".", f"no file of rank {ranks[0]}: the rank held no tensors, or its file is missing")
         )
-    return Opened(replace(detection, kind=kind).seen(*seen, *beside.left), manifest, reader)
+    return Opened(replace(detection, kind=kind).seen(*seen), manifest, reader, tuple(beside.ignored))
 
 
 FORMATS = (

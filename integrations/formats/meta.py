@@ -5,7 +5,8 @@ which the ranks' tensors are joined depends on the parameter and the generation 
 embeddings too, but along their first from Llama 3 on), and no file states it; so tensors of several files are not
 joined, and the number of the file is the first part of their key path. A single file is the whole model.
 
-The expected number of files follows from the attention's output, [dim, dim / files], if heads fill `dim`.
+The expected number of files follows from the attention's output, [dim, dim / files], if heads fill `dim`. Chameleon and
+others have one file `consolidated.pth`; Lingua's file of that name has the same names below `model`.
 Facts: Meta's published checkpoints and the converter of transformers, not run here.
 """
 
@@ -13,56 +14,94 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
-from wherry.errors import IncompleteError
+from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
-from wherry.integrations.formats.huggingface.folder import surroundings
+from wherry.integrations.containers.zip.read import LOCAL_MAGIC
+from wherry.integrations.formats.huggingface.folder import read_json
+from wherry.integrations.formats.huggingface.surroundings import surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
+SINGLE = "consolidated.pth"
 _PARAMS = "params.json"
+_LARGEST_PARAMS = 16 << 20
+_EMBEDDINGS = b"tok_embeddings.weight"
+_WRAPPER = re.compile(
+    rb"(X\x05\0\0\0|\x8c\x05)(model|optim)"
+)  # a pickled text of five letters, protocols 2 and 4
+_HEAD_BYTES = 1 << 16
 _OUTPUT = "layers.0.attention.wo.weight"
 _MATRIX = 2
 
 
-def _parts(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if _PART.fullmatch(name))
+def single_form(location: Location) -> Literal["flat", "nested"] | None:
+    """How the first bytes of a `consolidated.pth` hold Meta's names: at the top, or below `model`; None without them.
+
+    torch.save writes the pickle first, and the embeddings are the first parameter of these models.
+    """
+    entry = location.join(SINGLE).entry
+    head = location.join(SINGLE).read(0, _HEAD_BYTES) if entry and not entry.is_dir else b""
+    before, found, _after = head.partition(_EMBEDDINGS)
+    if not head.startswith(LOCAL_MAGIC) or not found:
+        return None
+    return "nested" if _WRAPPER.search(before) else "flat"
+
+
+def _parts(location: Location, names: Collection[str]) -> list[str]:
+    """The files of a checkpoint: one of each rank, or the single file of a whole model."""
+    parts = sorted(name for name in names if _PART.fullmatch(name))
+    if parts or SINGLE not in names or single_form(location) != "flat" or _is_of_lingua(location, names):
+        return parts
+    return [SINGLE]
+
+
+def _is_of_lingua(location: Location, names: Collection[str]) -> bool:
+    try:
+        params = read_json(location.join(_PARAMS), _LARGEST_PARAMS) if _PARAMS in names else {}
+    except CorruptError:
+        return False
+    return isinstance(params.get("model"), dict)
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
-    names = _parts(glimpse.entries)
+    names = _parts(glimpse.location, glimpse.entries)
     if not names or find_weights(glimpse.entries) is not None:
         return None
     return Detection(
         uri=glimpse.location.uri,
         format="meta-consolidated",
-        format_version=f"{len(names)} consolidated.NN.pth",
+        format_version=SINGLE if names == [SINGLE] else f"{len(names)} consolidated.NN.pth",
         writer="Meta",
         kind="params",
         evidence=(
-            Evidence(names[0], f"{len(names)} files with Meta's names, one for each model-parallel rank"),
+            Evidence(names[0], "one file with Meta's names")
+            if names == [SINGLE]
+            else Evidence(
+                names[0], f"{len(names)} files with Meta's names, one for each model-parallel rank"
+            ),
         ),
     )
 
 
 def _open(location: Location, detection: Detection) -> Opened:
     entries = {entry.name: entry for entry in location.entries()}
-    names = _parts(entries)
-    _require_all([f"consolidated.{number:02d}.pth" for number in range(len(names))], names, location)
+    names = _parts(location, entries)
+    _require_numbered(len(names), names, location)
     specs: dict[KeyPath, TensorSpec] = {}
     placed: dict[KeyPath, PlacedTensor] = {}
     values: dict[KeyPath, Value] = {}
@@ -72,16 +111,15 @@ def _open(location: Location, detection: Detection) -> Opened:
         specs |= {(*prefix, *path): _moved(spec, prefix) for path, spec in archive.specs.items()}
         placed |= {(*prefix, *path): one for path, one in archive.placed.items()}
         values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
-    count = _expected(specs)
-    _require_all([f"consolidated.{number:02d}.pth" for number in range(count)], names, location)
-    beside = surroundings(location, set(names))
+    _require_numbered(_expected(specs), names, location)
+    beside = surroundings(location, set(names), names[0])
     companions = tuple(Companion(one.name, one.size) for one in beside.companions)
     manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
     own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
     files = (*own, *beside.companions)
     reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
     params = Evidence(_PARAMS, "found" if _PARAMS in entries else "missing: the model's sizes are not stated")
-    return Opened(replace(detection, kind="params").seen(params, *beside.left), manifest, reader)
+    return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(beside.ignored))
 
 
 def _moved(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
@@ -104,7 +142,8 @@ def _expected(specs: dict[KeyPath, TensorSpec]) -> int:
     return output.shape[0] // output.shape[1]
 
 
-def _require_all(wanted: list[str], names: list[str], location: Location) -> None:
+def _require_numbered(count: int, names: list[str], location: Location) -> None:
+    wanted = [] if names == [SINGLE] else [f"consolidated.{number:02d}.pth" for number in range(count)]
     missing = [name for name in wanted if name not in names]
     if missing:
         raise IncompleteError(

@@ -35,7 +35,7 @@ from wherry.integrations.mlflow.read import (
     unregister,
 )
 from wherry.integrations.mlflow.versions import Version, registering
-from wherry.integrations.mlflow_rest import RegisteredVersion
+from wherry.integrations.mlflow_version import RegisteredVersion
 
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",

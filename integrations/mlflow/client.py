@@ -26,7 +26,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from wherry.errors import StorageError, UsageError, WherryError
-from wherry.integrations.mlflow_rest import absent
+from wherry.integrations.mlflow_version import not_registered
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
         return UsageError(f"MLflow rejected the request: {message}", uri=uri)
     if code == ABSENT:
-        return absent(message, uri)
+        return not_registered(message, uri)
     transient = code in _TRANSIENT
     return StorageError(
         f"MLflow returned {code}: {message}",

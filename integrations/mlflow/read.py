@@ -18,12 +18,8 @@ from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import Stores, opened
 from wherry.integrations.mlflow.versions import lowest, versions
-from wherry.integrations.mlflow_rest import (
-    RegisteredVersion,
-    by_password,
-    registered_version,
-    unknown_alias,
-)
+from wherry.integrations.mlflow_rest import by_password
+from wherry.integrations.mlflow_version import RegisteredVersion, registered_version, unknown_alias
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 

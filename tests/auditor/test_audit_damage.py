@@ -64,7 +64,7 @@ def test_a_format_that_no_library_is_known_for(tmp_path, monkeypatch):
 
 
 def good(uri):
-    return Verification(uri, "native", "ok", ok=True, checked=1, failed=())
+    return Verification(uri, "native", "ok", checked=1, failed=())
 
 
 def verifications():
@@ -75,7 +75,7 @@ def verifications():
 
 def test_what_a_library_finds_is_told(tmp_path, monkeypatch):
     support.converted(tmp_path)
-    bad = Verification("u", "native", "altered", ok=False, checked=1, failed=(Failure("a", "differs"),))
+    bad = Verification("u", "native", "altered", checked=1, failed=(Failure("a", "differs"),))
     monkeypatch.setattr(audit_bytes, "verify", lambda *_, **__: bad)
     report = audit(native_sample=1)
     assert only(report, "not-native").path == "a"

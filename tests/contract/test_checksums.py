@@ -16,6 +16,9 @@ import pytest
 import wherry
 from tests.support import tf_bundle
 from tests.support.audit import flip
+from tests.support.corpus import expected, home, needs
+from tests.support.made import MAKERS
+from tests.support.ranks import two_ranks
 from tests.support.variants import CASES, words
 from wherry.errors import CorruptError
 from wherry.formats.registry import find_format, formats
@@ -27,7 +30,8 @@ ARCHIVES = {"dcp", "lingua", "lingua-consolidated", "npz", "torch-zip"}
 PLAIN = {
     "flax-msgpack", "huggingface", "maxtext", "orbax", "paxml", "penzai", "safetensors", "t5x-legacy", "t5x-orbax",
 }  # fmt: skip
-# Formats that are only read: those in READ have a checksum over their data, and a case below; the others have none.
+# Formats that are only read: those in READ have a checksum over their data, and a case below. The others have none:
+# `verify` reads every byte of them, and finds another one where the ledger or a sidecar has the digests.
 READ = {"meta-consolidated", "tf-bundle"}
 UNCHECKED = {
     "dcp-safetensors",
@@ -225,3 +229,77 @@ def test_a_flipped_bit_where_another_software_recorded_a_checksum(tmp_path, make
     assert wherry.verify(source, level="digest").verdict == "read"
     flip(file, file.stat().st_size // 2)
     require_found(source, None, tmp_path)
+
+
+def pieces_of_ranks(folder):
+    script = """
+        from torch.distributed.checkpoint import HuggingFaceStorageWriter
+        state = {"w": distribute_tensor(torch.arange(54, dtype=torch.float32).reshape(9, 6), mesh, [Shard(0)])}
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/out", save_distributed=True))
+    """
+    folder.mkdir()
+    two_ranks(script, folder)
+    return folder / "out"
+
+
+def of_corpus(case):
+    def copied(folder):
+        needs(case)
+        shutil.copytree(home(case), folder)
+        return folder / expected(case)["uri"]
+
+    return copied
+
+
+def of_makers(name):
+    return lambda folder: MAKERS[name][0](folder)[0]
+
+
+CODEC = {
+    "flax-gda"
+}  # its chunks are compressed by zstd, which may notice a flipped bit although it has no checksum here
+# What makes a checkpoint of each format without a checksum that can be read.
+MAKE_UNCHECKED = {
+    "dcp-safetensors": pieces_of_ranks,
+    "equinox": of_corpus("equinox-expaloma"),
+    "flax-gda": of_corpus("flax-gda"),
+    "gguf": of_corpus("gguf-tiny-f16"),
+    "numpy-pickle": of_makers("numpy-pickle"),
+    "paxml-flax": of_makers("paxml-flax"),
+    "torch-legacy": of_makers("torch-legacy"),
+}
+
+
+def test_every_format_without_a_checksum_that_is_read_is_flipped():
+    assert set(MAKE_UNCHECKED) == {name for name in UNCHECKED if find_format(name).readable}
+
+
+@pytest.mark.parametrize("name", MAKE_UNCHECKED)
+def test_a_flipped_bit_where_nothing_recorded_a_checksum(tmp_path, name):
+    """`verify` reads the bit, but only a record tells that it is another one."""
+    out = MAKE_UNCHECKED[name](tmp_path / "in")
+    assert wherry.detect(out).format == name
+    intact = wherry.verify(out, level="digest", record=True)
+    assert (intact.verdict, intact.lineage) == ("read", "recorded")
+    with wherry.open(out) as checkpoint:
+        largest = max(checkpoint.manifest.tensors.values(), key=lambda spec: spec.nbytes)
+        extents = checkpoint.reader.extents(largest)
+        stored = extents[-1] if extents else None
+    if stored:
+        flip(Path(stored.location.path), stored.offset + stored.length // 2)
+    else:
+        flip(chunk_of(largest.path[-1], tmp_path), -10)
+    found = wherry.verify(out, level="digest")
+    if found.verdict == "corrupt":
+        assert name in CODEC, "a codec noticed by itself"
+        return
+    assert found.verdict == "altered"
+    before, after = intact.full_read.digests, found.full_read.digests
+    assert {path for path, digest in after.items() if digest != before[path]} == {largest.path}
+
+
+def chunk_of(name, folder):
+    """A file of an array in a folder of its own."""
+    return max(
+        path for path in folder.rglob("*") if path.parent.name == name and not path.name.startswith(".")
+    )

@@ -13,6 +13,7 @@ from tests.support.formats import canonical, opened
 from tests.support.forms import form_of
 from tests.support.libraries import LIBRARIES, loaded
 from tests.support.made import MAKERS
+from wherry.core.keypath import render
 from wherry.core.request import NONE, LayoutRequest
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import find_format, formats
@@ -65,8 +66,15 @@ def source(tmp_path_factory):
     return saved
 
 
-def refusal(name, to, paths):
-    """Why a format must refuse a source, or None: another system's, several parts, or names that are not Lingua's."""
+def refusal(name, to, paths, around):
+    """Why a format must refuse a source, or None: another system's, several parts, or names that are not Lingua's.
+
+    Args:
+        name: of the source.
+        to: the format.
+        paths: key path → element type, shape and bytes.
+        around: the parts that a rule puts before and after a key path.
+    """
     systems = {find_format(SOURCES[name][0]).system, find_format(to).system}
     named = to not in LINGUA or name.startswith(
         "huggingface"
@@ -79,7 +87,11 @@ def refusal(name, to, paths):
         return f"{to} cannot hold a key path of "
     if name not in REFUSED.get(to, ()):
         return None
-    return f"{to} cannot hold {OPTIONS}" if name == "lingua" else "dtype complex32 (tensor "
+    if name == "lingua":
+        return f"{to} cannot hold {OPTIONS}"
+    before, after = around
+    path = next(path for path, (dtype, _, _) in paths.items() if dtype == "complex32")
+    return f"dtype complex32 (tensor {render((*before, *path, *after))})"
 
 
 def lingua_refusal(name, to):
@@ -107,7 +119,7 @@ def test_the_target_s_library_finds_the_bytes_of_the_source(name, to, source, tm
     if rule:
         refused(folder, target, to, f"{to} is no container: without a layout", "--to orbax")
     options = {"rename": rule} if rule else {}
-    why = refusal(name, to, wanted)
+    why = refusal(name, to, wanted, (before, after))
     if why is not None:
         refused(folder, target, to, why, options=options)
         return

@@ -95,7 +95,9 @@ def test_gguf_types_blocks_and_metadata(tmp_path):
     found = opened(tmp_path / "a.gguf", "gguf")
     assert found.detection.format_version == "GGUF v3, F32, F16, Q4_K, I8, I64, F64 and BF16"
     assert (found.detection.family, found.manifest.custom["flag"]) == ("llama", True)
-    assert "tokenizer.ggml.tokens, nested" in found.detection.evidence[-1].seen
+    left = {entry.name: entry.what for entry in found.ignored}
+    assert left == dict.fromkeys(("tokenizer.ggml.tokens", "nested"), "list or long text")
+    assert {one.file for one in found.detection.evidence if "not converted" in one.seen} == set(left)
     for name, array in arrays.items():
         spec = found.manifest.tensors[name,]
         assert np.array_equal(found.reader.read(spec, spec.whole), array)

@@ -66,7 +66,7 @@ CONTAINERS: Mapping[str, str] = {
 FORMATS: Mapping[str, str] = {
     "dcp": "huggingface",
     "dcp_safetensors": "dcp huggingface",
-    "lingua": "dcp huggingface",
+    "lingua": "dcp huggingface meta",
     "meta": "huggingface",
 }
 

@@ -15,8 +15,8 @@ import wherry
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.errors import NotFoundError, WherryError
-from wherry.integrations.mlflow_rest import RegisteredVersion
 from wherry.integrations.mlflow_sqlite import _REVISIONS, look_up
+from wherry.integrations.mlflow_version import RegisteredVersion
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.storage.home import sqlite_file, sqlite_to_read
 
@@ -116,6 +116,9 @@ OTHERS = {
     "an unknown revision": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
     "no revision": "DELETE FROM alembic_version",
     "a model in a workspace": "INSERT INTO registered_models (workspace, name) VALUES ('team', 'theirs')",
+    "a tag without a value": "INSERT INTO model_version_tags (workspace, name, version, key, value) "
+    "VALUES ('default', 'a model', 1, 'empty', NULL)",
+    "a version that is no number": "UPDATE registered_model_aliases SET version = 'one'",
     "no table": "ALTER TABLE registered_model_aliases RENAME TO renamed",
 }
 

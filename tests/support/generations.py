@@ -1,6 +1,7 @@
 """Releases of real libraries that cannot be installed beside ours, each set in an environment of its own.
 
-They are years older than the installed ones, or (MaxText) need a newer Python.
+They are years older than the installed ones, need a newer Python (MaxText), or are what no other test needs
+(sentence-transformers, accelerate).
 
 An environment is made by pip, once, in a folder of the checkout that git ignores (`.venv-old-<name>`), and reused
 as long as its requirements stay the same. Where pip cannot make it, the tests that need it are skipped with what pip
@@ -32,6 +33,7 @@ STACKS = {
         "omegaconf", "optax", "pathwaysutils", "pillow", "psutil", "pydantic", "pyyaml", "qwix==0.1.8", "safetensors",
         "sentencepiece", "sympy", "tensorboardx", "tiktoken", "tokamax==0.0.17", "transformers==5.23.0",
     ),
+    "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),
 }  # fmt: skip
 # What is installed without its dependencies: MaxText's are those of accelerators and clouds.
 BARE = {"maxtext": ("maxtext==0.2.5",)}

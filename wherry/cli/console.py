@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from wherry.converter.plan import Plan
     from wherry.core.detection import Detection
@@ -191,9 +192,13 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         ("verify", plan.verify),
         ("plan digest", plan.digest),
     ])  # fmt: skip
-    for row in data["ignored"]:
-        click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
+    _show_ignored(one.to_json() for one in folded(plan.ignored))
     _show_notes(plan.notes, plan.snippet)
+
+
+def _show_ignored(rows: Iterable[Mapping[str, str]]) -> None:
+    for row in rows:
+        click.echo(f"  ignored {row['path']} ({row['what']}) by rule {row['rule']}: {row['reason']}")
 
 
 def _layout_words(layout: dict[str, Any] | None) -> str:
@@ -238,6 +243,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
+    _show_ignored(receipt.ignored)
     _show_notes(receipt.warnings, receipt.snippet)
 
 
@@ -267,9 +273,11 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
 
 def _show_full_read(verification: Verification, read: FullRead) -> None:
     """What the ledger says about the place, and the digests of what nobody had recorded."""
+    from wherry.verifier.full_read import DIFFERENT
+
     where = shlex.quote(verification.uri)
     click.echo(f"  ledger: {read.ledger}")
-    if read.ledger == "different":
+    if read.ledger == DIFFERENT:
         click.echo(
             f"  if the change was intended: wherry inspect --digest --write {where}; wherry ledger record {where}"
         )

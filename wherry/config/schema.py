@@ -140,7 +140,7 @@ class Route(Section):
     )
     first_night_items: int = Field(default=20, ge=0, description="Threshold for `first_night`.")
     opaque: tuple[str, ...] = described("route", SourceRequest, "opaque")
-    ignore: tuple[Literal["values", "empties", "companions"], ...] = described(
+    ignore: tuple[Literal["values", "empties", "companions", "others"], ...] = described(
         "route", ConvertRequest, "ignore"
     )
     targets: tuple[TargetRule, ...] = Field(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import reference, source_reference
+from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
@@ -159,19 +160,19 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     job, place = staged.job, staged.staged
     if staged.output.error is not None:
         raise staged.output.error
-    finish(staged.output.writer)
+    with uncollected():
+        finish(staged.output.writer)
+        opened = _opened(job, place)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    with (
-        blaming_changes(job.pin, job.checkpoint.original),  # boxes and the source's identity read it again
-        _opened(job, place) as written,
-    ):
+    # Boxes and the source's identity read the source again.
+    with opened as written, blaming_changes(job.pin, job.checkpoint.original):
         boxed = _boxed(staged, written, ours)
         verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
-        sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
-    with uncollected():
-        text = encode(sidecar)
+        with uncollected():
+            sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
+            text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
@@ -181,7 +182,6 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     return receipt
 
 
-@uncollected()
 def finish(writer: Writer) -> None:
     """Complete the container and close it."""
     writer.sync()
@@ -256,7 +256,6 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
 
 
-@uncollected()
 def _opened(job: Job, staged: Location) -> Checkpoint:
     """The staged target, opened like any checkpoint."""
     detection = job.row.detect(Glimpse(staged))
@@ -279,7 +278,6 @@ def _require_structure(job: Job, found: Manifest) -> None:
         )
 
 
-@uncollected()
 def _sidecar(
     staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None, mark: str
 ) -> tuple[Sidecar, Receipt]:
@@ -315,5 +313,6 @@ def _sidecar(
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),
+        ignored=[one.to_json() for one in folded(plan.ignored)],
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

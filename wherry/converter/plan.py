@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.converter.ignored import require_requested, unprepared
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
@@ -68,7 +69,8 @@ def plan(
         options: format-specific options and `split` / `join`.
         memory: budget, for example `128MiB`.
         only: `params` carries only the parameters, without optimizer state and counters.
-        ignore: named rules for content that the target cannot hold: `values`, `empties`, `companions`.
+        ignore: named rules for content that the target cannot hold (`values`, `empties`, `companions`), and for
+            weights beside those that are converted (`others`).
         verify: `digest` reads the target back before the commit, `none` does not.
         format, step, item: which checkpoint of the source.
         wish: the layout options; see `wherry.view.choose`.
@@ -119,6 +121,8 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
+    ignored = (*checkpoint.ignored, *mapped.ignored, *unprepared(mapped.manifest, prepared, row))
+    require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_size(request.memory)
@@ -132,7 +136,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         manifest=prepared,
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
-        ignored=(*checkpoint.ignored, *mapped.ignored),
+        ignored=ignored,
         ways={spec.path: source.way(spec) for spec in carried},
         parameters=checkpoint.original.manifest.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
@@ -223,7 +227,7 @@ class Plan:
         options: target options with defaults filled in.
         manifest: the contents of the target.
         pairs: target key path → source key path.
-        ignored: source entries that are not carried, each with its rule.
+        ignored: source entries that are not carried and what lies beside them, each with its rule.
         ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
         expected_parameters: the number according to the source's config; None if that is unknown.
@@ -335,9 +339,7 @@ class Plan:
             "peak_memory": self.peak_memory,
             "spill": self.spill,
             "unmatched": [],
-            "ignored": [
-                {"path": render(row.path), "rule": row.rule, "reason": row.reason} for row in self.ignored
-            ],
+            "ignored": [row.to_json() for row in self.ignored],
             "renamed": {
                 render(source): render(target) for target, source in self.pairs.items() if source != target
             },

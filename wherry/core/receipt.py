@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
+_LATER = ("asked", "ignored")  # fields that receipts did not have at first
 _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
 
@@ -94,6 +95,7 @@ class Receipt:
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
         asked: the options that were stated, without defaults; see `converter.command`. Empty in older receipts.
+        ignored: what was not converted, as in the plan; many entries of one node are one row. Empty in older receipts.
     """
 
     source: CheckpointRef
@@ -116,13 +118,15 @@ class Receipt:
     snippet: str = ""
     group: str = ""
     asked: dict[str, Any] = field(default_factory=dict[str, Any])
+    ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; the inverse of `from_json`. An empty `asked` is left out, as in receipts before it existed."""
-        data = {"schema": SCHEMA, **asdict(self)}
-        if not self.asked:
-            del data["asked"]
-        return data
+        """JSON form; the inverse of `from_json`. Empty fields that older receipts do not have are left out."""
+        return {
+            name: value
+            for name, value in {"schema": SCHEMA, **asdict(self)}.items()
+            if value or name not in _LATER
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,8 @@ class ConvertRequest:
     Attributes:
         source: the checkpoint to read; never changed.
         targets: the checkpoints to make.
-        ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
+        ignore: named rules for what the target cannot hold (`values`, `empties`, `companions`), and for weights beside
+            those that are converted (`others`).
         memory: budget of what is in flight, for example `128MiB`.
         as_step: the step to write, where the source states none (or another one is wanted).
         if_exists: which existing target is accepted: with `resume` the result of this same conversion, with `skip`
@@ -203,9 +204,11 @@ class ConvertRequest:
     source: SourceRequest
     targets: tuple[TargetRequest, ...]
     ignore: tuple[str, ...] = option(
-        (), "What to leave out if the target cannot hold it: values, empties, companions (comma-separated).",
-        metavar="RULES", choices=("values", "empties", "companions"),
-        form="What to leave out if the target cannot hold it.", route="What to leave out if a target cannot hold it.",
+        (), "What to leave out: values, empties and companions that the target cannot hold; others, which are weights "
+        "beside those that are converted (comma-separated).",
+        metavar="RULES", choices=("values", "empties", "companions", "others"),
+        form="What to leave out if the target cannot hold it, and `others`: weights beside the converted ones.",
+        route="What to leave out if a target cannot hold it, and `others`: weights beside the converted ones.",
         decides=True, planned=True,
     )  # fmt: skip
     memory: str | int = option(

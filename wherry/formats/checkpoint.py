@@ -45,7 +45,7 @@ class Checkpoint:
         detection: what it is and why.
         manifest: what it holds.
         reader: the format's reader, through which the mover reads bytes.
-        ignored: entries of the source that a view omits; empty for a stored checkpoint.
+        ignored: what lies beside it and is not read; of a view also the entries of the source that it omits.
         opaque: names of the pickle classes that were read as opaque values.
         lossy: key path → the loss of a view's values in a round trip.
         notes: what a view could not carry, as text.
@@ -77,6 +77,7 @@ class Checkpoint:
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
         self.reader: Reader = opened.reader
+        self.ignored = opened.ignored
 
     @property
     def original(self) -> Checkpoint:

@@ -1,4 +1,7 @@
-"""Companion files: hashed and copied in pieces, so that a file of any size takes 8 MiB of memory."""
+"""Companion files: hashed and copied in pieces, so that a file of any size takes 8 MiB of memory, or ignored by a rule.
+
+A companion may hold weights of its own, as a module of sentence-transformers does: it may stay behind only on request.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
 from wherry.errors import MismatchError, storage_error
+from wherry.formats.file_names import is_weights
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import make_folder
 
@@ -17,6 +22,13 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+def ignored_companion(name: str, reason: str) -> IgnoredEntry:
+    """The entry of a companion that a target does not get."""
+    if is_weights(name):
+        return ignored_file(name, OTHERS, "weights of a module beside the model", reason, weights=True)
+    return ignored_file(name, COMPANIONS, "companion", reason)
 
 
 def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:

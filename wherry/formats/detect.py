@@ -27,9 +27,10 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.formats.foreign import foreign_form, holds_no_weights
+from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
+from wherry.formats.unsupported import is_part, unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
 _FEW = 8  # files of a folder that are looked at one by one
-_MARKER = "commit_success.txt"  # without contents; checkpoints on a file system do not have it
 
 
 def detect(
@@ -128,7 +128,7 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     Raises:
         AmbiguousError: two formats recognise it and neither refines the other.
     """
-    if len(rows) > 1 and glimpse.is_file and holds_no_weights(glimpse.location.name):
+    if len(rows) > 1 and is_part(glimpse):
         return None  # unless its format was chosen
     claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
     if not claims:
@@ -320,7 +320,7 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
         return None
     told = sidecar.checkpoint
     row = formats().get(told.format)  # None for a plug-in's format that is not installed here
-    members = [name for name in row.commit_members if name != _MARKER] if row else []
+    members = [name for name in row.commit_members if name != COMMIT_SUCCESS] if row else []
     lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
     return IncompleteError(
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of {told.tensors} "
@@ -337,7 +337,7 @@ def _nothing(location: Location, asked: str | None) -> WherryError:
             uri=location.uri,
             cure="remove --from to detect the format",
         )
-    form = foreign_form(location)
+    form = unsupported_form(location)
     if form is not None:
         return UnsupportedError(f"{form.name}, which wherry does not read", uri=location.uri, cure=form.cure)
     return NotACheckpointError(

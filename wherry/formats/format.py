@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.core.account import IgnoredEntry, folded
+from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.formats.reader import Absent, BaseReader, Block, Extent, Reader, with_access
 from wherry.formats.writer import BaseWriter, Writer
@@ -135,17 +137,25 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` returns: the refined detection, the contents, and the reader.
+    """What `open` returns: the refined detection, the contents, the reader, and what lies beside the contents.
 
-    A plug-in's reader without `access` is adapted here, and nowhere else.
+    A plug-in's reader without `access` is adapted here, and nowhere else. What is not read of a source is evidence of
+    its detection, so that `detect` names the same files as the plan of a conversion.
     """
 
     detection: Detection
     manifest: Manifest
     reader: Reader
+    ignored: tuple[IgnoredEntry, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", with_access(self.reader))
+        rows = [
+            Evidence("/".join(one.path), f"{one.what}, not converted: {one.reason}")
+            for one in folded(self.ignored)
+        ]
+        new = [row for row in rows if row not in self.detection.evidence]
+        object.__setattr__(self, "detection", self.detection.seen(*new) if new else self.detection)
 
 
 DetectFunction: TypeAlias = "Callable[[Glimpse], Detection | None]"

@@ -361,9 +361,8 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
             raise error.__cause__ or error from None
     if not outcome.ok:
         cure = "restore the checkpoint from a backup, or convert it again"
-        error = failure_of(outcome, cure=cure, what="the checkpoint differs from the registered one")
-        error.stage = "promote"
-        raise error
+        what = "the checkpoint differs from the registered one"
+        raise failure_of(outcome, cure=cure, what=what, stage="promote")
 
 
 def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:

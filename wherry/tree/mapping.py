@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.core import dtypes
-from wherry.core.account import IgnoredEntry
+from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.formats.companions import ignored_companion
 from wherry.tree.axes import AXIS_OPTIONS, named
 from wherry.tree.forms import FORM_OPTIONS
 from wherry.tree.spelling import (
@@ -43,7 +44,7 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 
 # Options of every target: how the tree is spelled. They are set with --set, as the options of a format are.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
-RULES = ("values", "empties", "companions")
+RULES = ("values", "empties", COMPANIONS, OTHERS)
 _PARAMETER_ROOTS = ("params", "target", "model", "state_dict")
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
@@ -116,7 +117,7 @@ def map_tree(
     )
     manifest, more = _apply_rules(manifest, rules, only, row)
     reason = "a sequence whose items were renamed; it becomes a mapping"
-    gone = tuple(IgnoredEntry(path, "lists", reason) for path in lost)
+    gone = tuple(IgnoredEntry(path, "lists", reason, "sequence") for path in lost)
     return MappedTree(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
 
 
@@ -198,21 +199,18 @@ def _apply_rules(
     ignored: list[IgnoredEntry] = []
     if "values" in rules or only:
         ignored += [
-            IgnoredEntry(path, "values", "non-tensor leaf, ignored by rule") for path in manifest.values
+            IgnoredEntry(path, "values", "non-tensor leaf, ignored by rule", "value")
+            for path in manifest.values
         ]
         manifest = replace(manifest, values={})
     if "empties" in rules or only:
-        ignored += [IgnoredEntry(path, "empties", "empty node, ignored by rule") for path in manifest.empties]
+        reason = "empty node, ignored by rule"
+        ignored += [IgnoredEntry(path, "empties", reason, "empty node") for path in manifest.empties]
         manifest = replace(manifest, empties={})
-    if "companions" in rules or not row.holds.companions:
-        reason = (
-            "ignored by rule"
-            if "companions" in rules
-            else f"{row.name} is one file and cannot hold companion files"
-        )
-        ignored += [
-            IgnoredEntry((companion.name,), "companions", reason) for companion in manifest.companions
-        ]
+    if COMPANIONS in rules or not row.holds.companions:
+        cannot = f"{row.name} is one file and cannot hold companion files"
+        reason = "ignored by rule" if COMPANIONS in rules else cannot
+        ignored += [ignored_companion(companion.name, reason) for companion in manifest.companions]
         manifest = replace(manifest, companions=())
     if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
         ignored += _plain(pickled, row)
@@ -222,11 +220,11 @@ def _apply_rules(
 def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[IgnoredEntry]:
     """Classes and keys of a pickle that the target cannot represent: the contents are kept, their class is lost."""
     types = [
-        IgnoredEntry((path,), "types", f"a {name}, which {row.name} stores as a plain value")
+        IgnoredEntry((path,), "types", f"a {name}, which {row.name} stores as a plain value", "class")
         for path, name in pickled.get("types", {}).items()
     ]
     keys = [
-        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} stores as text")
+        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} stores as text", "key")
         for path, key in pickled.get("keys", {}).items()
     ]
     return [*types, *keys]

@@ -67,7 +67,6 @@ class Verification:
         verdict: `ok`, `read` (every byte was read, but nothing is recorded that it could be compared with),
             `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes differ from
             the recorded digests), or `refused` (its own library cannot load it).
-        ok: whether the verdict is `ok`; `read` proves nothing.
         checked: number of tensors.
         failed: tensors that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
@@ -82,7 +81,6 @@ class Verification:
     uri: str
     level: str
     verdict: str
-    ok: bool
     checked: int
     failed: tuple[Failure, ...]
     seconds: float = 0.0
@@ -92,6 +90,11 @@ class Verification:
     against: str | None = None
     full_read: FullRead | None = None
     lineage: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is `ok`; `read` proves nothing."""
+        return self.verdict == "ok"
 
     @property
     def exit_code(self) -> int:
@@ -191,9 +194,7 @@ def verify_source(
         found = _pinned(source, level, other, how) if record else _opened(source, level, other, how)
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
-        found = Verification(
-            error.uri or source.uri, level, error.verdict, ok=False, checked=0, failed=(failure,)
-        )
+        found = Verification(error.uri or source.uri, level, error.verdict, checked=0, failed=(failure,))
     compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
     found = replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
     return recorded(found) if record else found
@@ -266,7 +267,6 @@ def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOp
         uri=checkpoint.uri,
         level=level,
         verdict=verdict,
-        ok=verdict == "ok",
         checked=len(checkpoint.manifest.tensors),
         failed=missing + (read.failed if read else ()),
         nbytes=checkpoint.manifest.nbytes if read else 0,
@@ -285,4 +285,4 @@ def _told(found: Verification, checkpoint: Checkpoint, other: Other | None, memo
 
     source, file = (other.source.uri, other.family_file) if other else (None, None)
     seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
-    return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
+    return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)

@@ -68,18 +68,21 @@ def unproved(outcome: Verification) -> NotFoundError:
     )
 
 
-def failure_of(outcome: Verification, *, cure: str, what: str = "verification failed") -> WherryError:
+def failure_of(
+    outcome: Verification, *, cure: str, what: str = "verification failed", stage: str = "verify"
+) -> WherryError:
     """The error for an outcome that did not pass.
 
     Args:
         outcome: the outcome, with at least one failure.
         cure: what to do.
         what: the beginning of the message.
+        stage: the step of a workflow that failed.
     """
     kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
     first = outcome.failed[0]
     more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
-    return kind(f"{what}: {first.reason}{more}", uri=outcome.uri, path=first.path, cure=cure, stage="verify")
+    return kind(f"{what}: {first.reason}{more}", uri=outcome.uri, path=first.path, cure=cure, stage=stage)
 
 
 def _cure(uri: str) -> str:

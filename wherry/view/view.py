@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.account import IgnoredEntry
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.companions import ignored_companion
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.layout.copies import held_bytes, taken_by
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound
+    from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
@@ -72,7 +72,8 @@ class View(Checkpoint):
         self._source = source
         self._new_files = files or {}
         self.projected = projected
-        super().__init__(Opened(source.detection, manifest, self.reader_over(DecodedReader(source.reader))))
+        reader = self.reader_over(DecodedReader(source.reader))
+        super().__init__(Opened(source.detection, manifest, reader, source.ignored))
 
     @property
     def original(self) -> Checkpoint:
@@ -130,10 +131,8 @@ class LayoutView(View):
             layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(source, projected, manifest, files)
-        left = tuple(
-            IgnoredEntry((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ())
-        )
-        self.ignored: tuple[IgnoredEntry, ...] = (*projected.ignored, *left)
+        left = [ignored_companion(name, _OTHER_SYSTEM) for name in (made.left if made else ())]
+        self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *left)
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
         self.snippet: str = made.snippet if made else ""

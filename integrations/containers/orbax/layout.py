@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError
+from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.zarr.listing import ASSETS
@@ -30,7 +31,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
-COMMITTED = "commit_success.txt"
+COMMITTED = COMMIT_SUCCESS
 RENAMELESS = (
     "gs",
     "gcs",

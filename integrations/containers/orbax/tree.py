@@ -191,6 +191,12 @@ def kind_of(paths: Iterable[KeyPath], values: Iterable[KeyPath] = ()) -> Kind:
     return "other" if stateful or others else "params"
 
 
+def is_state(name: str, paths: Collection[KeyPath]) -> bool:
+    """Whether an item holds the state of an optimizer or of a run, by its name or by all of its key paths."""
+    parts = _OPTIMIZER_PARTS | _STATE_PARTS
+    return name in parts or (bool(paths) and all(parts.intersection(path) for path in paths))
+
+
 def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any]) -> JsonObject:
     """`_METADATA` for a manifest.
 

@@ -65,7 +65,14 @@ class PickleWriter:
             self._out += known
 
     def copied(self, key: object, emit: Callable[[], None]) -> None:
-        """Opcodes that are equal wherever the same key is given, once all that they remember is in the memo."""
+        """Append what `emit` appends; for a key that was given before, append a copy of it without calling `emit`.
+
+        A copy is kept only of opcodes that store nothing in the memo, since a memo entry must be stored once.
+
+        Args:
+            key: identifies the opcodes.
+            emit: appends them; the same for the same key, except for what it stores in the memo.
+        """
         known = self._copies.get(key)
         if known is not None:
             self._out += known

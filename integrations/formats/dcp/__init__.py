@@ -1,9 +1,10 @@
 """PyTorch's distributed checkpoints: a folder with `.metadata` and `.distcp` files.
 
 Detected by `.metadata` with torch's class names in its first bytes, by the metadata of single ranks (torch 2.9 without
-collectives), or by `.distcp` files alone, which are then a save that was never committed. A tensor's key path is one
-part, its flat name; the planner's nested path is kept in the manifest's `custom`. Nothing is unpickled: the inert
-machine interprets `.metadata` and every item. `metadata.py` has the facts of the layout.
+collectives), or by `.distcp` files alone, which are then a save that was never committed. A step of accelerate's FSDP
+has several such folders (`step.py`). A tensor's key path is one part, its flat name; the planner's nested path is kept
+in the manifest's `custom`. Nothing is unpickled: the inert machine interprets `.metadata` and every item. `metadata.py`
+has the facts of the layout.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
-from wherry.formats.format import Format, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.containers.torch.writer import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
@@ -28,13 +29,14 @@ from wherry.integrations.formats.dcp.folder import (
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out, metadata
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
+from wherry.integrations.formats.dcp.step import beside_item, item_evidence, model_of_step, step_around
 from wherry.integrations.formats.dcp.writer import DcpWriter
 from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.formats.format import Glimpse, Options
+    from wherry.formats.format import Options
     from wherry.storage.stores import Location
 
 _WORDS = b"torch.distributed.checkpoint"
@@ -44,16 +46,31 @@ _STEPS = ("step", "global_step", "train.step", "train_state.step", "trainer.step
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
+    """A folder of DCP files, or the model in a step of accelerate's FSDP.
+
+    Raises:
+        AmbiguousError: a step has several models.
+        IncompleteError: it has only optimizers.
+    """
     evidence = seen(glimpse)
-    if evidence is None:
+    if evidence is not None:
+        return _detection(glimpse.location, evidence)
+    model = model_of_step(glimpse)
+    found = seen(Glimpse(glimpse.location.join(model))) if model else None
+    if model is None or found is None:
         return None
+    return _detection(glimpse.location.join(model), item_evidence(model), found)
+
+
+def _detection(location: Location, *evidence: Evidence) -> Detection:
+    step = step_number(location.name)
     return Detection(
-        uri=glimpse.location.uri,
+        uri=location.uri,
         format="dcp",
         format_version=VERSION,
         writer="torch",
-        step=step_number(glimpse.location.name),
-        evidence=(evidence,),
+        step=step_around(location) if step is None else step,
+        evidence=evidence,
     )
 
 
@@ -93,7 +110,7 @@ def open_folder(location: Location, detection: Detection) -> Opened:
         METADATA, f"{len(index.tensors)} tensors in {chunks} chunks, {len(index.objects)} objects"
     )
     precise = replace(detection, writer=index.writer, kind=kind, step=step)
-    return Opened(precise.seen(counted), manifest, reader)
+    return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *beside_item(location)))
 
 
 def _nested(contents: DcpContents, name: str) -> tuple[str, ...]:

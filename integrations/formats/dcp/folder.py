@@ -14,18 +14,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.account import FILES, IgnoredEntry, ignored_file
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError
+from wherry.formats.file_names import is_weights
 from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.formats.dcp.chunks import grid_of, with_elements
 from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import DcpIndex, read_index
-from wherry.integrations.formats.huggingface.weights import is_weights
+from wherry.integrations.formats.huggingface.surroundings import (
+    Surroundings,
+    beside_weights,
+    folder_of_weights,
+    too_deep,
+)
 from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
@@ -39,6 +46,7 @@ _EXPANSION = 64  # torch writes expanded tensors in full; metadata that claims m
 _RATIO = 1 << 10  # additional factor for zstd-compressed zeros
 _FREE_BYTES = 1 << 20
 _DEEPEST = 3  # nesting depth of folders with companion files
+_READ = f"the tensors are read from {METADATA} and its data files"
 _ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays of another system in the same folder
 
 
@@ -53,12 +61,14 @@ class DcpContents:
         notes: classes and keys that key paths do not state; its other fields are empty.
         files: metadata and data files.
         companions: the other files of the folder.
+        ignored: those of them that are not converted.
     """
 
     index: DcpIndex
     items: Items
     files: tuple[Entry, ...]
     companions: tuple[Entry, ...]
+    ignored: tuple[IgnoredEntry, ...]
     tensors: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
     values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
     empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
@@ -101,8 +111,11 @@ def _contents(
     files = _files(index, location, names)
     _require_inside(index, files, location)
     own = (*(names[name] for name in marks), *files.values())
-    companions = tuple(_companions(location, names, set(files) | set(marks)))
-    contents = DcpContents(index, Items(location, files), own, companions)
+    beside = Surroundings()
+    _look_beside(location, names, set(files) | set(marks), beside)
+    contents = DcpContents(
+        index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
+    )
     for name, described in index.tensors.items():
         grid = _grid(index, name)
         contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype, chunks=grid)
@@ -156,10 +169,10 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
         )
 
 
-def _companions(
-    folder: Location, names: Mapping[str, Entry], own: set[str], prefix: str = ""
-) -> Iterator[Entry]:
-    """Files besides the data, such as the configuration of a model, without hidden files and weights in other forms.
+def _look_beside(
+    folder: Location, names: Mapping[str, Entry], own: set[str], found: Surroundings, prefix: str = ""
+) -> None:
+    """Sort the files besides the data: companions, such as the configuration of a model, and what is not converted.
 
     Files in folders count too (a tokenizer, a module's configuration), unless the folder holds another state.
     """
@@ -167,13 +180,33 @@ def _companions(
         full = f"{prefix}{name}"
         if full in own or full in OWN_NAMES or name.startswith("."):
             continue
-        if entry.is_dir:
-            below = folder.join(name)
-            inside = {one.name: one for one in below.entries()}
-            if full.count("/") + 1 < _DEEPEST and not any(map(_holds_state, inside)):
-                yield from _companions(below, inside, own, f"{full}/")
-        elif entry.size >= 0 and not _holds_state(name):
-            yield type(entry)(full, entry.size, is_dir=False, mark=entry.mark)
+        left = (
+            _folder_beside(folder.join(name), full, own, found) if entry.is_dir else _left_file(full, entry)
+        )
+        if left:
+            found.ignored.append(left)
+        elif not entry.is_dir:
+            found.companions.append(type(entry)(full, entry.size, is_dir=False, mark=entry.mark))
+
+
+def _folder_beside(below: Location, full: str, own: set[str], found: Surroundings) -> IgnoredEntry | None:
+    """The entry of a folder that is not entered; None for one whose files were sorted."""
+    if full.count("/") + 1 >= _DEEPEST:
+        return too_deep(below, full)
+    inside = {one.name: one for one in below.entries()}
+    if any(map(_holds_state, inside)):
+        return folder_of_weights(full, inside, _READ)
+    _look_beside(below, inside, own, found, f"{full}/")
+    return None
+
+
+def _left_file(full: str, entry: Entry) -> IgnoredEntry | None:
+    """The entry of a file that is no companion; None for a companion."""
+    if entry.size < 0:
+        return ignored_file(full, FILES, "a link", "its target was not found, or must not be read")
+    if full.endswith(SUFFIX) or _OF_RANK.fullmatch(full):
+        return ignored_file(full, FILES, "a file of another save", f"{METADATA} does not name it")
+    return beside_weights(full, _READ)
 
 
 def _holds_state(name: str) -> bool:

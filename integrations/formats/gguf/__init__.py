@@ -12,18 +12,20 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wherry.core.account import IgnoredEntry
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.errors import UnsupportedError
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.formats.gguf.header import MAGIC, VERSIONS, GgufHeader, read_header
+from wherry.integrations.formats.gguf.header import MAGIC, VERSIONS, read_header
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
+_TOO_LONG = "manifests hold numbers and short texts"
 _HEAD = struct.Struct("<4sI")
 
 
@@ -62,16 +64,9 @@ def _open(location: Location, detection: Detection) -> Opened:
     )
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     reader = FlatReader(location, header.places, (member,))
-    return Opened(precise.seen(*_seen(location.name, header)), manifest, reader)
-
-
-def _seen(name: str, header: GgufHeader) -> list[Evidence]:
-    found = [Evidence(name, f"{len(header.specs)} tensors, {len(header.metadata)} metadata values")]
-    if header.left:
-        found.append(
-            Evidence(name, f"not converted: {len(header.left)} lists or long texts: {', '.join(header.left)}")
-        )
-    return found
+    seen = Evidence(location.name, f"{len(header.specs)} tensors, {len(header.metadata)} metadata values")
+    ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in header.left)
+    return Opened(precise.seen(seen), manifest, reader, ignored)
 
 
 def _listed(types: list[str]) -> str:

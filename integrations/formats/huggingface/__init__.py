@@ -31,11 +31,11 @@ from wherry.integrations.formats.huggingface.folder import (
     FolderFacts,
     pipeline_parts,
     read_facts,
-    surroundings,
 )
 from wherry.integrations.formats.huggingface.parameters import expected_elements
 from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread
 from wherry.integrations.formats.huggingface.shards import WeightContents, read_weights
+from wherry.integrations.formats.huggingface.surroundings import surroundings
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -43,7 +43,6 @@ from wherry.integrations.formats.huggingface.weights import (
     PRECEDENCE,
     Weights,
     find_weights,
-    weight_sets,
 )
 from wherry.storage.stores import make_folder
 
@@ -77,7 +76,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         step=facts.step,
         kind="params",
         family=facts.family,
-        evidence=(*_weights_evidence(glimpse, weights), *facts.evidence),
+        evidence=(Evidence(weights.file, _weights_seen(weights)), *facts.evidence),
     )
 
 
@@ -94,12 +93,6 @@ def _require_no_pipeline(glimpse: Glimpse) -> None:
         )
 
 
-def _weights_evidence(glimpse: Glimpse, weights: Weights) -> list[Evidence]:
-    others = [other.file for other in weight_sets(glimpse.entries) if other.file != weights.file]
-    passed = [Evidence(name, f"ignored weights: {PRECEDENCE}") for name in others]
-    return [Evidence(weights.file, _weights_seen(weights)), *passed]
-
-
 def _weights_seen(weights: Weights) -> str:
     what = {"single": "weights in one file", "sharded": "index of weights in several files"}
     variant = f", variant {weights.variant}" if weights.variant else ""
@@ -113,7 +106,9 @@ def _open(location: Location, detection: Detection) -> Opened:
         raise IncompleteError("weights not found", uri=location.uri)
     facts = read_facts(location, names)
     contents = read_weights(location, weights)
-    beside = surroundings(location, {entry.name for entry in contents.files})
+    beside = surroundings(
+        location, {entry.name for entry in contents.files}, f"{weights.file} ({PRECEDENCE})"
+    )
     # The counts were compared with what torch saves.
     counted = weights.container != "msgpack"
     expected = expected_elements(facts.config, contents.specs.values()) if counted else None
@@ -129,7 +124,7 @@ def _open(location: Location, detection: Detection) -> Opened:
         origin=facts.origin if expected is None else {**facts.origin, "expected_parameters": expected},
     )
     reader = _reader(location, weights, contents, beside.companions)
-    return Opened(_precise(detection, weights, contents).seen(*beside.left), manifest, reader)
+    return Opened(_precise(detection, weights, contents), manifest, reader, tuple(beside.ignored))
 
 
 def _precise(detection: Detection, weights: Weights, contents: WeightContents) -> Detection:

@@ -1,9 +1,7 @@
-"""Files around the weights of a Hugging Face folder: config, trainer state, companions.
+"""The JSON files beside the weights of a Hugging Face folder, and what they state.
 
 `config.json` states the version of transformers that wrote it and the model type, and so the expected number of
-parameters; `trainer_state.json` states the step. Companions are the regular files down to three folders deep that are
-not weights in any form: config, tokenizer, generation config, chat template, model card, code of the model. The
-evidence lists files that are left out. Files of a hub cache are links to blobs and are followed.
+parameters; `trainer_state.json` states the step.
 """
 
 from __future__ import annotations
@@ -14,28 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Evidence
 from wherry.core.steps import step_number
-from wherry.errors import CorruptError, IncompleteError
+from wherry.errors import CorruptError
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER_CONFIG,
     CONFIG,
     PIPELINE,
     find_weights,
-    is_weights,
 )
-from wherry.storage.location import Entry
-from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.storage.location import Location
+    from wherry.storage.location import Entry, Location
 
 _TRAINER = "trainer_state.json"
 _LARGEST_CONFIG = 16 << 20
-_DEEPEST = 3
-_ORIGINAL = (
-    "original"  # folder of hub repositories for the publisher's own files, such as Meta's consolidated.NN.pth
-)
 
 # model_type → family, if they differ; a type that starts with a row's key belongs to its family.
 _FAMILIES = {"qwen": "qwen", "gemma": "gemma", "deepseek": "deepseek", "gpt_oss": "gpt-oss"}
@@ -145,58 +136,6 @@ def _step(location: Location, names: Collection[str]) -> tuple[int | None, tuple
         return None, ()
     step = read_json(location.join(_TRAINER), _LARGEST_CONFIG).get("global_step")
     return (step, (Evidence(_TRAINER, f"global_step {step}"),)) if type(step) is int else (None, ())
-
-
-@dataclass(slots=True)
-class Surroundings:
-    """The files of a folder besides its weights: the companions, and why other files are left out."""
-
-    companions: list[Entry] = field(default_factory=list[Entry])
-    left: list[Evidence] = field(default_factory=list[Evidence])
-
-
-def surroundings(location: Location, own: Collection[str]) -> Surroundings:
-    """List the companions of a checkpoint.
-
-    Args:
-        location: its folder.
-        own: names of the weights and of their index.
-
-    Raises:
-        IncompleteError: a companion is a broken link.
-    """
-    found = Surroundings()
-    _collect(location, "", own, found)
-    return found
-
-
-def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroundings) -> None:
-    for entry in folder.entries():
-        name = f"{prefix}{entry.name}"
-        if entry.name.startswith(".") or name in own or name in OWN_NAMES:
-            continue  # hidden files belong to tools (.git, .cache), sidecar and signature to wherry
-        if entry.is_dir:
-            _enter(folder.join(entry.name), name, own, found)
-        elif is_weights(entry.name):
-            found.left.append(Evidence(name, "weights in another form, or training state: not converted"))
-        elif entry.size < 0:
-            folder.require_open(entry)
-            raise IncompleteError(f"broken link: {name}", uri=folder.uri, cure="download the file again")
-        else:
-            found.companions.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
-
-
-def _enter(folder: Location, name: str, own: Collection[str], found: Surroundings) -> None:
-    if name.count("/") + 1 >= _DEEPEST:
-        found.left.append(Evidence(name, f"deeper than {_DEEPEST} folders: not converted"))
-        return
-    names = {entry.name: entry for entry in folder.entries()}
-    if folder.name == _ORIGINAL and any(map(is_weights, names)):
-        found.left.append(Evidence(name, "the same weights in the publisher's own form: not converted"))
-    elif find_weights(names):
-        found.left.append(Evidence(name, "a folder with other weights: not converted"))
-    else:
-        _collect(folder, f"{name}/", own, found)
 
 
 def pipeline_parts(location: Location, names: Mapping[str, Entry]) -> list[str]:

@@ -4,7 +4,8 @@ Names, in the lookup order of transformers (5.23, `modeling_utils.py`): `model.s
 `model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant
 (`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its
 index; transformers 4 then looked for `flax_model.msgpack` and its index, whose names are key paths joined by `/`;
-transformers 5 has dropped it. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`,
+transformers 5 has dropped it. accelerate saves the full state of an FSDP model as
+`pytorch_model_fsdp.bin`. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`,
 diffusers writes `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter writes an index for every
 consolidated save, even of one file, and none for distributed saves. A diffusers pipeline is a folder of such folders,
 which `model_index.json` lists.
@@ -37,6 +38,7 @@ _STEMS: tuple[tuple[str, Container], ...] = (
     ("pytorch_model", "bin"),
     ("diffusion_pytorch_model", "bin"),
     ("adapter_model", "bin"),
+    ("pytorch_model_fsdp", "bin"),
     ("flax_model", "msgpack"),
     ("diffusion_flax_model", "msgpack"),
 )
@@ -44,11 +46,6 @@ _CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "m
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
-# Weights in other forms, and their indexes; not companions.
-_WEIGHTS = re.compile(
-    r".+\.(safetensors|bin|msgpack|h5|onnx|onnx_data|ot|gguf|pt|pth|pkl|ckpt|distcp|tflite|mlmodel)"
-    r"|.+\.(safetensors|bin|msgpack|h5)\.index(\..+)?\.json"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +120,6 @@ def _without_a_known_stem(names: Mapping[str, object]) -> Weights | None:
     return None if shard is None else Weights("safetensors", shard, "no index", shard.split("-")[0])
 
 
-def is_weights(name: str) -> bool:
-    """Whether a file name is that of weights in any form, or of their index."""
-    return _WEIGHTS.fullmatch(name.rsplit("/", 1)[-1]) is not None
+def variant_of(name: str) -> str | None:
+    """The variant that a file name states, for example `fp16`; None for every other name."""
+    return next((one.variant for one in weight_sets({name: None}) if one.variant), None)

@@ -9,9 +9,11 @@ and train states of the source. Lingua itself calls `dcp.load({"model": …})` a
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.account import FILES, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
@@ -24,10 +26,11 @@ from wherry.integrations.containers.torch.values import tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
-from wherry.integrations.formats.huggingface.folder import surroundings
+from wherry.integrations.formats.huggingface.surroundings import surroundings
 from wherry.integrations.formats.lingua import folder
 from wherry.integrations.formats.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
 from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
+from wherry.integrations.formats.meta import single_form
 from wherry.storage.location import Entry
 from wherry.storage.stores import make_folder
 
@@ -97,7 +100,15 @@ def _open(location: Location, detection: Detection) -> Opened:
     found = replace(opened.detection, step=step, writer=f"{_WRITER} ({opened.detection.writer})")
     if said is not None and said != step:
         found = found.seen(Evidence(folder.train_states(names)[0], f"states step {said}"))
-    return Opened(found, manifest, opened.reader)
+    return Opened(found, manifest, opened.reader, tuple(map(_beside_step, opened.ignored)))
+
+
+def _beside_step(entry: IgnoredEntry) -> IgnoredEntry:
+    """Lingua makes `consolidated` of the step's own files, so that it holds no other weights."""
+    if entry.path != (CONSOLIDATED_FOLDER,):
+        return entry
+    reason = "the tensors are read from the files that Lingua made it of"
+    return ignored_file(CONSOLIDATED_FOLDER, FILES, "the same weights in one file", reason)
 
 
 def _origin(manifest: Manifest, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,8 +153,7 @@ def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
     names = glimpse.entries
     if CONSOLIDATED not in names:
         return None
-    ours = bool(folder.peek_params(glimpse.location)) if PARAMS in names else False
-    if not ours and (PARAMS in names or glimpse.location.name != CONSOLIDATED_FOLDER):
+    if not _is_consolidated(glimpse):
         return None
     parent = glimpse.location.parent.name
     return Detection(
@@ -156,15 +166,25 @@ def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
     )
 
 
+def _is_consolidated(glimpse: Glimpse) -> bool:
+    """Whether a `consolidated.pth` is Lingua's: by its configuration, its tree, or the folder's name."""
+    if PARAMS in glimpse.entries:
+        return bool(folder.peek_params(glimpse.location))
+    form = single_form(glimpse.location)
+    return form == "nested" or (form is None and glimpse.location.name == CONSOLIDATED_FOLDER)
+
+
 def _open_consolidated(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location.join(CONSOLIDATED))
     kind = tree_kind(archive.tree)
     entry = location.join(CONSOLIDATED).stat()
     assert entry is not None
     own = Entry(CONSOLIDATED, entry.size, is_dir=False, mark=entry.mark)
-    beside = surroundings(location, {CONSOLIDATED})
+    beside = surroundings(location, {CONSOLIDATED}, CONSOLIDATED)
     names = [one.name for one in beside.companions]
-    params = folder.read_params(location, names)
+    params = folder.read_params(
+        location, names, f"pass the file {shlex.quote(location.join(CONSOLIDATED).uri)}"
+    )
     reader = StridedReader(location, archive.placed, (own, *beside.companions), frozenset(names))
     manifest = Manifest(
         tensors=folder.with_ties(archive.specs),
@@ -178,7 +198,8 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
     step = detection.step if detection.step is not None else _optimizer_step(manifest, reader)
     manifest = replace(manifest, step=step, origin=_origin(manifest, params))
     seen = Evidence(CONSOLIDATED, f"{len(archive.placed)} tensors, step {step} by folder or optimizer")
-    return Opened(replace(detection, step=step, kind=kind).seen(seen), manifest, reader)
+    precise = replace(detection, step=step, kind=kind).seen(seen)
+    return Opened(precise, manifest, reader, tuple(beside.ignored))
 
 
 def _optimizer_step(manifest: Manifest, reader: StridedReader) -> int | None:

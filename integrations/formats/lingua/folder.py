@@ -67,8 +67,15 @@ def peek_params(location: Location) -> dict[str, Any]:
     return found if isinstance(found.get("model"), dict) else {}
 
 
-def read_params(location: Location, names: Collection[str]) -> dict[str, Any]:
+def read_params(
+    location: Location, names: Collection[str], otherwise: str = "pass --from dcp"
+) -> dict[str, Any]:
     """The configuration of a folder.
+
+    Args:
+        location: the folder.
+        names: of its files.
+        otherwise: how to read only the arrays, for the error.
 
     Raises:
         IncompleteError: the configuration is missing.
@@ -78,7 +85,7 @@ def read_params(location: Location, names: Collection[str]) -> dict[str, Any]:
         raise IncompleteError(
             f"file not found: {PARAMS}: Lingua cannot build the model without it",
             uri=location.uri,
-            cure=f"restore {PARAMS}, or pass --from dcp to read only the arrays",
+            cure=f"restore {PARAMS} from the run, or {otherwise} to read only the arrays",
         )
     found = read_json(location.join(PARAMS), _LARGEST)
     if not isinstance(found.get("model"), dict):

@@ -16,6 +16,7 @@ from wherry.errors import WherryError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
 from wherry.integrations.containers.orbax.item import open_item, own_notes
+from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
@@ -113,7 +114,8 @@ def open_found(found: MaxTextStep) -> Opened:
     shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
     beside = _BESIDE if found.home != found.item.location else ()
     reader = WithinReader(opened.reader, found.home, shardings=shardings, beside=beside)
-    return Opened(described(replace(found, shape=seen, item=item)), manifest, reader)
+    ignored = other_items(found.item.location, found.home)
+    return Opened(described(replace(found, shape=seen, item=item)), manifest, reader, ignored)
 
 
 def described(found: MaxTextStep) -> Detection:

@@ -7,10 +7,12 @@ format does not. `containers/orbax` describes the files, and how a folder is det
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.orbax import item, layout
+from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.row import (
     OPTIONS,
     STEP_ITEM,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 def open_orbax(location: Location, detection: Detection) -> Opened:
     """See Format; the reading is in `item`."""
-    return item.open_item(location, detection)
+    return replace(item.open_item(location, detection), ignored=other_items(location, location))
 
 
 FORMATS = (

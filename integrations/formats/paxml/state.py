@@ -11,6 +11,7 @@ from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import tree
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.item import open_item
+from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.paxml import metadata
@@ -90,7 +91,8 @@ def open_place(place: Place, detection: Detection) -> Opened:
     beside = _BESIDE if place.home != place.state else ()
     reader = WithinReader(inner, place.home, shardings=shardings, beside=beside, padded=padded)
     found = replace(detection.seen(*_seen(manifest, padded)), kind=kind, format_version=place.version)
-    return Opened(found, manifest, reader)
+    ignored = other_items(place.state, place.home, {metadata.FOLDER}) if place.home != place.state else ()
+    return Opened(found, manifest, reader, ignored)
 
 
 def _stored(place: Place) -> tuple[Manifest, ArrayReader]:

@@ -20,6 +20,7 @@ from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.orbax.detection import FoundItem, look
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped
+from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.penzai import names
 
@@ -67,6 +68,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
         replace(found, format_version=words),
         replace(manifest, tensors=specs, custom=_custom(manifest, known)),
         opened.reader,
+        other_items(location, location),
     )
 
 

@@ -6,8 +6,10 @@ checkpoint in `dataset/`. Both are opaque and are copied unchanged.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wherry.core.account import OTHERS, IgnoredEntry, ignored_file
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.formats.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNED
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
@@ -30,27 +32,37 @@ _OWN = frozenset(
         orbax.MANIFEST,
     }
 )
+_NOT_NAMED = "the train state does not name it"
 _OWN_FOLDERS = frozenset({"d", "descriptor"})
 
 
-def companions_beside(home: Location, arrays: Collection[str]) -> tuple[Entry, ...]:
+@dataclass(slots=True)
+class FilesBeside:
+    """The files of a folder besides its arrays: the companions, and folders that are not converted."""
+
+    companions: list[Entry] = field(default_factory=list["Entry"])
+    ignored: list[IgnoredEntry] = field(default_factory=list[IgnoredEntry])
+
+
+def files_beside(home: Location, arrays: Collection[str]) -> FilesBeside:
     """The files in a folder that belong neither to the format nor to arrays, with paths relative to the folder.
 
     Args:
         home: the folder.
         arrays: names of its folders with arrays or items.
     """
-    found: list[Entry] = []
+    found = FilesBeside()
     for entry in home.entries():
         if not entry.is_dir:
-            found += [entry] if entry.name not in _OWN and entry.size >= 0 else []
+            found.companions += [entry] if entry.name not in _OWN and entry.size >= 0 else []
         elif entry.name not in arrays and not _own_folder(entry.name):
             inside = list(home.join(entry.name).walk(f"{entry.name}/"))
-            holds_array = any(one.name.rsplit("/", 1)[-1] in _ARRAY_METADATA for one in inside)
-            found += (
-                [] if holds_array else [one for one in inside if not one.name.endswith(f"/{orbax.COMMITTED}")]
-            )
-    return tuple(found)
+            if any(one.name.rsplit("/", 1)[-1] in _ARRAY_METADATA for one in inside):
+                what = "a folder with other arrays"
+                found.ignored.append(ignored_file(entry.name, OTHERS, what, _NOT_NAMED, weights=True))
+            else:
+                found.companions += [one for one in inside if not one.name.endswith(f"/{orbax.COMMITTED}")]
+    return found
 
 
 def _own_folder(name: str) -> bool:

@@ -21,7 +21,7 @@ from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.beside import companions_beside
+from wherry.integrations.formats.t5x.beside import FilesBeside, files_beside
 from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.step import checked_step
 
@@ -116,17 +116,21 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     inner: ArrayReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
     step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
     step = opened.manifest.step if step is None else step
-    manifest = replace(opened.manifest, step=step, companions=_companions(location, item, opened.manifest))
+    beside = files_beside(location, {ITEM}) if item != location else FilesBeside()
+    companions = _companions(item, location, opened.manifest, beside)
+    manifest = replace(opened.manifest, step=step, companions=companions)
     if location.join(layout.PINNED).exists():
         manifest = replace(manifest, origin={**manifest.origin, "pinned": True})
         opened = replace(opened, detection=opened.detection.seen(Evidence(layout.PINNED, layout.LOCK)))
     shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
     reader = T5xReader(location, inner, frozenset(one.name for one in manifest.companions), shardings)
-    return Opened(replace(opened.detection, step=step), manifest, reader)
+    return Opened(replace(opened.detection, step=step), manifest, reader, tuple(beside.ignored))
 
 
-def _companions(location: Location, item: Location, manifest: Manifest) -> tuple[Companion, ...]:
+def _companions(
+    item: Location, location: Location, manifest: Manifest, beside: FilesBeside
+) -> tuple[Companion, ...]:
     """Files beside the item; for a separate item, the files in its folder for companions."""
     if item != location:
-        return tuple(Companion(one.name, one.size) for one in companions_beside(location, {ITEM}))
+        return tuple(Companion(one.name, one.size) for one in beside.companions)
     return tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in manifest.companions)

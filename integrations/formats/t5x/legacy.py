@@ -27,7 +27,7 @@ from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.beside import companions_beside
+from wherry.integrations.formats.t5x.beside import FilesBeside, files_beside
 from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
 from wherry.integrations.formats.t5x.step import checked_step
@@ -74,7 +74,7 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
     inner.lost = lost
     step = checked_step(location, specs, tree.contents.values, inner)
     folders = {leaf.name.split("/")[0] for leaf in tree.stored.values()}
-    companions = companions_beside(home, folders) if home == location else ()
+    beside = files_beside(home, folders) if home == location else FilesBeside()
     manifest = Manifest(
         tensors=specs,
         values=tree.contents.values,
@@ -82,11 +82,12 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
         lists=frozenset(tree.contents.lists),
         step=detection.step if step is None else step,
         kind=kind_of(specs, tree.contents.values),
-        companions=tuple(Companion(entry.name, entry.size) for entry in companions),
+        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
         origin={"pinned": True} if home == location and home.join(layout.PINNED).exists() else {},
     )
-    reader = T5xReader(location, inner, frozenset(one.name for one in companions))
-    return Opened(_precise(detection, manifest, tree, arrays, file), manifest, reader)
+    reader = T5xReader(location, inner, frozenset(one.name for one in beside.companions))
+    found = _precise(detection, manifest, tree, arrays, file)
+    return Opened(found, manifest, reader, tuple(beside.ignored))
 
 
 def require_committed(location: Location, file: Location) -> None:

@@ -60,7 +60,9 @@ def test_a_large_chunk_is_decoded_piece_by_piece(tmp_path):
     assert b"".join(bytes(piece) for piece in block.pieces) == as_bytes(state["a"])
     plan = wherry.plan(path, tmp_path / "b", to="safetensors", memory="64MiB")
     assert plan.spilled == frozenset()
-    assert plan.peak_memory <= (64 + 64) << 20
+    assert (
+        plan.peak_memory <= (64 + 64) << 20
+    )  # base and budget, inclusive: with 16 cores or more it is their sum
     receipt = wherry.convert(path, tmp_path / "b", to="safetensors", memory="64MiB", lineage=False)
     assert receipt.source.weights_digest == receipt.target.weights_digest
 

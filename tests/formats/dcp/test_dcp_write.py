@@ -148,7 +148,11 @@ def test_companions_in_folders_travel_and_states_of_others_do_not(tmp_path):
     (source / "consolidated").mkdir()
     (source / "consolidated" / "params.json").write_text("{}")
     torch.save({"w": torch.ones(4)}, source / "consolidated" / "consolidated.pth")
-    wherry.convert(source, tmp_path / "b", to="dcp", lineage=False)
+    with pytest.raises(
+        UnrepresentableError, match=r"consolidated \(a folder .*\), pytorch_model_fsdp_0 \(a folder"
+    ):
+        wherry.convert(source, tmp_path / "b", to="dcp", lineage=False)
+    wherry.convert(source, tmp_path / "b", to="dcp", ignore=("others",), lineage=False)
     for name in "ab":
         companions = opened(tmp_path / name, "dcp").manifest.companions
         assert [one.name for one in companions] == ["1_Pooling/config.json"]

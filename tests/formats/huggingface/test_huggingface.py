@@ -25,8 +25,9 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from wherry.formats.file_names import is_weights
 from wherry.integrations.formats.huggingface.folder import family_of
-from wherry.integrations.formats.huggingface.weights import find_weights, is_weights
+from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.storage.location import MOST_CONFIG
 
 

@@ -18,10 +18,10 @@ def test_several_sets_of_weights_have_a_stated_order(tmp_path):
     save_file({"a": ONES["a"].astype("f2")}, tmp_path / "model.fp16.safetensors")
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     (tmp_path / "flax_model.msgpack").write_bytes(b"\x80")
-    found = detected(tmp_path)
+    found = opened(tmp_path, "huggingface").detection
     assert found.evidence[0].file == "model.safetensors"
     passed = [one.file for one in found.evidence if "take precedence over .bin over msgpack" in one.seen]
-    assert passed == ["model.fp16.safetensors", "pytorch_model.bin", "flax_model.msgpack"]
+    assert passed == ["flax_model.msgpack", "model.fp16.safetensors", "pytorch_model.bin"]
     for name, version in (
         ("model.safetensors", "single safetensors"), ("model.fp16.safetensors", "single safetensors"),
         ("pytorch_model.bin", "single pytorch_model.bin"), ("flax_model.msgpack", "single flax_model.msgpack"),

@@ -1,4 +1,4 @@
-"""foreign: files and folders of other software that are recognised by name, so that the error says what to do.
+"""Forms of checkpoints that wherry recognises and does not read, so that the error names them and says what to do.
 
 They hold weights in forms that wherry does not read. Each row has what shows the form, and a way to one that it reads.
 Sources: DeepSpeed's engine.py (`_get_ckpt_name`, `_get_zero_ckpt_name`) and zero_to_fp32.py; NVIDIA NeMo's
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.formats.file_names import is_deepspeed_shard, trainer_file
 from wherry.formats.format import Glimpse
 
 if TYPE_CHECKING:
@@ -18,20 +19,18 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
 
-_SHARD = re.compile(r"mp_rank_\d+_model_states\.pt|(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 _STEP = re.compile(r"global_step\d+")
-# What Trainer and accelerate put beside the weights.
-_OPAQUE = re.compile(r"training_args\.bin|rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
 _TAR = slice(257, 262)  # of the first header of a tar archive: its magic
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"  # of protocol 2 and later, as in the legacy stream of torch.save
 _IR_VERSION = 0x08  # the key of field 1, a varint
 # msgpack: an array of two elements, which begins with an array of 1 to 15 strings.
 _PAIR, _KEY, _LONGEST_KEY = 0x92, 0x90, 0x9F
 _FIXED_TEXT, _TEXT = range(0xA0, 0xC0), 0xD9
 
 
-class ForeignForm(NamedTuple):
+class UnsupportedForm(NamedTuple):
     """A form of checkpoints that is recognised, but not read: its name, how it is recognised, and what to do."""
 
     name: str
@@ -41,7 +40,12 @@ class ForeignForm(NamedTuple):
 
 def _deepspeed(glimpse: Glimpse) -> bool:
     names = glimpse.entries
-    return any(map(_SHARD.fullmatch, names)) or ("latest" in names and any(map(_STEP.fullmatch, names)))
+    return any(map(is_deepspeed_shard, names)) or ("latest" in names and any(map(_STEP.fullmatch, names)))
+
+
+def _deepspeed_shard(glimpse: Glimpse) -> bool:
+    named = is_deepspeed_shard(glimpse.location.name)
+    return named and glimpse.is_file and glimpse.head.startswith((_ZIP, _PICKLE))
 
 
 def _nemo(glimpse: Glimpse) -> bool:
@@ -69,44 +73,55 @@ def _easylm(glimpse: Glimpse) -> bool:
 
 
 def _companion(glimpse: Glimpse) -> bool:
-    return glimpse.is_file and holds_no_weights(glimpse.location.name)
+    found = trainer_file(glimpse.location.name)
+    return glimpse.is_file and found is not None and found.opaque
 
 
-def holds_no_weights(name: str) -> bool:
-    """Whether a file of this name holds arguments or random states of a trainer; its pickle is nobody's business."""
-    return _OPAQUE.fullmatch(name) is not None
+def is_part(glimpse: Glimpse) -> bool:
+    """Whether a file is part of something else although its first bytes are those of a checkpoint.
+
+    Files of a trainer's arguments or random states are pickles without weights, which are never read; the file of one
+    rank of DeepSpeed holds a part of the weights, or of the optimizer state, that only the other files complete.
+    """
+    return _companion(glimpse) or _deepspeed_shard(glimpse)
 
 
+_MERGE = "merge its shards with the script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
+_MERGE_ABOVE = (
+    "in the folder above that of the shards, merge them with the script that DeepSpeed put there, `python "
+    "zero_to_fp32.py . OUT`; convert OUT. Only without ZeRO a rank has whole tensors: --from torch-zip reads them"
+)
 FORMS = (
-    ForeignForm(
+    UnsupportedForm(
         "a file of a trainer's arguments or random states without weights",
         _companion,
         "pass the folder that it belongs to; `wherry inspect --pickles` lists what the file would import",
     ),
-    ForeignForm(
+    UnsupportedForm("the file of one rank of a DeepSpeed checkpoint", _deepspeed_shard, _MERGE_ABOVE),
+    UnsupportedForm(
         "a DeepSpeed checkpoint",
         _deepspeed,
-        "merge its shards with the script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT",
+        _MERGE,
     ),
-    ForeignForm(
+    UnsupportedForm(
         "a NeMo archive",
         _nemo,
         "unpack it with `tar -xf`, and convert the model_weights.ckpt or the folder model_weights in it",
     ),
-    ForeignForm(
+    UnsupportedForm(
         "a Keras or HDF5 file",
         _keras,
         "save its weights with Keras: numpy.savez('weights.npz', **{one.path: one.numpy() for one in model.weights})",
     ),
-    ForeignForm(
+    UnsupportedForm(
         "an ONNX model",
         _onnx,
         "it is a graph and not a checkpoint: convert the checkpoint from which it was exported",
     ),
-    ForeignForm(
+    UnsupportedForm(
         "a TensorFlow SavedModel", _saved_model, "pass its folder `variables`, which is a tensor bundle"
     ),
-    ForeignForm(
+    UnsupportedForm(
         "an EasyLM stream",
         _easylm,
         "load it with EasyLM's StreamingCheckpointer.load_checkpoint, and save it with flax.serialization.to_bytes",
@@ -114,7 +129,7 @@ FORMS = (
 )
 
 
-def foreign_form(location: Location) -> ForeignForm | None:
+def unsupported_form(location: Location) -> UnsupportedForm | None:
     """The form of a file or folder that no format recognises; None if it is unknown here too."""
     glimpse = Glimpse(location)
     return next((form for form in FORMS if form.seen(glimpse)), None)

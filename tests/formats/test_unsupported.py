@@ -39,6 +39,42 @@ def deepspeed_step(tmp_path):
     return deepspeed(tmp_path) / "global_step10"
 
 
+SHARDS = (
+    "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    "zero_pp_rank_0_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    "layer_00-model_states.pt", "layer_01-model_00-model_states.pt", "layer_1_expert_0_mp_rank_00_model_states.pt",
+    "expp_rank_0_mp_rank_00_optim_states.pt",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", SHARDS)
+def test_the_file_of_one_rank_of_deepspeed_is_no_checkpoint(name, zipped, tmp_path):
+    path = tmp_path / "global_step10" / name
+    path.parent.mkdir()
+    state = {"module": {"w": torch.ones(3)}, "ds_version": "0.18.0"}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    found = wherry.detect(path)
+    assert (found.verdict, found.reason) == (
+        "unsupported", "the file of one rank of a DeepSpeed checkpoint, which wherry does not read",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError) as error:
+        wherry.convert(path, tmp_path / "out", to="safetensors")
+    assert "python zero_to_fp32.py . OUT" in error.value.cure
+    assert list(discover(path.parent)) == []
+    for folder_ in (path.parent, folder(tmp_path, {"latest": b"global_step10"})):
+        with pytest.raises(UnsupportedError, match=r"^a DeepSpeed checkpoint"):
+            wherry.open(folder_)
+    with wherry.open(path, format="torch-zip" if zipped else "torch-legacy") as chosen:
+        assert list(chosen.manifest.tensors) == [("module", "w")]
+
+
+def test_a_file_with_the_name_of_a_shard_and_other_contents_is_only_unknown(tmp_path):
+    path = folder(tmp_path, {"mp_rank_00_model_states.pt": b"hello"}) / "mp_rank_00_model_states.pt"
+    with pytest.raises(NotACheckpointError):
+        wherry.open(path)
+
+
 def nemo(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -139,12 +175,12 @@ def test_who_chooses_its_format_reads_its_pickle(trainer):
 def test_a_folder_with_only_one_file_of_weights_says_which(tmp_path):
     path = tmp_path / "a folder"
     path.mkdir()
-    torch.save({"tok_embeddings.weight": torch.ones(4, 2)}, path / "consolidated.pth")
+    torch.save({"tok_embeddings.weight": torch.ones(4, 2)}, path / "weights.pth")
     with pytest.raises(NotACheckpointError) as error:
         wherry.open(path)
-    assert error.value.cure == f"pass its file: '{path}/consolidated.pth'"
+    assert error.value.cure == f"pass its file: '{path}/weights.pth'"
     (path / "notes.txt").write_text("")
-    assert wherry.convert(path / "consolidated.pth", tmp_path / "out", to="safetensors").target.tensors == 1
+    assert wherry.convert(path / "weights.pth", tmp_path / "out", to="safetensors").target.tensors == 1
 
 
 def test_the_parameters_of_lightning(tmp_path):

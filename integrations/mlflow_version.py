@@ -1,0 +1,57 @@
+"""A registered version as every way to an MLflow registry answers it, and the errors for one that does not exist.
+
+The client, its REST API and its SQLite file are asked for the same; what they answer, and how they refuse, is equal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.algorithms import labelled
+from wherry.errors import NotFoundError
+from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
+
+
+class RegisteredVersion(NamedTuple):
+    """A registered version: the model's name, its number, its tags and the aliases that are on it."""
+
+    name: str
+    version: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...]
+
+
+def registered_version(
+    name: str, version: str, tags: Mapping[str, str], aliases: tuple[str, ...]
+) -> RegisteredVersion:
+    """A version with the algorithm in its digests, which the tags of old versions lack."""
+    named = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
+    return RegisteredVersion(name, version, named, aliases)
+
+
+def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -> NotFoundError:
+    """The error for an alias that a model does not have.
+
+    Args:
+        name: the registered model.
+        alias: the alias that was asked for.
+        aliases: alias → version, for those that it has.
+    """
+    there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
+    choose = f"choose one of: {there}" if there else f"promote a version: wherry promote URI --name {name}"
+    return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
+
+
+def not_registered(message: str, uri: str) -> NotFoundError:
+    """The error for a model or version that a registry does not have.
+
+    Args:
+        message: what MLflow says about it.
+        uri: the registry, without secrets.
+    """
+    return NotFoundError(message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`")

@@ -1,0 +1,251 @@
+"""Everything of a source that a target does not get is named, and weights stay behind only on request."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import numpy as np
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp1
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.registry import model_folder
+from wherry.cli import cli
+from wherry.config.config import load_config
+from wherry.core.account import IgnoredEntry, folded
+from wherry.errors import UnrepresentableError
+
+STATE_FILES = {
+    "optimizer.pt": "optimizer state",
+    "optimizer_1.bin": "optimizer state",
+    "scheduler.pt": "state of the learning rate schedule",
+    "scaler.pt": "state of the gradient scaler",
+    "training_args.bin": "arguments of the trainer",
+    "rng_state_0.pth": "random states",
+    "random_states_0.pkl": "random states",
+}
+WEIGHTS = {
+    "pytorch_model.bin": "weights in another form",
+    "model.fp16.safetensors": "weights, variant fp16",
+    "adapter_model.safetensors": "weights of an adapter",
+    "original/consolidated.00.pth": "weights in the publisher's own form",
+    "onnx/model.onnx": "weights in an ONNX model",
+    "global_step10/mp_rank_00_model_states.pt": "a folder with DeepSpeed shards of weights and optimizer state",
+    "reward/model.safetensors": "a folder with other weights",
+    "a/b/c/model.safetensors": "a folder with other weights",
+}
+
+
+def said(path):
+    """The files that `detect` names as not converted."""
+    return {seen.file: seen.seen for seen in wherry.detect(path).evidence if "not converted" in seen.seen}
+
+
+def named(rows):
+    return {row["path"]: row["what"] for row in rows}
+
+
+def run(*words):
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """A checkpoint of Hugging Face's Trainer, saved by torch with the calls of transformers 5 and accelerate."""
+    module = types.ModuleType("transformers.training_args")
+    module.TrainingArguments = type("TrainingArguments", (), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = model_folder(tmp_path / "checkpoint-10")
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    random = {"cpu": torch.random.get_rng_state(), "numpy": np.random.get_state()}  # noqa: NPY002  as Trainer saves it
+    contents = {
+        "optimizer.pt": optimizer.state_dict(),
+        "optimizer_1.bin": optimizer.state_dict(),
+        "scheduler.pt": torch.optim.lr_scheduler.ConstantLR(optimizer).state_dict(),
+        "scaler.pt": torch.amp.GradScaler("cpu").state_dict(),
+        "training_args.bin": module.TrainingArguments(),
+        "rng_state_0.pth": random,
+        "random_states_0.pkl": random,
+    }
+    for name, content in contents.items():
+        torch.save(content, path / name)
+    (path / "trainer_state.json").write_text('{"global_step": 10}')
+    return path
+
+
+def test_the_state_of_a_trainer_is_named_everywhere_and_needs_no_option(trainer, tmp_path):
+    assert set(said(trainer)) == set(STATE_FILES)
+    plan = wherry.plan(trainer, tmp_path / "out", to="hf").to_json()
+    assert named(plan["ignored"]) == STATE_FILES
+    assert {row["rule"] for row in plan["ignored"]} == {"training state"}
+    assert all("not part of the weights" in row["reason"] for row in plan["ignored"])
+    for verb in ("plan", "convert"):
+        text = run(verb, trainer, tmp_path / "out", "--to", "hf").stdout
+        for name, what in STATE_FILES.items():
+            assert f"  ignored {name} ({what}) by rule training state: the state of a trainer" in text
+    receipt = wherry.convert(trainer, tmp_path / "out", to="hf")
+    assert receipt.already
+    assert receipt.ignored == plan["ignored"]
+    assert json.loads((tmp_path / "out" / "wherry.json").read_text())["receipt"]["ignored"] == plan["ignored"]
+    assert not set(STATE_FILES) & {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_the_json_of_convert_names_it_too(trainer, tmp_path):
+    done = run("convert", trainer, tmp_path / "out", "--to", "orbax", "--json")
+    assert named(json.loads(done.stdout)["ignored"]) == STATE_FILES
+
+
+def test_a_receipt_without_ignored_entries_is_as_before(tmp_path):
+    receipt = wherry.convert(model_folder(tmp_path / "model"), tmp_path / "out", to="hf")
+    assert receipt.ignored == []
+    assert "ignored" not in receipt.to_json()
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_stay_behind_only_on_request(name, tmp_path):
+    path = model_folder(tmp_path / "model")
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    save_file({"w": np.ones(3, "f4")}, path / name)
+    with pytest.raises(UnrepresentableError) as error:
+        wherry.plan(path, tmp_path / "out", to="orbax")
+    [(entry, what)] = named(
+        wherry.plan(path, tmp_path / "out", to="orbax", ignore=("others",)).to_json()["ignored"]
+    ).items()
+    assert (name.startswith(entry), what) == (True, WEIGHTS[name])
+    assert f"weights beside the converted ones would be left out: {entry} ({what})" in str(error.value)
+    assert error.value.cure == 'pass --ignore others to leave them out (in a route: ignore = ["others"])'
+    assert list(said(path)) == [entry]
+    assert run("convert", path, tmp_path / "out", "--to", "orbax").exception.exit_code == 7
+    assert not (tmp_path / "out").exists()
+    done = run("convert", path, tmp_path / "out", "--to", "orbax", "--ignore", "others")
+    assert f"  ignored {entry} ({what}) by rule others: " in done.stdout
+    assert (tmp_path / "out").exists()
+
+
+def test_a_step_below_a_model_is_a_checkpoint_of_its_own(tmp_path):
+    path = model_folder(tmp_path / "model")
+    model_folder(path / "checkpoint-5")
+    [row] = wherry.plan(path, tmp_path / "out", to="orbax").to_json()["ignored"]
+    assert row == {
+        "path": "checkpoint-5", "rule": "files", "what": "a step of the run", "reason": "it is a checkpoint of its own",
+    }  # fmt: skip
+
+
+def test_many_files_of_weights_are_counted(tmp_path):
+    path = model_folder(tmp_path / "model")
+    for number in range(5):
+        save_file({"w": np.ones(3, "f4")}, path / f"old{number}.safetensors")
+    with pytest.raises(UnrepresentableError, match=r"old0\.safetensors .*old2\.safetensors .* and 2 more"):
+        wherry.plan(path, tmp_path / "out", to="orbax")
+
+
+def test_a_route_says_so(tmp_path):
+    path = model_folder(tmp_path / "models" / "m")
+    save_file({"w": np.ones(3, "f4")}, path / "pytorch_model.bin")
+    text = f"""
+        [routes.night]
+        root = "{tmp_path}/models"
+        min_age = "0s"
+        IGNORE
+        [[routes.night.targets]]
+        format = "orbax"
+        uri = "{tmp_path}/out/{{name}}"
+    """
+    for word in ("", 'ignore = ["others"]'):
+        (tmp_path / "wherry.toml").write_text(text.replace("IGNORE", word))
+        [route] = load_config(tmp_path / "wherry.toml").routes
+        done = run("nightly", "--config", tmp_path / "wherry.toml", "--json")
+        assert (route.ignore, (tmp_path / "out" / "m").exists()) == (
+            ("others",) if word else (),
+            bool(word),
+        ), done
+
+
+@pytest.fixture
+def step(tmp_path):
+    """A step of Orbax's CheckpointManager with parameters, their average, an optimizer and JSON."""
+    items = {
+        "params": ocp.args.StandardSave({"w": np.ones(3)}), "ema": ocp.args.StandardSave({"w": np.ones(3)}),
+        "opt_state": ocp.args.StandardSave({"mu": np.ones(3)}), "extra": ocp.args.JsonSave({"a": 1}),
+        "moments": ocp.args.StandardSave({"inner": {"mu": np.ones(3), "nu": np.ones(3)}}),
+    }  # fmt: skip
+    with ocp.CheckpointManager(tmp_path / "run", item_names=tuple(items)) as manager:
+        manager.save(3, args=ocp.args.Composite(**items))
+        manager.wait_until_finished()
+    return tmp_path / "run" / "3"
+
+
+@pytest.mark.parametrize("uri", [".", "..", "params"])
+def test_the_other_items_of_a_step(step, uri, tmp_path):
+    assert set(said(step / uri)) == {"../ema", "../extra", "../moments", "../opt_state"}
+    with pytest.raises(UnrepresentableError, match=r"left out: \.\./ema \(an item with arrays\) \("):
+        wherry.plan(step / uri, tmp_path / "out", to="orbax")
+    ignored = wherry.plan(step / uri, tmp_path / "out", to="orbax", ignore=("others",)).to_json()["ignored"]
+    assert {row["path"]: row["rule"] for row in ignored} == {
+        "../ema": "items", "../extra": "items", "../moments": "training state", "../opt_state": "training state",
+    }  # fmt: skip
+
+
+def test_who_names_an_item_says_that_the_others_stay(step, tmp_path):
+    receipt = wherry.convert(step, tmp_path / "out", to="safetensors", item="ema")
+    assert [row["path"] for row in receipt.ignored][:2] == ["../extra", "../moments"]
+    assert {"path": "../params", "rule": "items", "what": "an item with arrays",
+            "reason": "one item of a step is converted"} in receipt.ignored  # fmt: skip
+
+
+def test_an_item_that_is_named_says_nothing_of_other_weights(tmp_path):
+    path = model_folder(tmp_path / "pipeline" / "unet")
+    save_file({"w": np.ones(3, "f4")}, path / "pytorch_model.bin")
+    with pytest.raises(UnrepresentableError, match=r"pytorch_model\.bin"):
+        wherry.plan(tmp_path / "pipeline", tmp_path / "out", to="orbax", item="unet")
+
+
+def test_the_checkpointables_of_the_v1_api(tmp_path):
+    ocp1.save_checkpointables(
+        tmp_path / "ckpt", {"state": {"w": np.ones(3)}, "ema": {"w": np.ones(3)}, "config": {"a": np.ones(1)}}
+    )
+    assert set(said(tmp_path / "ckpt")) == {"../ema", "../config"}
+    with pytest.raises(UnrepresentableError, match=r"\.\./ema \(a checkpointable with arrays\)"):
+        wherry.plan(tmp_path / "ckpt", tmp_path / "out", to="orbax")
+
+
+def test_a_checkpoint_beside_a_checkpoint_is_none_of_its_items(tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        for name in ("params", "state"):
+            checkpointer.save(tmp_path / "2024" / name, {"w": np.ones(3)})
+    assert said(tmp_path / "2024" / "params") == {}
+
+
+def test_many_entries_of_one_node_are_one_row():
+    rows = [IgnoredEntry(("opt", "mu", f"{n}"), "only params", "not a parameter") for n in range(9)]
+    rows += [IgnoredEntry((f"optim.state.{n}",), "only params", "not a parameter") for n in range(9)]
+    rows += [IgnoredEntry((f"a~{n}",), "only params", "not a parameter") for n in range(8)]
+    found = folded(rows)
+    assert [row.to_json()["path"] for row in found[:2]] == ["opt/mu/…", "optim.state.…"]
+    assert found[0].what == "9 tensors"
+    assert found[2:] == rows[-8:]
+
+
+def test_what_only_params_leaves_out_is_counted_in_the_receipt(tmp_path):
+    names = [f"{part}.{n}.weight" for part in ("model", "optim.state") for n in range(9)]
+    state = {name: torch.ones(2) for name in names}
+    tree = {"model": {}, "optim": {"state": {}}}
+    for name, tensor in state.items():
+        (tree["model"] if name.startswith("model") else tree["optim"]["state"])[name] = tensor
+    torch.save(tree, tmp_path / "a.pt")
+    plan = wherry.plan(tmp_path / "a.pt", tmp_path / "out.pt", to="torch-zip", only="params")
+    receipt = wherry.convert(tmp_path / "a.pt", tmp_path / "out.pt", to="torch-zip", only="params")
+    assert len(plan.to_json()["ignored"]) == 9
+    assert receipt.ignored == [{
+        "path": "optim/state/optim.state.…", "rule": "only params", "what": "9 tensors",
+        "reason": "not a parameter; only parameters were requested",
+    }]  # fmt: skip

@@ -1,0 +1,62 @@
+"""ignored: what a conversion leaves out, and the refusal to leave out weights that nobody asked to leave out.
+
+A plan lists everything of a source that its target does not get: what the format found beside the tensors, what the
+target cannot hold, what the rules of the request name. State of a trainer and files without weights are only named.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.core.account import ITEMS, OTHERS, IgnoredEntry, folded
+from wherry.errors import UnrepresentableError
+from wherry.formats.companions import ignored_companion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.core.manifest import Manifest
+    from wherry.core.request import ConvertRequest
+    from wherry.formats.format import Format
+
+_SHOWN = 3
+
+
+def unprepared(mapped: Manifest, prepared: Manifest, row: Format) -> list[IgnoredEntry]:
+    """The companions that a target format leaves out itself.
+
+    Args:
+        mapped: the source's tree with the key paths of the target.
+        prepared: the same as the format will hold it.
+        row: the target format.
+    """
+    kept = {one.name for one in prepared.companions}
+    reason = f"{row.name} does not take it with these options"
+    return [ignored_companion(one.name, reason) for one in mapped.companions if one.name not in kept]
+
+
+def require_requested(ignored: Iterable[IgnoredEntry], request: ConvertRequest, uri: str) -> None:
+    """Refuse to leave out weights unless the request says so.
+
+    Who names an item of a step says that the other items stay.
+
+    Args:
+        ignored: everything that is left out.
+        request: the request.
+        uri: the source, for the error.
+
+    Raises:
+        UnrepresentableError: the first few files with weights are named.
+    """
+    if OTHERS in request.ignore:
+        return
+    chosen = request.source.item is not None
+    rows = folded(one for one in ignored if one.weights and not (chosen and one.rule == ITEMS))
+    if rows:
+        names = ", ".join(f"{one.name} ({one.what})" for one in rows[:_SHOWN])
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        raise UnrepresentableError(
+            f"weights beside the converted ones would be left out: {names}{more}",
+            uri=uri,
+            cure=f'pass --ignore {OTHERS} to leave them out (in a route: ignore = ["{OTHERS}"])',
+        )
