@@ -12,8 +12,8 @@ from tests.support.families import PLAIN_LLAMA, SIZES, carried, made
 from wherry.core.request import LayoutRequest
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families import convert_layout, families, load_family, load_family_file
-from wherry.families.carried import applicable
 from wherry.families.config_written import written_config
+from wherry.families.fact_checks import applicable
 from wherry.families.facts import tell
 from wherry.layout.expr import evaluate
 

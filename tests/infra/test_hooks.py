@@ -69,7 +69,10 @@ def test_maxtext(tmp_path, llama):
     uri = wherry.convert(source, tmp_path / "maxtext", to="maxtext", options=options).target.uri
     params = jax.tree.map(jax.numpy.asarray, nested(uri)["params"])
     state = TrainState(step=7, apply_fn=None, params=params, tx=None, opt_state=())
-    config = SimpleNamespace(base_output_directory=str(tmp_path / "out"), run_name="r")
+    config = SimpleNamespace(
+        base_output_directory=str(tmp_path / "out"), run_name="r", rope_use_scale=False, rope_max_timescale=10_000,
+        normalization_layer_epsilon=1e-6, mlp_activations=["silu", "linear"],
+    )  # fmt: skip
     assert export_for_serving(state, config, 7) is None
     handle = export_for_serving(state, config, 1000)
     jax.tree.map(lambda one: one.delete(), params)  # the next step donates them
@@ -111,7 +114,7 @@ def test_t5x(tmp_path):
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=True,
     ))  # fmt: skip
     model.save_pretrained(tmp_path / "hf")
     uri = wherry.convert(tmp_path / "hf", tmp_path / "t5x", to="t5x-orbax").target.uri

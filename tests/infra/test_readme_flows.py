@@ -126,7 +126,7 @@ def site(tmp_path_factory):
             patch.delenv(name, raising=False)
         transformers.T5ForConditionalGeneration(transformers.T5Config(
             vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4,
-            feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+            feed_forward_proj="gated-gelu", tie_word_embeddings=True,
         )).save_pretrained("hf")  # fmt: skip
         wherry.convert("hf", "older", to="safetensors")
         wherry.register("older", "small", alias="candidate")

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.request import CONTAINERS
 from wherry.errors import UsageError
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
-from wherry.families.carried import require_assumed
+from wherry.families.fact_checks import known_names, require_assumed
 from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
-from wherry.families.known import known_names
 from wherry.families.parse import family_of
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
@@ -210,21 +209,13 @@ def convert_layout(
     one, other = family.system(source), family.system(target)
     given, asked = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, given, asked)
-    told = _told(one, tell(one, config, config_source), facts or {}, stated or {})
-    if source != target:
-        require_assumed(family, one, other, told, {**told.sizes, **told.facts})
-        require_accepted(other, told.facts)
     alike = source == target
+    told = _told(one, tell(one, config, config_source), facts or {}, stated or {})
+    if not alike:
+        _require_held(family, one, other, told, {**told.sizes, **told.facts})
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
-    bound = bind(
-        family,
-        one,
-        manifest,
-        told=told,
-        conventions=mine,
-        forms={**forms_told(one, told), **{name: text for name, text in given.items() if name in one.forms}},
-        sizes=sizes,
-    )
+    form = {**forms_told(one, told), **_forms(one, given)}
+    bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip
@@ -247,10 +238,16 @@ def _held(projected: Projection) -> Projection:
     names = known_names(projected)
     told = replace(bound.told, facts={**assumed(bound.system, names), **bound.told.facts})
     projected = replace(projected, source=replace(bound, told=told))
-    names |= known_names(projected)
-    require_assumed(bound.family, bound.system, target, told, names)
-    require_accepted(target, names)
+    _require_held(bound.family, bound.system, target, told, {**names, **known_names(projected)})
     return projected
+
+
+def _require_held(
+    family: Family, source: System, target: System, told: ConfigFacts, names: Mapping[str, Any]
+) -> None:
+    """The target's software can be the model, as far as these names tell."""
+    require_assumed(family, source, target, told, names)
+    require_accepted(target, names)
 
 
 def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:

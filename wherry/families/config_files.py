@@ -78,16 +78,16 @@ def _yaml(text: str) -> Any:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class ConfigYaml(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.events.AliasEvent):  # pyright: ignore[reportUnknownMemberType]
                 raise ValueError("aliases are not supported")
             return super().compose_node(parent, index)
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None|none"), ["N", "n"])
+    ConfigYaml.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    ConfigYaml.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None|none"), ["N", "n"])
     try:
-        return yaml.load(text, Loader=Loader) or {}  # noqa: S506  a SafeLoader
+        return yaml.load(text, Loader=ConfigYaml) or {}  # noqa: S506  a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -15,9 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
-from wherry.families.carried import applicable, relevant, require_carried, require_known
+from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
 from wherry.families.facts import ConfigFacts, assumed, tell
-from wherry.families.known import known_names
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:

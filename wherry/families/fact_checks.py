@@ -1,4 +1,4 @@
-"""carried: every fact that changes outputs reaches the target, or the conversion is refused or asks.
+"""fact_checks: every fact that changes outputs reaches the target, or the conversion is refused or asks.
 
 A config is part of the model. A fact is *carried* if the target's own config states it and reads back equal, *checked*
 if the target's software always uses that value, *absorbed* if the layout's words put it into the weights. Any other
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
@@ -19,9 +20,46 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.families.facts import ConfigFacts
+    from wherry.families.project import Projection
     from wherry.families.schema import Family, System
 
 _ELSEWHERE = "choose another target"
+
+
+def known_names(projected: Projection) -> dict[str, Any]:
+    """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`."""
+    bound = projected.source
+    there = bound.present["params"]
+    ties = [name for name, one in bound.family.parameters.items() if one.tie]
+    facts = dict(bound.told.facts)
+    if ties:
+        facts["tied"] = not any(name in there for name in ties)
+    slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
+    return {
+        **bound.solved.sizes,
+        **facts,
+        **{name: _choice(text) for name, text in projected.chosen.items()},
+        "there": dict.fromkeys(there, True),
+        "source": dict(bound.chosen),
+        "dtype": _dtype(projected),
+        "moments": bool(slots - {"params", "scalars"}),
+    }
+
+
+def _choice(text: str) -> str | int | bool:
+    """A form as a config value: scanned or not, along which axis."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdecimal() else text
+
+
+def _dtype(projected: Projection) -> str:
+    """The element type of most of the parameters."""
+    counted: Counter[str] = Counter()
+    for one in projected.targets.values():
+        if one.pieces and one.pieces[0].parameter[0] == "params":
+            counted[one.spec.dtype] += one.spec.size
+    return counted.most_common(1)[0][0]
 
 
 def applicable(family: Family, names: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +97,7 @@ def require_assumed(
             raise UnrepresentableError(
                 f"{family.name}: {told_as(source, told, fact, names[fact])}, "
                 f"but {target.name} always uses {always[fact]!r}",
-                cure=_accepting(fact, always[fact]),
+                cure=_accepting(family, fact, always[fact]),
             )
 
 
@@ -112,7 +150,7 @@ def require_carried(
         raise UnrepresentableError(
             f"{family.name}: {told_as(source, told, fact, value)}, but {target.name} {other}: "
             f"{target.write.file} cannot state it",
-            cure=_accepting(fact, theirs.get(fact)),
+            cure=_accepting(family, fact, theirs.get(fact)),
         )
 
 
@@ -130,8 +168,10 @@ def told_as(system: System, told: ConfigFacts, fact: str, value: object) -> str:
     return f"{fact} is {value!r} in this model"
 
 
-def _accepting(fact: str, value: object) -> str:
+def _accepting(family: Family, fact: str, value: object) -> str:
+    """The cure of a refusal: the user states the value that the target uses, by its word if it has one."""
     if value is None:
         return f"{_ELSEWHERE}, or declare how its config states this in a --family-file"
-    setting = f"{fact}={value if isinstance(value, str) else json.dumps(value)}"
-    return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(setting)}"
+    words = (word for word in family.facts[fact].named if family.facts[fact].stated(word) == value)
+    text = next(words, value if isinstance(value, str) else json.dumps(value))
+    return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(f'{fact}={text}')}"
