@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.corpus import place
 from tests.support.registry import model_folder
 from wherry.cli import cli
 from wherry.config.config import load_config
 from wherry.core.account import IgnoredEntry, folded
+from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
 
 STATE_FILES = {
@@ -249,3 +251,12 @@ def test_what_only_params_leaves_out_is_counted_in_the_receipt(tmp_path):
         "path": "optim/state/optim.state.…", "rule": "only params", "what": "9 tensors",
         "reason": "not a parameter; only parameters were requested",
     }]  # fmt: skip
+
+
+def test_values_for_which_a_layout_has_no_place_are_named(corpus, tmp_path):
+    plan = wherry.plan(place("lingua-fsdp2-w2"), tmp_path / "out", to="hf", ignore=("companions",))
+    with wherry.open(place("lingua-fsdp2-w2")) as source:
+        values = {render(path) for path in source.manifest.values}
+    rows = [row.to_json() for row in plan.ignored]
+    assert values == {row["path"] for row in rows if row["what"] == "value"} != set()
+    assert {"consolidated": "the same weights in one file"}.items() <= named(rows).items()

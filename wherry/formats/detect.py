@@ -30,7 +30,7 @@ from wherry.errors import (
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
-from wherry.formats.unsupported import is_part, unsupported_form
+from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.account import IgnoredEntry
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound, IgnoredEntry
+    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Pieces, StoredTensor
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
+_NO_PLACE = "a layout has places for tensors only"
 _BAND = 8 << 20  # bytes gathered at a time: the unit of raw moves
 
 
@@ -132,7 +134,8 @@ class LayoutView(View):
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(source, projected, manifest, files)
         left = [ignored_companion(name, _OTHER_SYSTEM) for name in (made.left if made else ())]
-        self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *left)
+        values = [IgnoredEntry(path, "values", _NO_PLACE, "value") for path in source.manifest.values]
+        self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *values, *left)
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
         self.snippet: str = made.snippet if made else ""

@@ -47,7 +47,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _FolderWalk:
     """What a walk knows: the files of the weights, the folders of modules, and the reason of what is not read."""
 
     own: Collection[str]
@@ -67,7 +67,7 @@ def surroundings(location: Location, own: Collection[str], read: str) -> Surroun
         IncompleteError: a companion is a broken link.
     """
     found = Surroundings()
-    walk = _Walk(own, _module_folders(location), f"the tensors are read from {read}")
+    walk = _FolderWalk(own, _module_folders(location), f"the tensors are read from {read}")
     _collect(location, "", walk, found)
     return found
 
@@ -122,7 +122,7 @@ def too_deep(folder: Location, name: str) -> IgnoredEntry:
     return ignored_file(name, OTHERS if holds else FILES, what, reason, weights=holds)
 
 
-def _collect(folder: Location, prefix: str, walk: _Walk, found: Surroundings) -> None:
+def _collect(folder: Location, prefix: str, walk: _FolderWalk, found: Surroundings) -> None:
     for entry in folder.entries():
         name = f"{prefix}{entry.name}"
         if entry.name.startswith(".") or name in walk.own or name in OWN_NAMES:
@@ -142,7 +142,7 @@ def _companion(folder: Location, entry: Entry, name: str) -> Entry:
     return Entry(name, entry.size, is_dir=False, mark=entry.mark)
 
 
-def _enter(folder: Location, name: str, walk: _Walk, found: Surroundings) -> None:
+def _enter(folder: Location, name: str, walk: _FolderWalk, found: Surroundings) -> None:
     if name in walk.modules:
         found.companions += _module_files(folder, f"{name}/")
         return

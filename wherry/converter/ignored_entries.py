@@ -1,4 +1,4 @@
-"""ignored: what a conversion leaves out, and the refusal to leave out weights that nobody asked to leave out.
+"""ignored_entries: what a conversion leaves out, and the refusal to leave out weights that nobody asked to leave out.
 
 A plan lists everything of a source that its target does not get: what the format found beside the tensors, what the
 target cannot hold, what the rules of the request name. State of a trainer and files without weights are only named.
