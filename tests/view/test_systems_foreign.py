@@ -223,8 +223,6 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
     assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
     to = "t5x-legacy" if "t5" in label else "maxtext"
     options = {"sliding_window": 0} if label == "mistral-window" else {}  # MaxText's block has no window
-    if label in ("t5-1.1", "mt5"):  # T5X scales where the output layer is tied
-        options |= {"scaled_output": True}
     wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes
