@@ -5,6 +5,7 @@
 A generated part is between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
 `docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this script after a change to either. It
 needs wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
+The tables of attributes are made of a golden file, which `python -m tests.families.walk.record` measures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
+from attributes import attribute_tables
 from click.testing import CliRunner
 
 from wherry import errors
@@ -316,6 +318,7 @@ def rewritten(text: str) -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
+    "attributes": attribute_tables,
     "bench": benchmark,
     "commands": help_blocks,
     "deployments": deployments_table,

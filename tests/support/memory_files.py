@@ -31,7 +31,7 @@ def temporary_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
 
 def remove_abandoned() -> None:
     """Remove the temporary folders of processes that have ended: a process that is killed leaves its own."""
-    name = re.compile(rf"wherry-(?:home|crash)-{_pid_namespace()}-(\d{{1,9}})-\w+")
+    name = re.compile(rf"wherry-(?:home|crash|walk)-{_pid_namespace()}-(\d{{1,9}})-\w+")
     for parent in {MEMORY_FILES, Path(tempfile.gettempdir())}:
         for path in parent.glob("wherry-*"):
             found = name.fullmatch(path.name)

@@ -1,0 +1,86 @@
+"""The tables of docs/reference/attributes.md: what becomes of each attribute of a Hugging Face config in each system.
+
+They are made of tests/golden/attributes.json, which the walk over all attributes writes
+(`python -m tests.families.walk.record`), so that nothing is converted or loaded here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.families import families, load_family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "attributes.json"
+BASE = "(base)"
+_LONGEST = 24  # characters of a value that a cell shows
+
+# Class → attribute → value → what it changes, and the end in each system.
+Walked = "Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]"
+
+
+def attribute_tables() -> str:
+    """One table for each family: attributes that change what a model computes, and below it those that do not."""
+    walked = json.loads(GOLDEN.read_text())
+    return "\n" + "\n".join(_section(name, walked) for name in families() if _classes(name, walked)) + "\n"
+
+
+def _classes(family: str, walked: Mapping[str, Any]) -> list[str]:
+    kinds = load_family(family).model_types
+    return [label for label in walked if label.removesuffix("_encoder") in kinds]
+
+
+def _section(family: str, walked: Any) -> str:
+    labels = _classes(family, walked)
+    systems = list(load_family(family).systems)
+    names = sorted({name for label in labels for name in walked[label]} - {BASE})
+    there = {
+        name: {label: walked[label][name] for label in labels if name in walked[label]} for name in names
+    }
+    changing = [
+        name for name in names if any(_matters(row) for rows in there[name].values() for row in rows.values())
+    ]
+    lines = [["attribute", *systems], ["---"] * (len(systems) + 1)]
+    lines += [[f"`{name}`", *(_cell(there[name], system) for system in systems)] for name in changing]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    without = ", ".join(f"`{name}`" for name in names if name not in changing)
+    return f"## {family}\n\nClasses: {', '.join(f'`{one}`' for one in labels)}.\n\n{table}\nNo effect: {without}.\n"
+
+
+def _matters(row: Mapping[str, str]) -> bool:
+    return row["changes"] != "no"
+
+
+def _cell(rows: Mapping[str, Mapping[str, Mapping[str, str]]], system: str) -> str:
+    """The word for all classes, or each word with its classes."""
+    by: dict[str, list[str]] = {}
+    for label, values in rows.items():
+        words = [(text, row[system]) for text, row in values.items() if _matters(row)]
+        by.setdefault(_word(words) if words else "no effect", []).append(label)
+    if len(by) == 1:
+        return next(iter(by))
+    return "<br>".join(f"{word} ({', '.join(labels)})" for word, labels in by.items())
+
+
+def _word(ends: Sequence[tuple[str, str]]) -> str:
+    words = {word for _text, word in ends}
+    if words == {"refused"}:
+        return "checked"
+    if len(words) == 1:
+        return next(iter(words))
+    others = [f"{word}: {', '.join(_values(ends, word))}" for word in ("refused", "asked") if word in words]
+    return "; ".join([*(["carried"] if "carried" in words else []), *others])
+
+
+def _values(ends: Sequence[tuple[str, str]], word: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for text, found in ends:
+        value = text.partition(" with ")[0]
+        shown = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+        if found == word and shown not in seen:
+            seen.add(shown)
+            yield f"`{shown}`"

@@ -1,0 +1,212 @@
+"""Tiny models of every config class, with one attribute changed: as transformers saves and computes them.
+
+Every weight is a function of its name and shape, so that two models of the same shapes have the same weights and only
+the config tells them apart. Weights are float64, in which the words of values (scales, shifts) round by 2^-53.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tests.families.walk.change import ABSENT, Change
+from tests.support.tiny_models import CLASSES, GATED, LATENT, T5
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+DTYPE = "float64"
+_FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+SEQUENCE = 24
+_EXPERTS = {
+    **GATED,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+_WINDOW = {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+_LATENT = {**LATENT, "num_hidden_layers": 3, "n_routed_experts": 8, "n_group": None, "topk_group": None}
+_GATED_T5 = {**T5, "feed_forward_proj": "gated-gelu"}
+
+
+class Base(NamedTuple):
+    """The model that each change of a class starts from.
+
+    Attributes:
+        config: the name of the class without `Config`.
+        family: wherry's family.
+        settings: the arguments of the class.
+        model: the class of the model; None is that of the config.
+    """
+
+    config: str
+    family: str
+    settings: Mapping[str, Any]
+    model: str | None = None
+
+
+BASES = {
+    "llama": Base("Llama", "llama", GATED),
+    "mistral": Base("Mistral", "mistral", {**GATED, "sliding_window": None}),
+    "mixtral": Base("Mixtral", "mixtral", {**GATED, "head_dim": 8, "num_local_experts": 4}),
+    "qwen2": Base("Qwen2", "qwen", GATED),
+    "qwen3": Base("Qwen3", "qwen", {**GATED, "head_dim": 16}),
+    "qwen3_moe": Base("Qwen3Moe", "qwen", _EXPERTS),
+    "gemma": Base("Gemma", "gemma", {**GATED, "head_dim": 16}),
+    "gemma2": Base("Gemma2", "gemma2", _WINDOW),
+    "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),
+    "deepseek_v2": Base("DeepseekV2", "deepseek", _LATENT),
+    "deepseek_v3": Base("DeepseekV3", "deepseek", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "t5": Base("T5", "t5", {**T5, "feed_forward_proj": "relu"}),
+    "mt5": Base("MT5", "t5", _GATED_T5),
+    "umt5": Base("UMT5", "t5", _GATED_T5),
+    "t5_encoder": Base("T5", "t5", _GATED_T5, "T5EncoderModel"),
+}
+
+
+def attributes_of(label: str) -> set[str]:
+    """Every attribute that a class can be made with or writes, entries of `rope_parameters` dotted."""
+    from dataclasses import fields
+
+    from transformers.modeling_rope_utils import RopeParameters
+
+    kind = _config_class(label)
+    config = kind(**settings_of(label))
+    named = {one.name for one in fields(kind) if one.init} | set(config.to_dict())
+    named = {kind.attribute_map.get(name, name) for name in named}
+    rope = getattr(config, "rope_parameters", None) or {}
+    places = [f"rope_parameters.{name}." for name, one in rope.items() if isinstance(one, dict)]
+    places = places or ["rope_parameters."]
+    entries = {f"{place}{name}" for place in places for name in RopeParameters.__annotations__}
+    return named | (entries if "rope_parameters" in named else set())
+
+
+def settings_of(
+    label: str, change: tuple[str, Change] | None = None, *, reference: bool = False
+) -> dict[str, Any]:
+    """The arguments of a class: the base's, those that change too, and the value itself unless it is the reference."""
+    settings = json.loads(json.dumps(BASES[label].settings))
+    if change is None:
+        return settings
+    attribute, one = change
+    for name, value in one.also.items():
+        if value is not ABSENT:
+            put(settings, name, value)
+    if not reference and not one.in_file:
+        put(settings, attribute, one.value)
+    return settings
+
+
+def put(table: dict[str, Any], name: str, value: Any) -> None:
+    """Set an attribute, dotted where nested; ABSENT removes it."""
+    *outer, last = name.split(".")
+    for part in outer:
+        table = table.setdefault(part, {})
+    if value is ABSENT:
+        table.pop(last, None)
+    else:
+        table[last] = json.loads(json.dumps(value))
+
+
+def save(
+    folder: Path, label: str, change: tuple[str, Change] | None = None, *, reference: bool = False
+) -> Path:
+    """Save a model; null, absent and what only stands in the file is edited into `config.json`."""
+    import torch
+
+    settings = settings_of(label, change, reference=reference)
+    model = _made(label, json.dumps(settings))
+    model.to(getattr(torch, settings.get("dtype", DTYPE))).save_pretrained(folder)
+    if change is not None:
+        _edit(folder / "config.json", *change, reference=reference)
+    return folder
+
+
+def _edit(file: Path, attribute: str, change: Change, *, reference: bool) -> None:
+    told = json.loads(file.read_text())
+    for name, value in change.also.items():
+        if value is ABSENT:
+            put(told, name, value)
+    if not reference and (change.in_file or change.value is None or change.value is ABSENT):
+        put(told, attribute, change.value)
+    file.write_text(json.dumps(told, indent=2))
+
+
+def _made(label: str, settings: str) -> Any:
+    import torch
+    import transformers
+
+    config = _config_class(label)(**json.loads(settings))
+    model = getattr(transformers, model_class(label))(config).double()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(torch.from_numpy(_weight(name, tuple(tensor.shape))))
+    return model
+
+
+def _config_class(label: str) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{BASES[label].config}Config")
+
+
+def model_class(label: str) -> str:
+    """The name of the class of a model."""
+    base = BASES[label]
+    return base.model or CLASSES.get(base.config, f"{base.config}ForCausalLM")
+
+
+def _weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Matrices that keep the size of what they multiply, and let attention and routing choose; norms far from one."""
+    rng = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode()))
+    drawn = rng.standard_normal(shape)
+    if len(shape) < 2:
+        return 0.3 * drawn + ("norm" in name)
+    return drawn if "embed" in name or "shared.weight" in name else drawn * 1.5 / np.sqrt(shape[-1])
+
+
+def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
+    """What the model in a folder computes, in float64; nothing may be missing or left over.
+
+    Args:
+        folder: the model.
+        label: its class.
+        own: whether it is the class of the label, rather than the one that `config.json` names.
+
+    Raises:
+        ValueError: a weight is missing, left over or of another shape.
+    """
+    import torch
+    import transformers
+
+    named = json.loads((folder / "config.json").read_text()).get("architectures")
+    kind = model_class(label) if own or not named else named[0]
+    # `eager` alone computes soft caps, and experts in float64.
+    model, report = getattr(transformers, kind).from_pretrained(
+        folder, output_loading_info=True, dtype=torch.float64, attn_implementation="eager",
+        experts_implementation="eager",
+    )  # fmt: skip
+    wrong = {name: sorted(report[name])[:2] for name in _FAULTS if report[name]}
+    if wrong:
+        raise ValueError(f"the model does not fit its config: {wrong}")
+    with torch.no_grad():
+        made = model.eval()(**_inputs(model.config.is_encoder_decoder), return_dict=True)
+    return (made.logits if "logits" in made else made.last_hidden_state).numpy()
+
+
+@cache
+def _tokens() -> Any:
+    import torch
+
+    drawn = np.random.default_rng(7).integers(3, 60, (2, SEQUENCE))
+    return torch.from_numpy(drawn)
+
+
+def _inputs(decoder: bool) -> dict[str, Any]:
+    return {"input_ids": _tokens(), **({"decoder_input_ids": _tokens().flip(1)} if decoder else {})}

@@ -1,0 +1,198 @@
+"""Alternative values for every attribute of the config classes that wherry has layouts for.
+
+Attribute → classes → values. `attributes_of` in models.py lists the attributes that a class has; one for which no value
+stands here fails the walk by name, until somebody decides whether wherry carries it. Sizes are alternatives too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.families.walk.change import ABSENT, Change, changes, in_file, to
+from tests.families.walk.values_rope import entries
+
+GEMMAS = "gemma gemma2 gemma3_text"
+QWENS = "qwen2 qwen3 qwen3_moe"
+LATENT = "deepseek_v2 deepseek_v3"
+LLAMAS = f"llama mistral mixtral {QWENS}"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT}"
+SEQ2SEQ = "t5 mt5 umt5"
+T5 = f"{SEQ2SEQ} t5_encoder"
+EVERY = f"{DECODERS} {T5}"
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+GROUPS = {"n_group": 2, "topk_group": 1}
+LOCAL, WHOLE = "sliding_attention", "full_attention"
+
+# Attributes whose only alternatives are absent and null, or that have none; and why.
+NONE: dict[str, str] = {
+    "architectures": "it names the class of the model, which the walk loads",
+    "model_type": "it names the class; another value is another class",
+    "return_dict": "with false the decoders of transformers 5 compute nothing: they read the attributes of a tuple",
+    "rope_parameters": "its entries are attributes of their own",
+}
+
+# Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
+SIZES: dict[str, dict[str, list[Any]]] = {
+    "hidden_size": {DECODERS: [48]},
+    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS}": [12],
+                 LATENT: [in_file(8), ABSENT]},
+    "intermediate_size": {DECODERS: [40]},
+    "num_hidden_layers": {f"{LLAMAS} gemma {LATENT}": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS}": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
+    "num_key_value_heads": {"llama": [4, 1, None, ABSENT], f"mistral mixtral {QWENS} {GEMMAS}": [4, 1],
+                            LATENT: [None, ABSENT]},
+    "vocab_size": {EVERY: [72]},
+    "kv_lora_rank": {LATENT: [12]},
+    "q_lora_rank": {LATENT: [None, 8]},
+    "qk_head_dim": {LATENT: [in_file(16)]},
+    "qk_nope_head_dim": {LATENT: [8]},
+    "qk_rope_head_dim": {LATENT: [8]},
+    "v_head_dim": {LATENT: [8]},
+    "d_model": {T5: [48]},
+    "d_kv": {T5: [6]},
+    "d_ff": {T5: [40]},
+    "num_layers": {T5: [1, 4]},
+    "num_decoder_layers": {T5: [1, None]},
+    "num_heads": {T5: [2]},
+    "moe_intermediate_size": {f"qwen3_moe {LATENT}": [16]},
+    "n_routed_experts": {LATENT: [4]},
+    "n_shared_experts": {LATENT: [2]},
+    "num_local_experts": {"mixtral qwen3_moe": [6]},
+    "relative_attention_num_buckets": {T5: [16]},
+    "first_k_dense_replace": {LATENT: [0, 2, 3]},
+}  # fmt: skip
+
+VALUES: dict[str, dict[str, list[Any]]] = {
+    # ---- of every class of transformers
+    "_name_or_path": {EVERY: [in_file("org/other")]},
+    "bos_token_id": {f"{DECODERS} mt5": [7]},
+    "chunk_size_feed_forward": {EVERY: [1]},
+    "decoder_start_token_id": {"mt5 umt5": [7]},
+    "dtype": {EVERY: ["float32"]},
+    "eos_token_id": {EVERY: [7, to([7, 8])]},
+    "id2label": {EVERY: [to({"0": "A", "1": "B", "2": "C"})]},
+    "is_encoder_decoder": {DECODERS: [True], T5: [False]},
+    "label2id": {EVERY: [to({"A": 0, "B": 1, "C": 2})]},
+    "output_attentions": {EVERY: [in_file(True)]},
+    "output_hidden_states": {EVERY: [True]},
+    "pad_token_id": {EVERY: [7]},
+    "problem_type": {EVERY: ["regression"]},
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT}": [True], f"{GEMMAS} mt5 umt5 t5_encoder": [False],
+                            "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})]},
+    "transformers_version": {EVERY: [in_file("4.30.0")]},
+    "use_cache": {EVERY: [False]},
+    # ---- the network
+    "attention_bias": {f"llama qwen3 qwen3_moe {GEMMAS} {LATENT}": [True]},
+    "attention_dropout": {DECODERS: [0.5]},
+    "classifier_dropout": {T5: [0.5]},
+    "dense_act_fn": {T5: ["silu"]},
+    "dropout_rate": {T5: [0.5]},
+    "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
+                          "mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
+    "hidden_act": {f"{LLAMAS} {LATENT}": ["gelu", "relu", "gelu_pytorch_tanh"],
+                   "gemma": ["silu", "relu", in_file("gelu")]},
+    "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
+    "initializer_factor": {T5: [2.0]},
+    "initializer_range": {DECODERS: [0.5]},
+    "is_decoder": {T5: [True]},
+    "is_gated_act": {"t5": [True], "mt5 umt5 t5_encoder": [False]},
+    "layer_norm_epsilon": {T5: [0.1]},
+    "max_position_embeddings": {DECODERS: [128, 16]},
+    "mlp_bias": {"llama deepseek_v2": [True]},
+    "pretraining_tp": {f"llama {LATENT}": [2]},
+    "relative_attention_max_distance": {T5: [24]},
+    "rms_norm_eps": {DECODERS: [0.1]},
+    "rope_interleave": {"deepseek_v3": [False]},
+    "scale_decoder_outputs": {"t5": [in_file(False)], "t5_encoder": [in_file(True), in_file(False)]},
+    # ---- attention
+    "attn_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
+    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
+    "layer_types": {
+        "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
+        "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
+        "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
+    },
+    "max_window_layers": {"qwen2 qwen3": [1, to(1, WINDOW)]},
+    "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
+    "sliding_window": {"mistral mixtral": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+    "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
+    "use_bidirectional_attention": {GEMMAS: [True]},
+    "use_sliding_window": {QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
+    # ---- experts
+    "decoder_sparse_step": {"qwen3_moe": [2]},
+    "mlp_only_layers": {"qwen3_moe": [to([0])]},
+    "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [4, 1]},
+    "norm_topk_prob": {"qwen3_moe deepseek_v2": [True], "deepseek_v3": [False]},
+    "num_experts_per_tok": {"mixtral qwen3_moe": [1, 3], LATENT: [1, 3]},
+    "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
+    "output_router_logits": {f"mixtral qwen3_moe {LATENT}": [True]},
+    "routed_scaling_factor": {LATENT: [2.0]},
+    "router_aux_loss_coef": {"mixtral qwen3_moe": [0.5]},
+    "router_jitter_noise": {"mixtral": [0.5]},
+    "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [2]},
+    "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
+}  # fmt: skip
+
+# Attributes that no class declares, as files of earlier releases and of other software spell them.
+IN_FILES: dict[str, dict[str, list[Any]]] = {
+    "aux_loss_alpha": {LATENT: [in_file(0.5)]},
+    "attention_bias": {"mistral mixtral qwen2": [in_file(False)]},
+    "bos_token_id": {"t5 umt5 t5_encoder": [7]},
+    "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
+    "decoder_start_token_id": {"t5 t5_encoder": [7]},
+    "ep_size": {LATENT: [in_file(2)]},
+    "head_dim": {"qwen2": [16]},
+    "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
+    "mlp_bias": {"mistral": [in_file(False)]},
+    "moe_layer_freq": {LATENT: [in_file(2)]},
+    "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
+    "partial_rotary_factor": {DECODERS: [in_file(0.5)]},
+    "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
+    "rope_scaling": {
+        f"{LLAMAS} gemma gemma2 {LATENT}": [
+            in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
+            in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
+            in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+                    {"rope_parameters": ABSENT}),
+            in_file(None, {"rope_parameters": ABSENT}),
+        ],
+        "gemma3_text": [in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT})],
+    },
+    "rope_theta": {DECODERS: [in_file(500.0, {"rope_parameters": ABSENT})]},
+    "scoring_func": {LATENT: [in_file("softmax"), in_file("sigmoid")]},
+    "seq_aux": {LATENT: [in_file(False)]},
+    "sliding_window_pattern": {"gemma3_text": [in_file(4, {"layer_types": ABSENT})]},
+    "tie_last_hidden_states": {f"llama {T5}": [in_file(False)]},
+    "topk_method": {"deepseek_v3": [in_file("noaux_tc")]},
+    "torch_dtype": {EVERY: [in_file("float64")]},
+    "use_mrope": {QWENS: [in_file(True)]},
+}  # fmt: skip
+
+_ROPE = {
+    "llama mistral mixtral qwen2 qwen3_moe": entries(4, "rope_parameters."),
+    "qwen3 gemma gemma2": entries(8, "rope_parameters."),
+    LATENT: entries(2, "rope_parameters."),
+    "gemma3_text": {
+        **entries(8, "rope_parameters.full_attention."),
+        **entries(8, "rope_parameters.sliding_attention."),
+    },
+}
+
+
+def values_of(label: str) -> dict[str, tuple[Change, ...]]:
+    """Attribute → alternative values of a class."""
+    found = {
+        name: changes(values)
+        for table in (SIZES, VALUES, IN_FILES)
+        for name, rows in table.items()
+        for labels, values in rows.items()
+        if label in labels.split()
+    }
+    nested = {
+        name: changes(values)
+        for labels, rows in _ROPE.items()
+        if label in labels.split()
+        for name, values in rows.items()
+    }
+    return {**found, **nested}

@@ -1,0 +1,59 @@
+"""Alternative values of the entries of `rope_parameters`, for each rule by which transformers scales positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.families.walk.change import to
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def entries(half: int, place: str) -> dict[str, list[Any]]:
+    """Entry → alternative values.
+
+    Args:
+        half: pairs of elements of a head that turn.
+        place: the table of the entries; dotted, ends with a dot.
+    """
+
+    def rule(kind: str, **more: Any) -> dict[str, Any]:
+        return {f"{place}rope_type": kind, **{f"{place}{name}": value for name, value in more.items()}}
+
+    def without(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+        return {key: value for key, value in told.items() if key != f"{place}{name}"}
+
+    linear = rule("linear", factor=4.0)
+    dynamic = {**rule("dynamic", factor=4.0), "max_position_embeddings": 16}
+    yarn = rule("yarn", factor=4.0, rope_theta=100.0, original_max_position_embeddings=1024)
+    long = rule(
+        "longrope", factor=4.0, original_max_position_embeddings=16,
+        short_factor=[1.0 + at for at in range(half)], long_factor=[2.0 + at for at in range(half)],
+    )  # fmt: skip
+    short = {**long, f"{place}original_max_position_embeddings": 48}
+    llama = rule(
+        "llama3", factor=8.0, rope_theta=500000.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )  # fmt: skip
+    part = rule("proportional", rope_theta=100.0, partial_rotary_factor=0.5)
+    rules = (linear, dynamic, yarn, long, llama, part)
+    found = {
+        "rope_theta": [500.0, 777.5, 10000.5],
+        "rope_type": [to(one[f"{place}rope_type"], without(one, "rope_type")) for one in rules],
+        "factor": [to(2.0, one) for one in (linear, dynamic, yarn, llama)],
+        "original_max_position_embeddings": [to(64, yarn), to(48, long), to(16, llama)],
+        "attention_factor": [to(1.5, yarn), to(1.5, long)],
+        "beta_fast": [to(4.0, yarn)],
+        "beta_slow": [to(8.0, yarn)],
+        "short_factor": [to([3.0 + at for at in range(half)], short)],
+        "long_factor": [to([3.0 + at for at in range(half)], long)],
+        "low_freq_factor": [to(2.0, llama)],
+        "high_freq_factor": [to(8.0, llama)],
+        "mscale": [to(2.0, {**yarn, f"{place}mscale_all_dim": 1.0})],
+        "mscale_all_dim": [to(2.0, {**yarn, f"{place}mscale": 1.0})],
+        "truncate": [to(False, yarn)],
+        "partial_rotary_factor": [0.5, to(0.25, part)],
+        "mrope_section": [to([half])],
+    }
+    return {f"{place}{name}": values for name, values in found.items()}

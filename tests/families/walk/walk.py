@@ -1,0 +1,307 @@
+"""The walk: one attribute changed, there and back by the target's own config alone, and what the model computes then.
+
+An end is one of these:
+
+    carried      the model that comes back computes the same
+    refused      one of the two conversions ended with 7
+    asked        one of the two ended with 2 or 4, since no file states a value; where the way back asked, the source's
+                 config answers, and the model that comes back computes the same or is refused
+    anything else is a failure, and says what happened
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import wherry
+from tests.families.walk.change import ABSENT, Change, in_file
+from tests.families.walk.models import BASES, DTYPE, logits, save
+from tests.families.walk.values import SIZES, values_of
+from tests.support.memory_files import temporary_folder
+from wherry.core.request import LayoutRequest
+from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
+from wherry.families import load_family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Scale words round twice by 2^-53; norms compute in float32, where that may flip a last bit.
+SAME = 1e-7
+# The same for weights that are saved as float32: the words round by 2^-24 for each of some layers.
+SAME_FLOAT32 = 2e-5
+_SIDECAR = "wherry.json"
+PASSED = ("carried", "refused", "asked")
+
+
+class Route(NamedTuple):
+    """One way into a system: format, options, and the part of the layout that is asked for."""
+
+    to: str
+    options: Mapping[str, Any] = {}
+    wish: LayoutRequest = LayoutRequest()
+
+    @property
+    def label(self) -> str:
+        """Format and options as text."""
+        return " ".join([self.to, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+ROUTES: dict[str, tuple[Route, ...]] = {
+    "huggingface": (Route("huggingface", wish=LayoutRequest(dtype=DTYPE)), Route("huggingface")),
+    "lingua": (Route("lingua"), Route("lingua-consolidated")),
+    "maxtext": (Route("maxtext", {"scan_layers": "true"}), Route("maxtext", {"scan_layers": "false"})),
+    "meta": (Route("torch-zip", wish=LayoutRequest(family="llama")),),
+    "penzai": (Route("penzai"), Route("penzai", {"layer_stack": "false", "order": "native"})),
+    "t5x": (
+        Route("t5x-legacy"),
+        Route("t5x-orbax", {"heads": "apart"}),
+        Route("t5x-legacy", {"scan_layers": "true"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One alternative value of one attribute of a class; without a change the base model."""
+
+    label: str
+    attribute: str = ""
+    change: Change | None = None
+
+    @property
+    def told(self) -> tuple[str, Change] | None:
+        """What is changed."""
+        return (self.attribute, self.change) if self.change else None
+
+    @property
+    def text(self) -> str:
+        """The value as text."""
+        return self.change.label if self.change else "base"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a case ended in a system.
+
+    Attributes:
+        word: carried, refused, asked, or what went wrong.
+        detail: the refusal, and by which of the two conversions.
+    """
+
+    word: str
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is no failure."""
+        return self.word in PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What became of a case.
+
+    Attributes:
+        changes: `yes` if the model computes something else than the reference with the same weights, `no` if not one
+            bit changes, `shape` if it has other weights.
+        ends: route → end, by system.
+    """
+
+    case: Case
+    changes: str
+    ends: Mapping[str, Mapping[str, End]]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether transformers itself loads the changed model."""
+        return bool(self.ends)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        case = {"label": self.case.label, "attribute": self.case.attribute, "value": self.case.text}
+        ends = {
+            system: {route: [end.word, end.detail] for route, end in by.items()}
+            for system, by in self.ends.items()
+        }
+        return {**case, "changes": self.changes, "ends": ends}
+
+
+def all_cases(label: str) -> list[Case]:
+    """The base model of a class, then each case."""
+    with temporary_folder("walk") as folder:
+        base = save(Path(folder) / "base", label)
+        stated = json.loads((base / "config.json").read_text())
+    return [Case(label), *cases(label, stated)]
+
+
+def cases(label: str, stated: Mapping[str, Any]) -> Iterator[Case]:
+    """Every alternative of every attribute of a class, in a stable order.
+
+    Args:
+        label: the class.
+        stated: the config that the base model is saved with.
+    """
+    values = values_of(label)
+    for name, value in stated.items():
+        if name not in SIZES:
+            empty = [in_file(ABSENT), *([] if value is None else [in_file(None)])]
+            values[name] = (*values.get(name, ()), *empty)
+    for attribute, found in sorted(values.items()):
+        for change in found:
+            yield Case(label, attribute, change)
+
+
+def systems_of(label: str) -> tuple[str, ...]:
+    """The systems that the family has layouts for."""
+    return tuple(load_family(BASES[label].family).systems)
+
+
+def routes_of(label: str, system: str) -> tuple[Route, ...]:
+    """The ways into a system. T5X stores scanned layers with a relative bias each, which only UMT5 has."""
+    found = ROUTES[system]
+    return found if system != "t5x" or label == "umt5" else found[:-1]
+
+
+def walk(case: Case, number: int = 0) -> Walked:
+    """Walk a case through all systems.
+
+    Args:
+        case: the case.
+        number: which of the ways into each system is taken; a base model takes them all.
+    """
+    with temporary_folder("walk") as folder:
+        source = Path(folder) / "source"
+        try:
+            save(source, case.label, case.told)
+            wanted = logits(source, case.label)
+        except Exception as error:
+            return Walked(case, f"no model: {type(error).__name__}: {error}"[:300], {})
+        ends: dict[str, dict[str, End]] = {}
+        for system in systems_of(case.label):
+            routes = routes_of(case.label, system)
+            taken = routes if case.change is None else [routes[number % len(routes)]]
+            ends[system] = {route.label: _end(case, source, wanted, route) for route in taken}
+        return Walked(case, effect(case, source, wanted), ends)
+
+
+def _signature(folder: Path) -> dict[str, Any]:
+    """Name → element type and shape of each weight."""
+    found: dict[str, Any] = {}
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        found |= {
+            name: (one["dtype"], one["shape"]) for name, one in header.items() if name != "__metadata__"
+        }
+    return found
+
+
+_references: dict[str, tuple[np.ndarray, dict[str, Any]] | None] = {}
+
+
+def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
+    """Whether the change changes what the model computes: yes, no, or shape (other weights).
+
+    Where the reference is no model, as without an attribute that others need, the answer is yes.
+    """
+    if case.told is None:
+        return "no"
+    key = f"{case.label} {sorted(case.told[1].also.items())!r}"
+    if key not in _references:
+        _references[key] = _reference(case, source.parent / "reference")
+    reference = _references[key]
+    if reference is not None and _signature(source) != reference[1]:
+        return "shape"
+    return "no" if reference is not None and np.array_equal(reference[0], wanted) else "yes"
+
+
+def _reference(case: Case, folder: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """What the model computes without the change, and its weights; None where transformers does not load it."""
+    try:
+        save(folder, case.label, case.told, reference=True)
+        return logits(folder, case.label), _signature(folder)
+    except Exception:
+        return None
+
+
+def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
+    """There, and back by what the target itself states; what it asks for is answered by the source's config."""
+    family = BASES[case.label].family
+    with temporary_folder("walk") as folder:
+        there, back = Path(folder) / "there", Path(folder) / "back"
+        if (stopped := _converted("there", source, there, route)) is not None:
+            return stopped
+        strip(there, source, keep=route.to == "huggingface")
+        stopped = _converted("back", there, back, Route("huggingface", wish=LayoutRequest(family=family)))
+        if stopped is None:
+            return _compared(case, back, wanted)
+        return _answered(case, there, source, wanted, stopped) if stopped.word == "asked" else stopped
+
+
+def _answered(case: Case, there: Path, source: Path, wanted: np.ndarray, stopped: End) -> End:
+    """The way back that asks, with an answer: the end that asked, if the model is then the same or refused."""
+    wish = LayoutRequest(family=BASES[case.label].family, config=str(source / "config.json"))
+    back = there.parent / "answered"
+    again = _converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
+        case, back, wanted
+    )
+    return (
+        stopped
+        if again.word in ("carried", "refused")
+        else End(f"{again.word} after the answer", again.detail)
+    )
+
+
+def _converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
+    """Convert; the end if that is not possible."""
+    try:
+        wherry.convert(
+            source,
+            target,
+            to=route.to,
+            options=dict(route.options),
+            wish=route.wish,
+            lineage=False,
+            verify="none",
+        )
+    except UnrepresentableError as error:
+        return End("refused", f"{leg}: {error}")
+    except (UsageError, AmbiguousError) as error:
+        return End("asked", f"{leg}: {error}")
+    except WherryError as error:
+        return End(f"error {error.exit_code}", f"{leg}: {error}")
+    except Exception as error:
+        return End("error", f"{leg}: {type(error).__name__}: {error}")
+    return None
+
+
+def strip(target: Path, source: Path, *, keep: bool) -> None:
+    """Delete what lies beside a target's tensors and is not its own: the sidecar, and files with names of the source's.
+
+    Args:
+        target: what a conversion made.
+        source: the folder that it was made of.
+        keep: whether both are of one system, so that such files are the target's own.
+    """
+    copied = set() if keep else {file.name for file in source.iterdir() if file.suffix != ".safetensors"}
+    beside = [file for file in target.rglob("*") if file.name in {_SIDECAR, *copied}]
+    for file in [*beside, target.with_name(f"{target.name}.{_SIDECAR}")]:
+        file.unlink(missing_ok=True)
+
+
+def _compared(case: Case, back: Path, wanted: np.ndarray) -> End:
+    try:
+        found = logits(back, case.label, own=False)
+    except Exception as error:
+        return End("does not load", f"{type(error).__name__}: {error}"[:300])
+    if found.shape != wanted.shape:
+        return End("differs", f"shape {found.shape}, not {wanted.shape}")
+    limit = SAME_FLOAT32 if case.attribute == "dtype" else SAME
+    far = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return End("carried") if far <= limit else End("differs", f"by {far:.1e}")
