@@ -8,54 +8,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from wherry.families import families, load_family
+from wherry.families import load_family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    Values: TypeAlias = Mapping[str, Mapping[str, str]]  # value → what it changes, and the end in each system
+    Class: TypeAlias = Mapping[str, Values]  # attribute → values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "attributes.json"
 BASE = "(base)"
 _LONGEST = 24  # characters of a value that a cell shows
 
-# Class → attribute → value → what it changes, and the end in each system.
-Walked = "Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]"
-
 
 def attribute_tables() -> str:
     """One table for each family: attributes that change what a model computes, and below it those that do not."""
     walked = json.loads(GOLDEN.read_text())
-    return "\n" + "\n".join(_section(name, walked) for name in families() if _classes(name, walked)) + "\n"
+    return "\n" + "\n".join(_section(name, classes) for name, classes in sorted(walked.items())) + "\n"
 
 
-def _classes(family: str, walked: Mapping[str, Any]) -> list[str]:
-    kinds = load_family(family).model_types
-    return [label for label in walked if label.removesuffix("_encoder") in kinds]
-
-
-def _section(family: str, walked: Any) -> str:
-    labels = _classes(family, walked)
+def _section(family: str, classes: Mapping[str, Class]) -> str:
     systems = list(load_family(family).systems)
-    names = sorted({name for label in labels for name in walked[label]} - {BASE})
-    there = {
-        name: {label: walked[label][name] for label in labels if name in walked[label]} for name in names
-    }
+    names = sorted({name for rows in classes.values() for name in rows} - {BASE})
+    there = {name: {label: rows[name] for label, rows in classes.items() if name in rows} for name in names}
     changing = [
-        name for name in names if any(_matters(row) for rows in there[name].values() for row in rows.values())
+        name for name in names if any(_matters(row) for by in there[name].values() for row in by.values())
     ]
-    lines = [["attribute", *systems], ["---"] * (len(systems) + 1)]
-    lines += [[f"`{name}`", *(_cell(there[name], system) for system in systems)] for name in changing]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    cells = [["attribute", *systems], ["---"] * (len(systems) + 1)]
+    cells += [[f"`{name}`", *(_cell(there[name], system) for system in systems)] for name in changing]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
     without = ", ".join(f"`{name}`" for name in names if name not in changing)
-    return f"## {family}\n\nClasses: {', '.join(f'`{one}`' for one in labels)}.\n\n{table}\nNo effect: {without}.\n"
+    told = ", ".join(f"`{label}`" for label in classes)
+    return f"## {family}\n\nClasses: {told}.\n\n{table}\nNo effect: {without}.\n"
 
 
 def _matters(row: Mapping[str, str]) -> bool:
     return row["changes"] != "no"
 
 
-def _cell(rows: Mapping[str, Mapping[str, Mapping[str, str]]], system: str) -> str:
+def _cell(rows: Mapping[str, Values], system: str) -> str:
     """The word for all classes, or each word with its classes."""
     by: dict[str, list[str]] = {}
     for label, values in rows.items():

@@ -54,7 +54,7 @@ def test_every_system_of_the_family_is_walked(label):
 @pytest.mark.parametrize("label", LABELS)
 def test_base_and_sample(label):
     """The base model arrives by every way, so that a refusal of everything cannot pass."""
-    whole, expected = all_cases(label), golden()[label]
+    whole, expected = all_cases(label), golden(label)
     base = walk(whole[0])
     assert not failures(base)
     assert all(end.word != "refused" for ends in base.ends.values() for end in ends.values()), base.ends
@@ -73,14 +73,14 @@ def test_base_and_sample(label):
 def test_the_whole_walk(label):
     walked = [walk(case, number) for number, case in enumerate(all_cases(label))]
     assert not [line for one in walked for line in failures(one)]
-    assert rows(walked) == golden()[label]
+    assert rows(walked) == golden(label)
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_what_is_ignored_changes_nothing(label):
     """The walk measured it: no value of an attribute that a family ignores changes what the model computes."""
     ignored = load_family(BASES[label].family).system("huggingface").config.ignored
-    walked = golden()[label]
+    walked = golden(label)
     changing = {
         f"{name} = {text}"
         for name in walked.keys() & set(ignored)
@@ -95,7 +95,7 @@ def test_the_golden_file_has_every_attribute(label):
     stated = {
         name for name, values in values_of(label).items() if any(one.value is not ABSENT for one in values)
     }
-    assert stated <= set(golden()[label])
+    assert stated <= set(golden(label))
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -104,7 +104,7 @@ def test_an_alternative_of_what_matters_changes_the_outputs(label):
     ignored = load_family(BASES[label].family).system("huggingface").config.ignored
     weak = {
         name
-        for name, values in golden()[label].items()
+        for name, values in golden(label).items()
         if name != BASE and all(found["changes"] == "no" for found in values.values())
     }
     assert weak - set(ignored) == set()

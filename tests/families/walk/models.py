@@ -43,12 +43,14 @@ class Base(NamedTuple):
         family: wherry's family.
         settings: the arguments of the class.
         model: the class of the model; None is that of the config.
+        untied: whether the output layer is a weight of its own, as in the published models, where the class ties it.
     """
 
     config: str
     family: str
     settings: Mapping[str, Any]
     model: str | None = None
+    untied: bool = False
 
 
 BASES = {
@@ -64,8 +66,9 @@ BASES = {
     "deepseek_v2": Base("DeepseekV2", "deepseek", _LATENT),
     "deepseek_v3": Base("DeepseekV3", "deepseek", {**_LATENT, "n_group": 2, "topk_group": 1}),
     "t5": Base("T5", "t5", {**T5, "feed_forward_proj": "relu"}),
-    "mt5": Base("MT5", "t5", _GATED_T5),
-    "umt5": Base("UMT5", "t5", _GATED_T5),
+    "t5_1_1": Base("T5", "t5", {**_GATED_T5, "tie_word_embeddings": False}, untied=True),
+    "mt5": Base("MT5", "t5", _GATED_T5, untied=True),
+    "umt5": Base("UMT5", "t5", _GATED_T5, untied=True),
     "t5_encoder": Base("T5", "t5", _GATED_T5, "T5EncoderModel"),
 }
 
@@ -144,6 +147,8 @@ def _made(label: str, settings: str) -> Any:
 
     config = _config_class(label)(**json.loads(settings))
     model = getattr(transformers, model_class(label))(config).double()
+    if BASES[label].untied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             tensor.copy_(torch.from_numpy(_weight(name, tuple(tensor.shape))))
@@ -196,7 +201,7 @@ def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
     if wrong:
         raise ValueError(f"the model does not fit its config: {wrong}")
     with torch.no_grad():
-        made = model.eval()(**_inputs(model.config.is_encoder_decoder), return_dict=True)
+        made = model.eval()(**_inputs(decoder="Conditional" in kind), return_dict=True)
     return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 
@@ -208,5 +213,5 @@ def _tokens() -> Any:
     return torch.from_numpy(drawn)
 
 
-def _inputs(decoder: bool) -> dict[str, Any]:
+def _inputs(*, decoder: bool) -> dict[str, Any]:
     return {"input_ids": _tokens(), **({"decoder_input_ids": _tokens().flip(1)} if decoder else {})}

@@ -16,7 +16,7 @@ QWENS = "qwen2 qwen3 qwen3_moe"
 LATENT = "deepseek_v2 deepseek_v3"
 LLAMAS = f"llama mistral mixtral {QWENS}"
 DECODERS = f"{LLAMAS} {GEMMAS} {LATENT}"
-SEQ2SEQ = "t5 mt5 umt5"
+SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5}"
 
@@ -79,7 +79,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
     "tie_word_embeddings": {f"{LLAMAS} {LATENT}": [True], f"{GEMMAS} mt5 umt5 t5_encoder": [False],
-                            "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})]},
+                            "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
+                            "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
     "use_cache": {EVERY: [False]},
     # ---- the network
@@ -89,14 +90,14 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dense_act_fn": {T5: ["silu"]},
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
-                          "mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
+                          "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
     "hidden_act": {f"{LLAMAS} {LATENT}": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")]},
     "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {DECODERS: [0.5]},
     "is_decoder": {T5: [True]},
-    "is_gated_act": {"t5": [True], "mt5 umt5 t5_encoder": [False]},
+    "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_epsilon": {T5: [0.1]},
     "max_position_embeddings": {DECODERS: [128, 16]},
     "mlp_bias": {"llama deepseek_v2": [True]},
@@ -104,7 +105,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "relative_attention_max_distance": {T5: [24]},
     "rms_norm_eps": {DECODERS: [0.1]},
     "rope_interleave": {"deepseek_v3": [False]},
-    "scale_decoder_outputs": {"t5": [in_file(False)], "t5_encoder": [in_file(True), in_file(False)]},
+    "scale_decoder_outputs": {"t5": [in_file(False)], "t5_1_1": [in_file(True)],
+                              "t5_encoder": [in_file(True), in_file(False)]},
     # ---- attention
     "attn_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
     "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
@@ -123,7 +125,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "decoder_sparse_step": {"qwen3_moe": [2]},
     "mlp_only_layers": {"qwen3_moe": [to([0])]},
     "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [4, 1]},
-    "norm_topk_prob": {"qwen3_moe deepseek_v2": [True], "deepseek_v3": [False]},
+    "norm_topk_prob": {"deepseek_v2": [True], "qwen3_moe deepseek_v3": [False]},
     "num_experts_per_tok": {"mixtral qwen3_moe": [1, 3], LATENT: [1, 3]},
     "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
     "output_router_logits": {f"mixtral qwen3_moe {LATENT}": [True]},
@@ -138,9 +140,9 @@ VALUES: dict[str, dict[str, list[Any]]] = {
 IN_FILES: dict[str, dict[str, list[Any]]] = {
     "aux_loss_alpha": {LATENT: [in_file(0.5)]},
     "attention_bias": {"mistral mixtral qwen2": [in_file(False)]},
-    "bos_token_id": {"t5 umt5 t5_encoder": [7]},
+    "bos_token_id": {"t5 t5_1_1 umt5 t5_encoder": [7]},
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
-    "decoder_start_token_id": {"t5 t5_encoder": [7]},
+    "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
     "head_dim": {"qwen2": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
