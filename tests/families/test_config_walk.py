@@ -6,13 +6,15 @@ each class takes every way into every system, and every 60th case one way.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 
 from tests.families.walk.change import ABSENT
 from tests.families.walk.models import BASES, attributes_of
 from tests.families.walk.record import BASE, failures, golden, row, rows
-from tests.families.walk.values import IN_FILES, NONE, SIZES, VALUES, values_of
-from tests.families.walk.walk import ROUTES, all_cases, routes_of, systems_of, walk
+from tests.families.walk.values import IN_FILES, NONE, SIZES, VALUES, harmless, values_of
+from tests.families.walk.walk import PASSED, ROUTES, all_cases, routes_of, systems_of, walk
 from wherry.families import load_family
 
 pytest.importorskip("transformers")
@@ -76,35 +78,55 @@ def test_the_whole_walk(label):
     assert rows(walked) == golden(label)
 
 
+def ignored(label):
+    """The attributes whose values a family's layouts ignore, and those of which only one value passes."""
+    rules = load_family(BASES[label].family).system("huggingface").config
+    names = {name for name in golden(label) if any(fnmatchcase(name, one) for one in rules.ignored)}
+    return names - (set(rules.usual) - set(rules.ignored)), set(rules.usual)
+
+
 @pytest.mark.parametrize("label", LABELS)
 def test_what_is_ignored_changes_nothing(label):
     """The walk measured it: no value of an attribute that a family ignores changes what the model computes."""
-    ignored = load_family(BASES[label].family).system("huggingface").config.ignored
-    walked = golden(label)
     changing = {
         f"{name} = {text}"
-        for name in walked.keys() & set(ignored)
-        for text, found in walked[name].items()
+        for name in ignored(label)[0]
+        for text, found in golden(label)[name].items()
         if found["changes"] != "no"
     }
     assert not changing, f"{label}: declared as ignored, and yet the outputs change: {sorted(changing)}"
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_the_golden_file_has_every_attribute(label):
+def test_the_golden_file_has_every_attribute_and_no_failure(label):
     stated = {
         name for name, values in values_of(label).items() if any(one.value is not ABSENT for one in values)
     }
     assert stated <= set(golden(label))
+    ends = {
+        word
+        for values in golden(label).values()
+        for found in values.values()
+        for system, words in found.items()
+        if system != "changes"
+        for word in words.split("/")
+    }
+    assert ends <= set(PASSED)
+    assert "refused" not in "".join(golden(label)[BASE]["base"].values())
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_an_alternative_of_what_matters_changes_the_outputs(label):
-    """A value that changes nothing proves nothing; attributes without any effect are ignored by the family, or here."""
-    ignored = load_family(BASES[label].family).system("huggingface").config.ignored
-    weak = {
+    """A value that changes nothing proves nothing, except of attributes that are known to have no effect."""
+    without = {
         name
         for name, values in golden(label).items()
         if name != BASE and all(found["changes"] == "no" for found in values.values())
     }
-    assert weak - set(ignored) == set()
+    assert not without - set.union(*ignored(label)) - set(NONE) - harmless(label)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_what_is_harmless_has_no_effect(label):
+    for name in harmless(label):
+        assert {found["changes"] for found in golden(label)[name].values()} == {"no"}, name

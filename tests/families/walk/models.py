@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DTYPE = "float64"
+_ATTENTIONS = ("eager", "sdpa")
 _FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 SEQUENCE = 24
 _EXPERTS = {
-    **GATED,
-    "head_dim": 8,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-}
+    **GATED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}  # fmt: skip
 _WINDOW = {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 _LATENT = {**LATENT, "num_hidden_layers": 3, "n_routed_experts": 8, "n_group": None, "topk_group": None}
 _GATED_T5 = {**T5, "feed_forward_proj": "gated-gelu"}
@@ -121,11 +119,9 @@ def save(
     folder: Path, label: str, change: tuple[str, Change] | None = None, *, reference: bool = False
 ) -> Path:
     """Save a model; null, absent and what only stands in the file is edited into `config.json`."""
-    import torch
-
     settings = settings_of(label, change, reference=reference)
     model = _made(label, json.dumps(settings))
-    model.to(getattr(torch, settings.get("dtype", DTYPE))).save_pretrained(folder)
+    model.save_pretrained(folder)
     if change is not None:
         _edit(folder / "config.json", *change, reference=reference)
     return folder
@@ -192,7 +188,7 @@ def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
 
     named = json.loads((folder / "config.json").read_text()).get("architectures")
     kind = model_class(label) if own or not named else named[0]
-    # `eager` alone computes soft caps, and experts in float64.
+    # Experts compute in float64 by `eager` alone.
     model, report = getattr(transformers, kind).from_pretrained(
         folder, output_loading_info=True, dtype=torch.float64, attn_implementation="eager",
         experts_implementation="eager",
@@ -200,8 +196,18 @@ def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
     wrong = {name: sorted(report[name])[:2] for name in _FAULTS if report[name]}
     if wrong:
         raise ValueError(f"the model does not fit its config: {wrong}")
+    return np.stack(
+        [_computed(model.eval(), kind, one) for one in _ATTENTIONS if one == "eager" or model._supports_sdpa]
+    )
+
+
+def _computed(model: Any, kind: str, attention: str) -> np.ndarray:
+    """By one implementation of attention: `eager` alone computes soft caps, `sdpa` alone attends in both directions."""
+    import torch
+
+    model.set_attn_implementation(attention)
     with torch.no_grad():
-        made = model.eval()(**_inputs(decoder="Conditional" in kind), return_dict=True)
+        made = model(**_inputs(decoder="Conditional" in kind), return_dict=True)
     return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 

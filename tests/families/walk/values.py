@@ -22,6 +22,8 @@ EVERY = f"{DECODERS} {T5}"
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 GROUPS = {"n_group": 2, "topk_group": 1}
+DYNAMIC = {"rope_parameters.rope_type": "dynamic", "rope_parameters.factor": 4.0}
+DYNAMIC_FULL = {name.replace(".", ".full_attention."): value for name, value in DYNAMIC.items()}
 LOCAL, WHOLE = "sliding_attention", "full_attention"
 
 # Attributes whose only alternatives are absent and null, or that have none; and why.
@@ -36,7 +38,7 @@ NONE: dict[str, str] = {
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {DECODERS: [48]},
     "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS}": [12],
-                 LATENT: [in_file(8), ABSENT]},
+                 "deepseek_v2": [in_file(8), ABSENT], "deepseek_v3": [ABSENT]},
     "intermediate_size": {DECODERS: [40]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT}": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13]},
     "num_attention_heads": {f"{LLAMAS} {GEMMAS}": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
@@ -69,7 +71,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "bos_token_id": {f"{DECODERS} mt5": [7]},
     "chunk_size_feed_forward": {EVERY: [1]},
     "decoder_start_token_id": {"mt5 umt5": [7]},
-    "dtype": {EVERY: ["float32"]},
+    "dtype": {EVERY: [in_file("float32")]},
     "eos_token_id": {EVERY: [7, to([7, 8])]},
     "id2label": {EVERY: [to({"0": "A", "1": "B", "2": "C"})]},
     "is_encoder_decoder": {DECODERS: [True], T5: [False]},
@@ -99,7 +101,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "is_decoder": {T5: [True]},
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_epsilon": {T5: [0.1]},
-    "max_position_embeddings": {DECODERS: [128, 16]},
+    "max_position_embeddings": {f"{LLAMAS} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+                                "gemma3_text": [128, 16, to(16, DYNAMIC_FULL)]},
     "mlp_bias": {"llama deepseek_v2": [True]},
     "pretraining_tp": {f"llama {LATENT}": [2]},
     "relative_attention_max_distance": {T5: [24]},
@@ -180,6 +183,43 @@ _ROPE = {
         **entries(8, "rope_parameters.sliding_attention."),
     },
 }
+
+
+# Attribute → classes → why no value that was tried changes an output, where the family neither ignores the attribute nor
+# knows one value alone. Any other that changes nothing fails the walk: its alternatives are bad.
+HARMLESS: dict[str, dict[str, str]] = {
+    "_sliding_window_pattern": {"gemma3_text": "the class reads sliding_window_pattern, and layer_types before it"},
+    "attention_bias": {"mistral mixtral qwen2": "an attribute of other classes"},
+    "attn_logit_softcapping": {"gemma3_text": "Gemma3Attention does not pass it on"},
+    "head_dim": {LATENT: "the class computes it"},
+    "hidden_activation": {"gemma": "an attribute of other classes"},
+    "intermediate_size": {"qwen3_moe": "the width of dense layers, of which it has none"},
+    "mlp_bias": {"mistral": "an attribute of other classes"},
+    "moe_layer_freq": {LATENT: "read by DeepSeek's own code alone"},
+    "norm_topk_prob": {"deepseek_v2": "the router of transformers does not read it"},
+    "num_decoder_layers": {"t5_encoder": "there is no decoder"},
+    "num_key_value_heads": {LATENT: "latent attention has as many as heads"},
+    "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
+    "partial_rotary_factor": {DECODERS: "positions that are not scaled do not read it"},
+    "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
+    "qk_head_dim": {LATENT: "the class computes it"},
+    "rope_parameters.full_attention.mrope_section": {"gemma3_text": "of models with images"},
+    "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT}": "of models with images"},
+    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text": "of models with images"},
+    "rope_parameters.sliding_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
+    "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
+    "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},
+    "topk_method": {"deepseek_v3": "read by DeepSeek's own code alone"},
+    "use_bidirectional_attention": {"gemma2": "read by kernels that make no mask, which the class lacks on a CPU"},
+    "use_mrope": {QWENS: "of models with images"},
+}  # fmt: skip
+
+
+def harmless(label: str) -> set[str]:
+    """The attributes of a class of which no value changes an output."""
+    return {name for name, by in HARMLESS.items() for labels in by if label in labels.split()}
 
 
 def values_of(label: str) -> dict[str, tuple[Change, ...]]:

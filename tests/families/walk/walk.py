@@ -30,11 +30,11 @@ from wherry.families import load_family
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Scale words round twice by 2^-53; norms compute in float32, where that may flip a last bit.
-SAME = 1e-7
-# The same for weights that are saved as float32: the words round by 2^-24 for each of some layers.
-SAME_FLOAT32 = 2e-5
+# Relative to the largest logit. Scale words round twice by 2^-53, and transformers computes norms, rotations and
+# softmax in float32, where that may flip a last bit (6e-8); what a change changes must be more.
+SAME = 1e-6
 _SIDECAR = "wherry.json"
+LITTLE = "less than rounding"
 PASSED = ("carried", "refused", "asked")
 
 
@@ -206,7 +206,7 @@ _references: dict[str, tuple[np.ndarray, dict[str, Any]] | None] = {}
 
 
 def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
-    """Whether the change changes what the model computes: yes, no, or shape (other weights).
+    """Whether the change changes what the model computes: yes, no, shape (other weights), or less than rounding does.
 
     Where the reference is no model, as without an attribute that others need, the answer is yes.
     """
@@ -218,7 +218,8 @@ def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
     reference = _references[key]
     if reference is not None and _signature(source) != reference[1]:
         return "shape"
-    return "no" if reference is not None and np.array_equal(reference[0], wanted) else "yes"
+    far = _distance(wanted, reference[0]) if reference is not None else 1.0
+    return "no" if not far else "yes" if far > SAME else LITTLE
 
 
 def _reference(case: Case, folder: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
@@ -302,6 +303,9 @@ def _compared(case: Case, back: Path, wanted: np.ndarray) -> End:
         return End("does not load", f"{type(error).__name__}: {error}"[:300])
     if found.shape != wanted.shape:
         return End("differs", f"shape {found.shape}, not {wanted.shape}")
-    limit = SAME_FLOAT32 if case.attribute == "dtype" else SAME
-    far = float(np.abs(found - wanted).max() / np.abs(wanted).max())
-    return End("carried") if far <= limit else End("differs", f"by {far:.1e}")
+    far = _distance(found, wanted)
+    return End("carried") if far <= SAME else End("differs", f"by {far:.1e}")
+
+
+def _distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
