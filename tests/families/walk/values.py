@@ -185,8 +185,8 @@ _ROPE = {
 }
 
 
-# Attribute → classes → why no value that was tried changes an output, where the family neither ignores the attribute nor
-# knows one value alone. Any other that changes nothing fails the walk: its alternatives are bad.
+# Attribute → classes → why no value that was tried changes an output, where the family neither ignores the attribute
+# nor knows one value alone. Any other that changes nothing fails the walk: its alternatives are bad.
 HARMLESS: dict[str, dict[str, str]] = {
     "_sliding_window_pattern": {"gemma3_text": "the class reads sliding_window_pattern, and layer_types before it"},
     "attention_bias": {"mistral mixtral qwen2": "an attribute of other classes"},
