@@ -221,3 +221,17 @@ def _tokens() -> Any:
 
 def _inputs(*, decoder: bool) -> dict[str, Any]:
     return {"input_ids": _tokens(), **({"decoder_input_ids": _tokens().flip(1)} if decoder else {})}
+
+
+def meta_params(folder: Path) -> dict[str, Any]:
+    """The `params.json` that Meta publishes beside a model, of a folder of transformers."""
+    import transformers
+
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    rope, wide = config.rope_parameters, 8 * config.hidden_size // 3
+    return {
+        "dim": config.hidden_size, "n_layers": config.num_hidden_layers, "n_heads": config.num_attention_heads,
+        "n_kv_heads": config.num_key_value_heads, "vocab_size": config.vocab_size, "norm_eps": config.rms_norm_eps,
+        "multiple_of": config.intermediate_size, "ffn_dim_multiplier": 1.5 / wide, "rope_theta": rope["rope_theta"],
+        "use_scaled_rope": rope["rope_type"] == "llama3",
+    }  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 
 import wherry
 from tests.families.walk.change import ABSENT, Change, in_file
-from tests.families.walk.models import BASES, DTYPE, logits, save
+from tests.families.walk.models import BASES, DTYPE, logits, meta_params, save
 from tests.families.walk.values import SIZES, values_of
 from tests.support.memory_files import temporary_folder
 from wherry.core.request import LayoutRequest
@@ -28,7 +28,7 @@ from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, Wher
 from wherry.families import load_family
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # Relative to the largest logit. Scale words round twice by 2^-53, and transformers computes norms, rotations and
 # softmax in float32, where that may flip a last bit (6e-8); what a change changes must be more.
@@ -39,11 +39,18 @@ PASSED = ("carried", "refused", "asked")
 
 
 class Route(NamedTuple):
-    """One way into a system: format, options, and the part of the layout that is asked for."""
+    """One way into a system.
+
+    Attributes:
+        to: the format.
+        options, wish: what is asked for.
+        answer: the config of the source's system that the user of such a checkpoint has; None is that of the source.
+    """
 
     to: str
     options: Mapping[str, Any] = {}
     wish: LayoutRequest = LayoutRequest()
+    answer: Callable[[Path], Mapping[str, Any]] | None = None
 
     @property
     def label(self) -> str:
@@ -55,7 +62,7 @@ ROUTES: dict[str, tuple[Route, ...]] = {
     "huggingface": (Route("huggingface", wish=LayoutRequest(dtype=DTYPE)), Route("huggingface")),
     "lingua": (Route("lingua"), Route("lingua-consolidated")),
     "maxtext": (Route("maxtext", {"scan_layers": "true"}), Route("maxtext", {"scan_layers": "false"})),
-    "meta": (Route("torch-zip", wish=LayoutRequest(family="llama")),),
+    "meta": (Route("torch-zip", wish=LayoutRequest(family="llama"), answer=meta_params),),
     "penzai": (Route("penzai"), Route("penzai", {"layer_stack": "false", "order": "native"})),
     "t5x": (
         Route("t5x-legacy"),
@@ -242,12 +249,16 @@ def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
         stopped = _converted("back", there, back, Route("huggingface", wish=LayoutRequest(family=family)))
         if stopped is None:
             return _compared(case, back, wanted)
-        return _answered(case, there, source, wanted, stopped) if stopped.word == "asked" else stopped
+        return _answered(case, route, there, source, wanted, stopped) if stopped.word == "asked" else stopped
 
 
-def _answered(case: Case, there: Path, source: Path, wanted: np.ndarray, stopped: End) -> End:
+def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.ndarray, stopped: End) -> End:
     """The way back that asks, with an answer: the end that asked, if the model is then the same or refused."""
-    wish = LayoutRequest(family=BASES[case.label].family, config=str(source / "config.json"))
+    answer = source / "config.json"
+    if route.answer is not None:
+        answer = there.parent / "params.json"
+        answer.write_text(json.dumps(route.answer(source)))
+    wish = LayoutRequest(family=BASES[case.label].family, config=str(answer))
     back = there.parent / "answered"
     again = _converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
         case, back, wanted
