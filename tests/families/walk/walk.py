@@ -253,7 +253,10 @@ def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
 
 
 def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.ndarray, stopped: End) -> End:
-    """The way back that asks, with an answer: the end that asked, if the model is then the same or refused."""
+    """The way back that asks, with an answer: the end that asked, if the model is then the same or refused.
+
+    So is it if something is asked for that no config states; if a config is asked for again, the cure is none.
+    """
     answer = source / "config.json"
     if route.answer is not None:
         answer = there.parent / "params.json"
