@@ -266,11 +266,9 @@ def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.nd
     again = _converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
         case, back, wanted
     )
-    return (
-        stopped
-        if again.word in ("carried", "refused")
-        else End(f"{again.word} after the answer", again.detail)
-    )
+    if again.word in ("carried", "refused") or (again.word == "asked" and "--config" not in again.detail):
+        return stopped
+    return End(f"{again.word} after the answer", again.detail)
 
 
 def _converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
