@@ -72,7 +72,7 @@ def _word(ends: Sequence[tuple[str, str]]) -> str:
 def _values(ends: Sequence[tuple[str, str]], word: str) -> Iterator[str]:
     seen: set[str] = set()
     for text, found in ends:
-        value = text.partition(" with ")[0]
+        value = text if len(text) <= _LONGEST else text.partition(" with ")[0]
         shown = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
         if found == word and shown not in seen:
             seen.add(shown)
