@@ -1,7 +1,7 @@
 """The tables of docs/reference/attributes.md: what becomes of each attribute of a Hugging Face config in each system.
 
 They are made of tests/golden/attributes.json, which the walk over all attributes writes
-(`python -m tests.families.walk.record`), so that nothing is converted or loaded here.
+(`python -m tests.support.walk.record`), so that nothing is converted or loaded here.
 """
 
 from __future__ import annotations

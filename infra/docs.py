@@ -5,7 +5,7 @@
 A generated part is between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
 `docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this script after a change to either. It
 needs wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
-The tables of attributes are made of a golden file, which `python -m tests.families.walk.record` measures.
+The tables of attributes are made of a golden file, which `python -m tests.support.walk.record` measures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A config is part of the model: each attribute of each class reaches each system, or is refused.
 
-The whole walk is behind `--slow`; `python -m tests.families.walk.record` writes its golden file. Here the base model of
+The whole walk is behind `--slow`; `python -m tests.support.walk.record` writes its golden file. Here the base model of
 each class takes every way into every system, and every 60th case one way.
 """
 
@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from tests.families.walk.change import ABSENT
-from tests.families.walk.models import BASES, attributes_of
-from tests.families.walk.record import BASE, failures, golden, row, rows
-from tests.families.walk.values import IN_FILES, NONE, SIZES, VALUES, harmless, values_of
-from tests.families.walk.walk import PASSED, ROUTES, all_cases, routes_of, systems_of, walk
+from tests.support.walk.change import ABSENT
+from tests.support.walk.models import BASES, attributes_of
+from tests.support.walk.record import BASE, failures, golden, row, rows
+from tests.support.walk.values import IN_FILES, NONE, SIZES, VALUES, harmless, values_of
+from tests.support.walk.walk import PASSED, ROUTES, all_cases, routes_of, systems_of, walk
 from wherry.families import load_family
 
 pytest.importorskip("transformers")
@@ -28,7 +28,7 @@ def test_every_attribute_has_alternatives(label):
     """A release of transformers that adds an attribute fails here, until somebody decides what becomes of it."""
     undecided = attributes_of(label) - set(values_of(label)) - set(NONE)
     assert not undecided, (
-        f"{label}: state alternatives in tests/families/walk/values.py for {sorted(undecided)}"
+        f"{label}: state alternatives in tests/support/walk/values.py for {sorted(undecided)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.families.walk.change import to
+from tests.support.walk.change import to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import wherry
-from tests.families.walk.change import ABSENT, Change, in_file
-from tests.families.walk.models import BASES, DTYPE, logits, meta_params, save
-from tests.families.walk.values import SIZES, values_of
 from tests.support.memory_files import temporary_folder
+from tests.support.walk.change import ABSENT, Change, in_file
+from tests.support.walk.models import BASES, DTYPE, logits, meta_params, save
+from tests.support.walk.values import SIZES, values_of
 from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
 from wherry.families import load_family

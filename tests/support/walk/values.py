@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.families.walk.change import ABSENT, Change, changes, in_file, to
-from tests.families.walk.values_rope import entries
+from tests.support.walk.change import ABSENT, Change, changes, in_file, to
+from tests.support.walk.values_rope import entries
 
 GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"

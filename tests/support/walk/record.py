@@ -1,6 +1,6 @@
 """Walks every case of every class, and writes down how each ended:
 
-    python -m tests.families.walk.record [--only CLASS ...] [--workers N] [--details FILE]
+    python -m tests.support.walk.record [--only CLASS ...] [--workers N] [--details FILE]
 
 rewrites tests/golden/attributes.json, or with --only its rows of these classes. `infra/docs.py` makes
 docs/reference/attributes.md of it, and tests/families/test_config_walk.py compares it with the code. A failure is
@@ -18,15 +18,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.families.walk.change import ABSENT
-from tests.families.walk.models import BASES
-from tests.families.walk.walk import LITTLE
 from tests.support.memory_files import temporary_folder
+from tests.support.walk.change import ABSENT
+from tests.support.walk.models import BASES
+from tests.support.walk.walk import LITTLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.families.walk.walk import Case, Walked
+    from tests.support.walk.walk import Case, Walked
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "attributes.json"
 BASE = "(base)"  # the row of the model that nothing was changed of
@@ -72,7 +72,7 @@ def failures(walked: Walked) -> list[str]:
 
 
 def _walk(part: list[tuple[Case, int]]) -> list[Walked]:
-    from tests.families.walk.walk import walk
+    from tests.support.walk.walk import walk
 
     return [walk(case, number) for case, number in part]
 
@@ -97,7 +97,7 @@ def walk_all(labels: list[str], workers: int) -> Iterator[Walked]:
     """Every case of some classes, in order."""
     import transformers
 
-    from tests.families.walk.walk import all_cases
+    from tests.support.walk.walk import all_cases
 
     transformers.logging.disable_progress_bar()
     numbered = [(case, number) for label in labels for number, case in enumerate(all_cases(label))]

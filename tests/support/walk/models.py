@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.families.walk.change import ABSENT, Change
 from tests.support.tiny_models import CLASSES, GATED, LATENT, T5
+from tests.support.walk.change import ABSENT, Change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
