@@ -52,8 +52,13 @@ def tree(tmp_path):
     ignore = shutil.ignore_patterns("__pycache__")
     for name in (*ROOMS, "docs", "infra"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
-    (copy / "tests" / "support").mkdir(parents=True)
-    for path in (*ROOT.glob("tests/support/hooks_*.py"), ROOT / "pyproject.toml", ROOT / "README.md"):
+    beside = (
+        "pyproject.toml",
+        "README.md",
+        "tests/golden/attributes.json",
+    )  # what the generated pages are made of
+    for path in (*ROOT.glob("tests/support/hooks_*.py"), *map(ROOT.joinpath, beside)):
+        (copy / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy / path.relative_to(ROOT))
     return copy
 
