@@ -1,0 +1,145 @@
+"""Small models of transformers with random weights, and their logits in float64: the source's side of every judgement.
+
+Every parameter and every bias of a router is drawn anew, norms included: a norm of ones would hide a missing shift. No
+two axes of a tensor that a layout could confuse are of one size by design alone: `hidden_size` equals `heads * head_dim`
+in some models, so that a transposed square matrix must show in the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+TOKENS = np.array([[3, 14, 15, 9, 26, 5, 35, 8, 59, 7], [1, 2, 40, 41, 9, 9, 13, 33, 58, 20]])
+_COMMON = {
+    "vocab_size": 60, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 64,
+    "num_key_value_heads": 2, "intermediate_size": 48,
+}  # fmt: skip
+_LATENT = {
+    "vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 3,
+    "max_position_embeddings": 64, "intermediate_size": 48, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "q_lora_rank": 12, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 6,
+}  # fmt: skip
+_V3 = {**_LATENT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+_V2 = {
+    **_LATENT, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
+    "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "num_decoder_layers": 3,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+
+
+class Model(NamedTuple):
+    """A class of transformers without `Config` or `ForCausalLM`, its settings, and wherry's family."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    family: str
+
+
+MODELS: Mapping[str, Model] = {
+    "llama": Model("Llama", _COMMON, "llama"),
+    "llama-tied": Model("Llama", {**_COMMON, "tie_word_embeddings": True}, "llama"),
+    "llama-3.1": Model("Llama", {**_COMMON, "rope_parameters": _LLAMA3}, "llama"),
+    "llama-head-dim": Model("Llama", {**_COMMON, "head_dim": 24}, "llama"),
+    "mistral": Model("Mistral", {**_COMMON, "sliding_window": None}, "mistral"),
+    "mixtral": Model("Mixtral", {**_COMMON, "sliding_window": None, "num_local_experts": 4}, "mixtral"),
+    "qwen2": Model("Qwen2", _COMMON, "qwen"),
+    "qwen2-tied": Model("Qwen2", {**_COMMON, "tie_word_embeddings": True}, "qwen"),
+    "qwen3": Model("Qwen3", {**_COMMON, "head_dim": 16}, "qwen"),
+    "qwen3-moe": Model("Qwen3Moe", {**_COMMON, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                    "moe_intermediate_size": 24, "norm_topk_prob": True}, "qwen"),
+    "gemma": Model("Gemma", {**_COMMON, "head_dim": 16}, "gemma"),
+    "gemma2": Model("Gemma2", {**_COMMON, "head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 16,
+                               "sliding_window": 4}, "gemma2"),
+    "gemma3": Model("Gemma3Text", {**_COMMON, "head_dim": 16, "num_hidden_layers": 8, "query_pre_attn_scalar": 16,
+                                   "sliding_window": 4}, "gemma3"),
+    "gemma3-no-remainder": Model("Gemma3Text", {**_COMMON, "head_dim": 16, "num_hidden_layers": 12,
+                                                "query_pre_attn_scalar": 16, "sliding_window": 4}, "gemma3"),
+    "deepseek-v2": Model("DeepseekV2", _V2, "deepseek"),
+    "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
+    "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
+    "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
+    "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "t5-1.1": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, "t5"),
+    "mt5": Model("MT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
+    "umt5": Model("UMT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
+    "t5-encoder": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
+}  # fmt: skip
+UNTIED = ("t5-1.1", "mt5", "umt5")
+_CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
+            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+
+
+def save(label: str, folder: Path, seed: int = 0) -> Path:
+    """Write a model of the table as transformers saves it."""
+    import torch
+    import transformers
+
+    kind, settings, _family = MODELS[label]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    name = "T5EncoderModel" if label == "t5-encoder" else _CLASSES.get(kind, f"{kind}ForCausalLM")
+    model = getattr(transformers, name)(config)
+    with torch.no_grad():
+        biases = [one for name, one in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        for parameter in [*model.parameters(), *biases]:
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(folder)
+    if label in UNTIED:
+        _untie(folder, torch.randn(model.lm_head.weight.shape) * 0.3)
+    return folder
+
+
+def _untie(folder: Path, head: Any) -> None:
+    """Give a T5 its own head: transformers 5 ties every T5 that it makes, and keeps apart what a file keeps apart."""
+    from safetensors.torch import load_file, save_file
+
+    file, config = folder / "model.safetensors", folder / "config.json"
+    save_file({**load_file(file), "lm_head.weight": head}, file, {"format": "pt"})
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": False}))
+
+
+def logits(folder: Path, tokens: Array = TOKENS) -> Array:
+    """What transformers computes in float64 from a folder: nothing may be missing in it, or left over.
+
+    An encoder alone gives its output; encoder and decoder get the same tokens.
+    """
+    import torch
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text())
+    model, report = getattr(transformers, config["architectures"][0]).from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    inputs = {"input_ids": torch.tensor(tokens)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.tensor(tokens[:, ::-1].copy())
+    with torch.no_grad():
+        found = model.double().eval()(**inputs)
+    return (found.logits if "logits" in found else found.last_hidden_state).numpy()
+
+
+def apart(found: Array, wanted: Array) -> float:
+    """The largest difference, as a share of the largest wanted value."""
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())

@@ -1,0 +1,82 @@
+"""The models and forms in which pairs with MaxText are judged, and MaxText's own configs of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.oracles import files
+from tests.oracles.huggingface import MODELS
+from tests.oracles.leaves import Leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+LABELS = [label for label, model in MODELS.items() if model.family != "t5"]
+FORMS: Mapping[str, Mapping[str, str]] = {
+    "scanned": {"scan_layers": "true"},
+    "unscanned": {"scan_layers": "false"},
+    "axis-0": {"scan_layers": "true", "param_scan_axis": "0"},
+}
+# Beside the scanned form of every model, what runs each time.
+SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
+           ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
+# MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
+_DEEPSEEK3 = {"model_name": "deepseek3-671b"}
+_GEMMA3 = {"model_name": "gemma3-4b"}
+MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
+    "gemma3": _GEMMA3, "gemma3-no-remainder": _GEMMA3, "deepseek-v3": _DEEPSEEK3, "deepseek-v3-yarn": _DEEPSEEK3,
+}  # fmt: skip
+
+_COMMON = {
+    "base_config": "base.yml", "base_emb_dim": 64, "base_num_query_heads": 4, "base_num_kv_heads": 2, "head_dim": 16,
+    "base_mlp_dim": 48, "base_num_decoder_layers": 3, "vocab_size": 60, "normalization_layer_epsilon": 1e-6,
+    "max_target_length": 64, "rope_max_timescale": 10000,
+}  # fmt: skip
+_GELU = {"mlp_activations": ["gelu", "linear"], "logits_via_embedding": True}
+_POSTS = {**_GELU, "use_post_attn_norm": True, "use_post_ffw_norm": True, "sliding_window_size": 4}
+_LATENT = {
+    **_COMMON, "base_emb_dim": 32, "base_num_kv_heads": 4, "base_moe_mlp_dim": 24, "first_num_dense_layers": 1,
+    "num_experts": 8, "num_experts_per_tok": 3, "shared_experts": 2, "decoder_block": "deepseek",
+    "attention_type": "mla", "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8,
+    "v_head_dim": 6, "rope_type": "yarn", "rope_factor": 4, "beta_fast": 32, "mscale": 1.0,
+    "max_position_embeddings": 64, "original_max_position_embeddings": 16,
+}  # fmt: skip
+# MaxText's own configs, in the words of base.yml.
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
+    "llama-tied": {**_COMMON, "decoder_block": "llama2", "rope_type": "default", "logits_via_embedding": True,
+                   "normalize_embedding_logits": False},
+    "llama-3.1": {**_COMMON, "decoder_block": "llama2", "rope_type": "llama3.1", "rope_max_timescale": 500000},
+    "mistral": {**_COMMON, "decoder_block": "mistral"},
+    "mixtral": {**_COMMON, "decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2,
+                "base_moe_mlp_dim": 48},
+    "qwen2": {**_COMMON, "decoder_block": "qwen2", "attention_bias": True},
+    "qwen3": {**_COMMON, "decoder_block": "qwen3", "use_qk_norm": True},
+    "qwen3-moe": {**_COMMON, "decoder_block": "qwen3_moe", "use_qk_norm": True, "num_experts": 4,
+                  "num_experts_per_tok": 2, "base_moe_mlp_dim": 24, "base_mlp_dim": 24, "norm_topk_prob": True},
+    "gemma": {**_COMMON, **_GELU, "decoder_block": "gemma"},
+    "gemma2": {**_COMMON, **_POSTS, "decoder_block": "gemma2", "base_num_decoder_layers": 2,
+               "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
+    "gemma3": {**_COMMON, **_POSTS, "decoder_block": "gemma3", "base_num_decoder_layers": 8, "head_dim": 256,
+               "local_rope_max_timescale": 10000, "rope_max_timescale": 1000000, **_GEMMA3},
+    "deepseek-v2": {**_LATENT, "routed_score_func": "softmax", "routed_scaling_factor": 1.5},
+    "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
+                    "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
+}  # fmt: skip
+
+
+def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
+    """The leaves below `params/params`, and with them the router's bias that lies outside.
+
+    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and its scan stacks that on the first axis, wherever
+    parameters are stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
+    """
+    leaves = files.below(found, "params/params/")
+    for name, bias in files.below(found, "nnx_aux/model/").items():
+        assert name.endswith("/gate/bias"), name
+        leaves[name] = np.moveaxis(bias, 0, config.get("param_scan_axis", 1)) if bias.ndim > 1 else bias
+    return Leaves(leaves)

@@ -1,0 +1,53 @@
+"""MaxText computes from what wherry wrote what transformers computes from the source, and the other way around."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+import wherry
+from tests.oracles import files, huggingface, judge, maxtext
+from tests.oracles.huggingface import MODELS, TOKENS
+from tests.oracles.leaves import Invented
+from tests.oracles.maxtext_cases import CONFIGS, FORMS, LABELS, MODEL_NAMES, SAMPLED, leaves_of
+from wherry.core.request import LayoutRequest
+
+pytest.importorskip("transformers")
+pytest.importorskip("orbax.checkpoint")
+
+_SLOW = pytest.mark.slow
+
+
+def cases(labels):
+    """Every label in every form; what is not sampled is slow."""
+    for label in labels:
+        for name, form in FORMS.items():
+            marks = () if (label, name) in SAMPLED or name == "scanned" else (_SLOW,)
+            yield pytest.param(label, form, id=f"{label}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("label", "form"), list(cases(LABELS)))
+def test_maxtext_computes_what_transformers_computed(label, form, tmp_path):
+    target = tmp_path / "out"
+    wherry.convert(judge.source(label), target, to="maxtext", options=form, lineage=False)
+    config = yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
+    leaves = leaves_of(files.arrays("maxtext", target), config)
+    found = maxtext.logits(leaves, {**MODEL_NAMES.get(label, {}), **config}, TOKENS)
+    leaves.require_all_taken()
+    judge.require_equal(found, judge.wanted(label))
+
+
+@pytest.mark.parametrize(("label", "form"), list(cases(CONFIGS)))
+def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
+    config = {**CONFIGS[label], **{name: yaml.safe_load(text) for name, text in form.items()}}
+    invented = Invented()
+    expected = maxtext.logits(invented, config, TOKENS)
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(config, default_flow_style=None))
+    step = files.save_maxtext(tmp_path / "run", invented.arrays)
+    wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
+    wherry.convert(step, tmp_path / "out", to="huggingface", wish=wish, options=ASKED.get(label, {}), lineage=False)
+    judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
+
+
+# What MaxText's config does not state and wherry asks for.
+ASKED = {"gemma2": {"query_scale": "head_dim"}}
