@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -43,6 +44,11 @@ def tree(found: Mapping[str, Array]) -> dict[str, Any]:
             node = node.setdefault(part, {})
         node[last] = array
     return root
+
+
+def write_yaml(file: Path, config: Mapping[str, Any]) -> None:
+    """A flat config, an attribute a line."""
+    file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items()))
 
 
 def save_maxtext(folder: Path, found: Mapping[str, Array]) -> Path:

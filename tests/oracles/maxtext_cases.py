@@ -34,7 +34,7 @@ MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
 _COMMON = {
     "base_config": "base.yml", "base_emb_dim": 64, "base_num_query_heads": 4, "base_num_kv_heads": 2, "head_dim": 16,
     "base_mlp_dim": 48, "base_num_decoder_layers": 3, "vocab_size": 60, "normalization_layer_epsilon": 1e-6,
-    "max_target_length": 64, "rope_max_timescale": 10000,
+    "rope_max_timescale": 10000,
 }  # fmt: skip
 _GELU = {"mlp_activations": ["gelu", "linear"], "logits_via_embedding": True}
 _POSTS = {**_GELU, "use_post_attn_norm": True, "use_post_ffw_norm": True, "sliding_window_size": 4}

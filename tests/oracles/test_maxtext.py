@@ -42,7 +42,7 @@ def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
     config = {**CONFIGS[label], **{name: yaml.safe_load(text) for name, text in form.items()}}
     invented = Invented()
     expected = maxtext.logits(invented, config, TOKENS)
-    (tmp_path / "run.yml").write_text(yaml.safe_dump(config, default_flow_style=None))
+    files.write_yaml(tmp_path / "run.yml", config)
     step = files.save_maxtext(tmp_path / "run", invented.arrays)
     wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
     wherry.convert(step, tmp_path / "out", to="huggingface", wish=wish, options=ASKED.get(label, {}), lineage=False)

@@ -52,7 +52,7 @@ def test_paxml_computes_what_maxtext_computed(form, repeat, tmp_path):
     invented = Invented()
     expected = maxtext.logits(invented, config, TOKENS)
     step = files.save_maxtext(tmp_path / "run", invented.arrays)
-    (tmp_path / "run.yml").write_text(yaml.safe_dump(config, default_flow_style=None))
+    files.write_yaml(tmp_path / "run.yml", config)
     wherry.convert(
         step, tmp_path / "out", to="paxml", options={"repeat": repeat}, lineage=False,
         wish=LayoutRequest(family="gpt3", config=str(tmp_path / "run.yml")),

@@ -1,4 +1,6 @@
-"""Releases of the real libraries that are years older than the installed ones, each set in an environment of its own.
+"""Releases of real libraries that cannot be installed beside ours, each set in an environment of its own.
+
+They are years older than the installed ones, or (MaxText) need a newer Python.
 
 An environment is made by pip, once, in a folder of the checkout that git ignores (`.venv-old-<name>`), and reused
 as long as its requirements stay the same. Where pip cannot make it, the tests that need it are skipped with what pip
@@ -8,6 +10,7 @@ said. Nothing of wherry is installed in it: a script loads what wherry wrote, an
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +26,16 @@ STACKS = {
     "pax": ("orbax-checkpoint==0.5.9", *_JAX),
     "orbax": ("orbax-checkpoint==0.6.4", *_JAX),
     "torch": ("torch==2.3.1", "numpy==1.26.4"),
+    "maxtext": (
+        "jax==0.12.0.1", "jaxlib==0.12.0.1", "flax==0.12.12", "orbax-checkpoint==0.12.8", "absl-py", "aqtp==0.9.0",
+        "chex", "drjax", "grain", "huggingface-hub", "jaxtyping", "jinja2", "ml-collections", "ml-goodput-measurement",
+        "omegaconf", "optax", "pathwaysutils", "pillow", "psutil", "pydantic", "pyyaml", "qwix==0.1.8", "safetensors",
+        "sentencepiece", "sympy", "tensorboardx", "tiktoken", "tokamax==0.0.17", "transformers==5.23.0",
+    ),
 }  # fmt: skip
+# What is installed without its dependencies: MaxText's are those of accelerators and clouds.
+BARE = {"maxtext": ("maxtext==0.2.5",)}
+PYTHONS = {"maxtext": "3.12"}
 
 # What each script ends with: leaves of a tree as JSON, by their paths.
 REPORT = """
@@ -93,18 +105,33 @@ _SCRIPTS = {"pax": ORBAX, "orbax": ORBAX, "torch": TORCH}
 
 def old_python(name: str) -> Path:
     """The Python of an old stack; skips the test where it cannot be made."""
-    folder, wanted = ROOT / f".venv-old-{name}", "\n".join(STACKS[name])
+    bare = BARE.get(name, ())
+    folder, wanted = ROOT / f".venv-old-{name}", "\n".join([*STACKS[name], *bare])
     made, python = folder / "wherry-requirements.txt", folder / "bin" / "python"
     if not made.is_file() or made.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         steps = (
-            [sys.executable, "-m", "venv", folder],
+            [_base(name), "-m", "venv", folder],
             [python, "-m", "pip", "install", "-q", *STACKS[name]],
+            *([[python, "-m", "pip", "install", "-q", "--no-deps", *bare]] if bare else []),
         )
         for step in steps:
             _make(name, [str(word) for word in step])
         made.write_text(wanted)
     return python
+
+
+def _base(name: str) -> str:
+    """The Python that an environment is made with; pyenv's shims start the version that a variable names."""
+    if name not in PYTHONS:
+        return sys.executable
+    found = shutil.which(f"python{PYTHONS[name]}")
+    asked = [str(found), "-c", "import sys; print(sys.executable)"]
+    own = {**os.environ, "PYENV_VERSION": PYTHONS[name]}
+    run = subprocess.run(asked, capture_output=True, text=True, check=False, env=own) if found else None
+    if run is None or run.returncode:
+        pytest.skip(f"no environment with {STACKS[name][0]}: Python {PYTHONS[name]} not found")
+    return run.stdout.strip()
 
 
 def _make(name: str, command: list[str]) -> None:

@@ -1,0 +1,111 @@
+"""MaxText's own model classes, on the processor, load what wherry wrote and compute what transformers computes.
+
+This judges the forward passes of `tests.oracles.maxtext` too. MaxText 0.2.5 needs Python 3.12, hence its own environment
+(`tests.support.generations`). It computes in float32; where logits go through the embedding, it rounds the embedding to
+bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import yaml
+
+import wherry
+from tests.oracles import judge
+from tests.oracles.huggingface import TOKENS
+from tests.oracles.maxtext_cases import FORMS, LABELS, MODEL_NAMES
+from tests.support.generations import old_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+SINGLE, ROUNDED = 2e-5, 5e-3
+# Where the forms of a family differ most, unscanned too.
+UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
+PAIRS = [(label, "scanned") for label in LABELS] + [(label, "unscanned") for label in UNSCANNED]
+# MaxText 0.2.5 loads parameters alone (`load_parameters_path`) with the router's bias among them.
+OPTIONS = {"deepseek-v3": {"router_bias": "params"}, "deepseek-v3-yarn": {"router_bias": "params"}}
+
+SCRIPT = """
+import json, sys, traceback
+import jax.numpy as jnp, numpy as np
+from maxtext.common.common_types import MODEL_MODE_TRAIN
+from maxtext.configs import pyconfig
+from maxtext.utils import model_creation_utils
+
+def logits(job):
+    tokens = jnp.asarray(job["tokens"])
+    rows, length = tokens.shape
+    config = pyconfig.initialize([
+        "", job["config"], f"load_parameters_path={job['items']}", "dtype=float32", "weight_dtype=float32",
+        "matmul_precision=highest", "attention=dot_product", "sparse_matmul=false", f"per_device_batch_size={rows}",
+        f"max_target_length={length}", "run_name=x", "skip_jax_distributed_system=true", "enable_dropout=false",
+        "enable_checkpointing=false", "hardware=cpu", f"base_output_directory={job['out']}", *job["stated"],
+    ])
+    model = model_creation_utils.from_pretrained(config)
+    model = model[0] if isinstance(model, tuple) else model
+    found = model(
+        decoder_input_tokens=tokens, decoder_positions=jnp.broadcast_to(jnp.arange(length), (rows, length)),
+        decoder_segment_ids=jnp.ones((rows, length), jnp.int32), enable_dropout=False, model_mode=MODEL_MODE_TRAIN,
+    )
+    return np.asarray(found[0] if isinstance(found, tuple) else found, np.float32)
+
+for job in json.load(sys.stdin):
+    try:
+        np.save(job["out"], logits(job))
+    except Exception:
+        open(job["out"] + ".txt", "w").write(traceback.format_exc())
+"""
+
+
+def stated(label: str, config: dict) -> list[str]:
+    """The command line: where a model's name is needed, all attributes, which else that name's own file replaces."""
+    name = {**MODEL_NAMES.get(label, {}), **config}.get("model_name")
+    if name is None:
+        return []
+    whole = {**config, "model_name": name, "override_model_config": True}
+    return [f"{key}={json.dumps(value)}".replace('"', "") for key, value in whole.items() if key != "base_config"]
+
+
+def job(folder: Path, label: str, form: str) -> dict:
+    """Convert a model; what the script is told of it."""
+    target = folder / "there"
+    options = {**FORMS[form], **OPTIONS.get(label, {})}
+    wherry.convert(judge.source(label), target, to="maxtext", options=options, lineage=False)
+    file = target / "items" / "assets" / "maxtext_config.yml"
+    return {
+        "tokens": TOKENS.tolist(), "config": str(file), "items": str(target / "items"),
+        "out": str(folder / "logits.npy"), "stated": stated(label, yaml.safe_load(file.read_text())),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(request, tmp_path_factory):
+    """A folder with MaxText's logits, or its error, for each pair that is tested: one process for all of them."""
+    python = old_python("maxtext")
+    asked = [item.callspec.params for item in request.session.items if item.module is request.module]
+    places = {(one["label"], one["form"]): tmp_path_factory.mktemp(one["label"]) for one in asked}
+    jobs = [job(place, *pair) for pair, place in places.items()]
+    run = subprocess.run(
+        [str(python), "-c", SCRIPT], input=json.dumps(jobs), capture_output=True, text=True, check=False,
+        cwd=tmp_path_factory.mktemp("run"), env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    return places
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("label", "form"), PAIRS)
+def test_maxtext_itself_computes_what_transformers_computed(folders, label, form):
+    folder = folders[label, form]
+    error = folder / "logits.npy.txt"
+    assert not error.exists(), error.read_text()[-1500:]
+    tied = label.startswith("gemma") or label.endswith("-tied")
+    judge.require_equal(np.load(folder / "logits.npy"), judge.wanted(label), ROUNDED if tied else SINGLE)
