@@ -42,6 +42,12 @@ DEFAULTS: Mapping[str, Any] = {
     "trainable_position_size": -1, "use_post_attn_norm": False, "use_post_ffw_norm": False, "use_qk_norm": False,
     "v_head_dim": 128,
 }  # fmt: skip
+# Of models/*.yml what a forward pass reads: it holds for the name of a model unless the command line says otherwise.
+_GEMMA3 = {"rope_linear_scaling_factor": 8.0}
+MODEL_FILES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3-4b": _GEMMA3, "gemma3-12b": _GEMMA3, "gemma3-27b": _GEMMA3,
+    "deepseek3-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True},
+}  # fmt: skip
 CYCLE = 6  # Gemma 3: five local layers and a global one
 _GEMMA_EPSILON = 1e-6  # what RMSNorm has if a block passes it none, as those of Gemma do
 
@@ -51,7 +57,7 @@ def logits(leaves: Leaves, stated: Mapping[str, Any], tokens: Array) -> Array:
 
     Args:
         leaves: parameters by their key path below `params/params`.
-        stated: MaxText's config; the rest is base.yml's.
+        stated: MaxText's config as on the command line; the rest is that of the model's name, or base.yml's.
         tokens: [batch, position].
 
     Returns:
@@ -60,7 +66,7 @@ def logits(leaves: Leaves, stated: Mapping[str, Any], tokens: Array) -> Array:
     Raises:
         Disagreement: the checkpoint is not that of this config.
     """
-    c = SimpleNamespace(**{**DEFAULTS, **stated})
+    c = SimpleNamespace(**{**DEFAULTS, **MODEL_FILES.get(stated.get("model_name", ""), {}), **stated})
     table = leaves("token_embedder/embedding", c.vocab_size, c.base_emb_dim)
     x = table[tokens]
     if c.trainable_position_size > 0:
