@@ -61,6 +61,7 @@ MODELS: Mapping[str, Model] = {
     "llama-tied": Model("Llama", {**_COMMON, "tie_word_embeddings": True}, "llama"),
     "llama-3.1": Model("Llama", {**_COMMON, "rope_parameters": _LLAMA3}, "llama"),
     "llama-head-dim": Model("Llama", {**_COMMON, "head_dim": 24}, "llama"),
+    "llama-square": Model("Llama", {**_COMMON, "intermediate_size": 64}, "llama"),
     "mistral": Model("Mistral", {**_COMMON, "sliding_window": None}, "mistral"),
     "mixtral": Model("Mixtral", {**_COMMON, "sliding_window": None, "num_local_experts": 4}, "mixtral"),
     "qwen2": Model("Qwen2", _COMMON, "qwen"),

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.oracles.parts import ACTIVATIONS, attend, causal, frequencies, llama3_scaled, rms_norm, turn_neighbours
+from tests.oracles.parts import (
+    ACTIVATIONS,
+    attend,
+    causal,
+    frequencies,
+    llama3_scaled,
+    rms_norm,
+    turn_neighbours,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -91,14 +91,19 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
     """Each layer's leaves and its block, in the order of the computation."""
     if c.decoder_block == "deepseek":
         moe = c.base_num_decoder_layers - c.first_num_dense_layers
-        found = _stack(leaves, c, "dense_layers", c.first_num_dense_layers), _stack(leaves, c, "moe_layers", moe)
+        found = (
+            _stack(leaves, c, "dense_layers", c.first_num_dense_layers),
+            _stack(leaves, c, "moe_layers", moe),
+        )
         return [(take, _deepseek_dense) for take in found[0]] + [(take, _deepseek_moe) for take in found[1]]
     if c.decoder_block == "gemma3":
         return [
             (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
             for number, take in enumerate(_gemma3_layers(leaves, c))
         ]
-    return [(take, BLOCKS[c.decoder_block]) for take in _stack(leaves, c, "layers", c.base_num_decoder_layers)]
+    return [
+        (take, BLOCKS[c.decoder_block]) for take in _stack(leaves, c, "layers", c.base_num_decoder_layers)
+    ]
 
 
 def _stack(leaves: Leaves, c: Any, name: str, count: int) -> list[Part]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-LABELS = [label for label, model in MODELS.items() if model.family != "t5"]
+LABELS = [label for label, model in MODELS.items() if model.family != "t5" and not label.endswith("-square")]
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
     "unscanned": {"scan_layers": "false"},

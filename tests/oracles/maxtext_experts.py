@@ -33,9 +33,7 @@ def experts(take: Part, c: Any, x: Array, width: int) -> Array:
     return np.einsum("btne,btn->bte", found, _weights(take.under("gate"), c, x))
 
 
-def shared_and_routed(
-    take: Part, c: Any, x: Array, mlp: Callable[[Part, Any, Array, int], Array]
-) -> Array:
+def shared_and_routed(take: Part, c: Any, x: Array, mlp: Callable[[Part, Any, Array, int], Array]) -> Array:
     """DeepSeek's experts that every token goes to, and those that it is routed to."""
     routed = experts(take.under("MoeBlock_0"), c, x, c.base_moe_mlp_dim)
     return routed + mlp(take.under("shared_experts"), c, x, c.shared_experts * c.base_moe_mlp_dim)

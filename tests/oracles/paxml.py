@@ -66,5 +66,7 @@ def _feed_forward(take: Part, sizes: Sizes, x: Array) -> Array:
         ("ffn_layer1", sizes.embed, sizes.ffn, "gelu"),
         ("ffn_layer2", sizes.ffn, sizes.embed, "linear"),
     ):
-        x = ACTIVATIONS[activation](x @ take(f"{name}/linear/w", before, after) + take(f"{name}/bias/b", after))
+        x = ACTIVATIONS[activation](
+            x @ take(f"{name}/linear/w", before, after) + take(f"{name}/bias/b", after)
+        )
     return x

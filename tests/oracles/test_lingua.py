@@ -21,7 +21,11 @@ ARGS = {
     "ffn_dim_multiplier": None, "norm_eps": 1e-5, "rope_theta": 10000.0, "max_seqlen": 64, "weight_tying": False,
     "sliding_window": None,
 }  # fmt: skip
-RUN = {"model": ARGS, "distributed": {"model_dtype": "fp32"}, "data": {"tokenizer": {"name": "bytes", "path": None}}}
+RUN = {
+    "model": ARGS,
+    "distributed": {"model_dtype": "fp32"},
+    "data": {"tokenizer": {"name": "bytes", "path": None}},
+}
 META = {name: ARGS[name] for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of")} | {
     "norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip

@@ -45,7 +45,9 @@ def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
     files.write_yaml(tmp_path / "run.yml", config)
     step = files.save_maxtext(tmp_path / "run", invented.arrays)
     wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
-    wherry.convert(step, tmp_path / "out", to="huggingface", wish=wish, options=ASKED.get(label, {}), lineage=False)
+    wherry.convert(
+        step, tmp_path / "out", to="huggingface", wish=wish, options=ASKED.get(label, {}), lineage=False
+    )
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 

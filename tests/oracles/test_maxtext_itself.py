@@ -71,7 +71,9 @@ def stated(label: str, config: dict) -> list[str]:
     if name is None:
         return []
     whole = {**config, "model_name": name, "override_model_config": True}
-    return [f"{key}={json.dumps(value)}".replace('"', "") for key, value in whole.items() if key != "base_config"]
+    return [
+        f"{key}={json.dumps(value)}".replace('"', "") for key, value in whole.items() if key != "base_config"
+    ]
 
 
 def job(folder: Path, label: str, form: str) -> dict:

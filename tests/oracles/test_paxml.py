@@ -29,7 +29,9 @@ def test_maxtext_computes_what_paxml_computed(form, tmp_path):
     invented = Invented()
     expected = paxml.logits(invented, SIZES, TOKENS)
     step = tmp_path / "checkpoint_00000100"
-    leaves = {("mdl_vars", "params", "lm", *name.split("/")): array for name, array in invented.arrays.items()}
+    leaves = {
+        ("mdl_vars", "params", "lm", *name.split("/")): array for name, array in invented.arrays.items()
+    }
     contract.gda(step / "state", leaves)
     contract.write_metadata(step, 1.1, leaves)
     wherry.convert(step, tmp_path / "out", to="maxtext", options=FORMS[form], lineage=False)

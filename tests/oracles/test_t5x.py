@@ -54,7 +54,9 @@ def test_the_oracle_computes_what_t5x_computed(case):
     told = expected(case)
     step = CORPUS / case / "checkpoint" / told["uri"]
     found = {
-        name: array for name, array in files.arrays(told["format"], step).items() if name.startswith("target/")
+        name: array
+        for name, array in files.arrays(told["format"], step).items()
+        if name.startswith("target/")
     }
     leaves = Leaves(files.below(found, "target/"))
     own = "encoder/relpos_bias/rel_embedding" not in leaves
@@ -73,7 +75,9 @@ def sizes(leaves):
     bias = next(array for name, array in leaves.arrays.items() if "relpos_bias" in name)
     inner = leaves.arrays[f"encoder/{'encoder' if scanned else 'layers_0'}/attention/query/kernel"].shape[-1]
     wo = {side: leaves.arrays[f"{side}/{side if scanned else 'layers_0'}/mlp/wo/kernel"] for side in SIDES}
-    unrolled = {side: {name.split("/")[1] for name in names if name.startswith(f"{side}/layers_")} for side in SIDES}
+    unrolled = {
+        side: {name.split("/")[1] for name in names if name.startswith(f"{side}/layers_")} for side in SIDES
+    }
     count = {side: wo[side].shape[1] if scanned else len(unrolled[side]) for side in SIDES}
     return {
         "vocab_size": vocab, "emb_dim": embed, "num_heads": bias.shape[0], "mlp_dim": wo["encoder"].shape[0],
@@ -111,7 +115,12 @@ def test_transformers_computes_what_t5x_computed(form, tied, tmp_path):
     wanted = t5x.logits(invented, net, TOKENS, BACKWARDS)
     step = files.save_t5x(tmp_path / "checkpoint_0", invented.arrays)
     wherry.convert(
-        step, tmp_path / "out", to="huggingface", wish=LayoutRequest(family="t5"), options=FORMS[form], lineage=False
+        step,
+        tmp_path / "out",
+        to="huggingface",
+        wish=LayoutRequest(family="t5"),
+        options=FORMS[form],
+        lineage=False,
     )
     scaled = 32**0.5 if scalable and not tied else 1  # UMT5, which transformers scales in any case
     judge.require_equal(huggingface.logits(tmp_path / "out") * scaled, wanted)
