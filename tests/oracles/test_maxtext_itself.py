@@ -31,7 +31,7 @@ SINGLE, ROUNDED = 2e-5, 5e-3
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
 PAIRS = [(label, "scanned") for label in LABELS] + [(label, "unscanned") for label in UNSCANNED]
 # MaxText 0.2.5 loads parameters alone (`load_parameters_path`) with the router's bias among them.
-OPTIONS = {"deepseek-v3": {"router_bias": "params"}, "deepseek-v3-yarn": {"router_bias": "params"}}
+OPTIONS = {"deepseek-v3": {"router_bias": "params_first"}, "deepseek-v3-yarn": {"router_bias": "params_first"}}
 
 SCRIPT = """
 import json, sys, traceback
