@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,30 @@ def family_table() -> str:
     rows = [load_family(name) for name in families()]
     told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
     return table(("family", "models", "systems"), told)
+
+
+JUDGES = {"forward": "forward pass", "library": "own library"}
+
+
+def judged_table() -> str:
+    """One row for each family and system: what judges the conversions to it, and those from it."""
+    judged = tomllib.loads((ROOT / "infra" / "judged.toml").read_text())
+    rows = [
+        (
+            f"`{name}`",
+            system,
+            *(judges(judged.get(name, {}).get(system, {}), way) for way in ("into", "out_of")),
+        )
+        for name in families()
+        for system in load_family(name).systems
+        if system != "huggingface"
+    ]
+    return table(("family", "system", "to the system", "from the system"), rows)
+
+
+def judges(row: Mapping[str, Sequence[str]], way: str) -> str:
+    """A cell of the table of judged pairs."""
+    return ", ".join(JUDGES[name] for name in row.get(way, ())) or "not judged"
 
 
 def rewrite_table() -> str:
@@ -270,6 +295,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "families": family_table,
     "formats": format_table,
     "hooks": hooks,
+    "judged": judged_table,
     "native": native_list,
     "pools": pools_table,
     "retention": lambda: route_table(Retention),

@@ -1,8 +1,7 @@
 """Small models of transformers with random weights, and their logits in float64: the source's side of every judgement.
 
-Every parameter and every bias of a router is drawn anew, norms included: a norm of ones would hide a missing shift. No
-two axes of a tensor that a layout could confuse are of one size by design alone: `hidden_size` equals `heads * head_dim`
-in some models, so that a transposed square matrix must show in the logits.
+Every parameter and every bias of a router is drawn anew, norms included: a norm of ones would hide a missing shift. In
+most models `hidden_size` equals `heads * head_dim`: shapes alone do not show a transposed matrix, the logits must.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 TOKENS = np.array([[3, 14, 15, 9, 26, 5, 35, 8, 59, 7], [1, 2, 40, 41, 9, 9, 13, 33, 58, 20]])
 _COMMON = {
-    "vocab_size": 60, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 64,
-    "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 60, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "num_hidden_layers": 3, "max_position_embeddings": 64,
 }  # fmt: skip
 _LATENT = {
     "vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 3,

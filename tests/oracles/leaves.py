@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Disagreement(AssertionError):
+class DisagreementError(AssertionError):
     """A checkpoint is not what the target's definition reads."""
 
 
@@ -32,13 +32,13 @@ class Leaves:
         """One array in float64.
 
         Raises:
-            Disagreement: it is missing or has another shape.
+            DisagreementError: it is missing or has another shape.
         """
         found = self._find(name, shape)
         if found is None:
-            raise Disagreement(f"{name} is missing")
+            raise DisagreementError(f"{name} is missing")
         if found.shape != shape:
-            raise Disagreement(f"{name} has shape {found.shape}, expected {shape}")
+            raise DisagreementError(f"{name} has shape {found.shape}, expected {shape}")
         self._taken.add(name)
         return found.astype(np.float64)
 
@@ -52,10 +52,10 @@ class Leaves:
         """Every array has its part in the forward pass.
 
         Raises:
-            Disagreement: some were not taken.
+            DisagreementError: some were not taken.
         """
         if left := sorted(set(self.arrays) - self._taken):
-            raise Disagreement(f"the forward pass does not read {', '.join(left)}")
+            raise DisagreementError(f"the forward pass does not read {', '.join(left)}")
 
 
 class Invented(Leaves):

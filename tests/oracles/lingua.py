@@ -1,8 +1,8 @@
 """Lingua's `LMTransformer` and Meta's `Transformer` of Llama: the same names and shapes, two configs.
 
 Source of truth: facebookresearch/lingua at 437d680 (lingua/transformer.py, apps/main/transformer.py); for Meta,
-meta-llama/llama-models (models/llama3/reference_impl/model.py): a `params.json` without `head_dim`, and frequencies that
-`use_scaled_rope` scales. Rotary positions turn neighbouring elements of a head; w1 is the gate.
+meta-llama/llama-models (models/llama3/reference_impl/model.py): a `params.json` without `head_dim`, and frequencies
+that `use_scaled_rope` scales. Rotary positions turn neighbouring elements of a head; w1 is the gate.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.oracles import maxtext_gpt3
-from tests.oracles.leaves import Disagreement, Leaves, Part, stacked
+from tests.oracles.leaves import DisagreementError, Leaves, Part, stacked
 from tests.oracles.maxtext_attention import attention
 from tests.oracles.maxtext_experts import experts, shared_and_routed
 from tests.oracles.maxtext_latent import latent_attention
@@ -64,7 +64,7 @@ def logits(leaves: Leaves, stated: Mapping[str, Any], tokens: Array) -> Array:
         [batch, position, vocabulary], the rows that pad the vocabulary included.
 
     Raises:
-        Disagreement: the checkpoint is not that of this config.
+        DisagreementError: the checkpoint is not that of this config.
     """
     c = SimpleNamespace(**{**DEFAULTS, **MODEL_FILES.get(stated.get("model_name", ""), {}), **stated})
     table = leaves("token_embedder/embedding", c.vocab_size, c.base_emb_dim)
@@ -187,7 +187,7 @@ def _gemma3_scale(c: Any) -> float:
         return c.head_dim**-0.5
     if c.model_name == "gemma3-27b":
         return (c.base_emb_dim // c.base_num_query_heads) ** -0.5
-    raise Disagreement(f"MaxText's gemma3 block knows no model {c.model_name!r}")
+    raise DisagreementError(f"MaxText's gemma3 block knows no model {c.model_name!r}")
 
 
 def _gemma_half(

@@ -72,8 +72,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
     """The leaves below `params/params`, and with them the router's bias that lies outside.
 
-    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and its scan stacks that on the first axis, wherever
-    parameters are stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
+    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and its scan stacks that on the first axis,
+    wherever parameters are stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
     """
     leaves = files.below(found, "params/params/")
     for name, bias in files.below(found, "nnx_aux/model/").items():

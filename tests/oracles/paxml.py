@@ -2,8 +2,8 @@
 
 Source of truth: google/praxis at feeaff1 (layers/transformer_models.py `TransformerLm`, transformers.py, attentions.py
 `CombinedQKVProjectionLayer` and `_scale_query`, normalizations.py `LayerNorm`, embedding_softmax.py
-`SharedEmbeddingSoftmax`) as google/paxml at b397693 configures it (tasks/lm/params/c4.py `configure_gpt3_task`: no scale
-of the embedding, gelu by tanh, no cap of the logits, the query times dim_per_head ** -0.5).
+`SharedEmbeddingSoftmax`) as google/paxml at b397693 configures it (tasks/lm/params/c4.py `configure_gpt3_task`): no
+scale of the embedding, gelu by tanh, no cap of the logits, the query times dim_per_head ** -0.5.
 """
 
 from __future__ import annotations

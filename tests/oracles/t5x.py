@@ -2,8 +2,8 @@
 
 Source of truth: google-research/t5x at cc342d4 (t5x/examples/t5 and t5x/examples/scalable_t5: network.py, layers.py).
 No query is scaled; relative biases are added to every layer, from one table (minimal) or one of its own (scalable).
-Norms have 1e-6 for epsilon, and logits through the embedding are divided by sqrt(embed). Tokens must not be 0, which T5X
-takes for padding. `heads` joined is what both networks store, [embed, heads * dim]; apart is [embed, heads, dim].
+Norms have 1e-6 for epsilon, and logits through the embedding are divided by sqrt(embed). Tokens must not be 0, which
+T5X takes for padding. The minimal network joins heads, [embed, heads * dim], the scalable one does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lingua and Meta compute from what wherry wrote what transformers computes from the source, and the other way around."""
+"""Lingua and Meta compute from what wherry wrote what transformers computes from the source, and the other way."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ RUN = {
 META = {name: ARGS[name] for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of")} | {
     "norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
+SYSTEMS = ("lingua", "meta")
 ROOTS = {"lingua": "model.", "lingua-consolidated": "model/"}
 
 

@@ -1,8 +1,8 @@
 """MaxText's own model classes, on the processor, load what wherry wrote and compute what transformers computes.
 
-This judges the forward passes of `tests.oracles.maxtext` too. MaxText 0.2.5 needs Python 3.12, hence its own environment
-(`tests.support.generations`). It computes in float32; where logits go through the embedding, it rounds the embedding to
-bfloat16.
+This judges the forward passes of `tests.oracles.maxtext` too. MaxText 0.2.5 needs Python 3.12, hence an environment of
+its own (`tests.support.generations`). It computes in float32; where logits go through the embedding, it rounds the
+embedding to bfloat16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ SINGLE, ROUNDED = 2e-5, 5e-3
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
 PAIRS = [(label, "scanned") for label in LABELS] + [(label, "unscanned") for label in UNSCANNED]
 # MaxText 0.2.5 loads parameters alone (`load_parameters_path`) with the router's bias among them.
-OPTIONS = {"deepseek-v3": {"router_bias": "params_first"}, "deepseek-v3-yarn": {"router_bias": "params_first"}}
+OPTIONS = {
+    "deepseek-v3": {"router_bias": "params_first"},
+    "deepseek-v3-yarn": {"router_bias": "params_first"},
+}
 
 SCRIPT = """
 import json, sys, traceback
@@ -97,7 +100,8 @@ def folders(request, tmp_path_factory):
     jobs = [job(place, *pair) for pair, place in places.items()]
     run = subprocess.run(
         [str(python), "-c", SCRIPT], input=json.dumps(jobs), capture_output=True, text=True, check=False,
-        cwd=tmp_path_factory.mktemp("run"), env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+        env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+        cwd=tmp_path_factory.mktemp("run"),
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     return places

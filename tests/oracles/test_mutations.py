@@ -1,8 +1,8 @@
 """The judges notice a layout that is wrong in one place: two of equal shape exchanged, a word of values left out, a
 square matrix transposed.
 
-Each mutation is a family file that extends the family, as a user passes with `--family-file`. What was carried there and
-back would be equal with every one of them.
+Each mutation is a family file that extends the family, as a user passes with `--family-file`. What is carried there
+and back is equal with every one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import wherry
 from tests.oracles import huggingface, judge, lingua, maxtext, paxml, t5x
 from tests.oracles.huggingface import MODELS, TOKENS
-from tests.oracles.leaves import Disagreement, Invented, Leaves
+from tests.oracles.leaves import DisagreementError, Invented, Leaves
 from tests.oracles.maxtext_cases import MODEL_NAMES, leaves_of
 from tests.support.families import Made, carried
 from wherry.core.request import LayoutRequest
@@ -172,7 +172,7 @@ def noticed(label, system, mutation, folder) -> bool:
     file.write_text(family_file(family_of(label).name, system, mutation))
     try:
         found = logits(label, load_family_file(str(file)), system)
-    except Disagreement:
+    except DisagreementError:
         return True
     return huggingface.apart(found, expected(label)) > judge.WRONG
 

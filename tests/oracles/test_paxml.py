@@ -14,6 +14,8 @@ from wherry.core.request import LayoutRequest
 
 pytest.importorskip("orbax.checkpoint")
 
+# MaxText from PaxML, and PaxML from MaxText.
+WAYS = [("maxtext", "into"), ("paxml", "out_of"), ("paxml", "into"), ("maxtext", "out_of")]
 SIZES = paxml.Sizes(3, 32, 4, 8, 48, 60, 16, repeat=True)
 FORMS = {
     "fused": {"scan_layers": "true", "fused_qkv": "true"},

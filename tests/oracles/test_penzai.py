@@ -10,6 +10,7 @@ import wherry
 from tests.oracles import huggingface, judge, penzai
 from tests.oracles.huggingface import MODELS, TOKENS
 from wherry.core.request import LayoutRequest
+from wherry.families import load_family
 
 pytest.importorskip("transformers")
 pytest.importorskip("penzai")
@@ -20,24 +21,51 @@ FORMS = {
     "blocks": {"layer_stack": "false", "order": "native", "leaf": "data_array"},
 }
 
+INTO, OUT_OF = ["llama", "llama-head-dim", "mistral"], ["llama", "mistral"]
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("label", ["llama", "llama-head-dim", "mistral"])
+
+def cases(labels, sampled):
+    """Every label in both forms; what is not sampled is slow, as Penzai builds its model anew each time."""
+    for label in labels:
+        for form in FORMS:
+            marks = () if (label, form) in sampled else (pytest.mark.slow,)
+            yield pytest.param(label, form, id=f"{label}-{form}", marks=marks)
+
+
+@pytest.mark.parametrize(("label", "form"), list(cases(INTO, [("llama", "blocks"), ("mistral", "stacked")])))
 def test_penzai_computes_what_transformers_computed(label, form, tmp_path):
+    assert huggingface.apart(computed(label, form, tmp_path), judge.wanted(label)) <= SINGLE
+
+
+def computed(label, form, folder, **asked):
+    """Penzai's logits of what a model becomes."""
     import orbax.checkpoint as ocp
 
     from wherry.integrations.penzai.rebuild import named_arrays
 
     source = judge.source(label)
-    wherry.convert(source, tmp_path / "out", to="penzai", options=FORMS[form], lineage=False)
-    arrays = named_arrays(ocp.StandardCheckpointer().restore(tmp_path / "out"), tmp_path / "out")
+    wherry.convert(source, folder / "out", to="penzai", options=FORMS[form], lineage=False, **asked)
+    arrays = named_arrays(ocp.StandardCheckpointer().restore(folder / "out"), folder / "out")
     config = json.loads((source / "config.json").read_text())
-    model = penzai.bound(penzai.build(config, stack=form == "stacked"), arrays)
-    judge.require_equal(penzai.logits(model, TOKENS), judge.wanted(label), SINGLE)
+    return penzai.logits(penzai.bound(penzai.build(config, stack=form == "stacked"), arrays), TOKENS)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("label", ["llama", "mistral"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("one", "other"), [("gate", "up"), ("key", "value"), ("attention_norm", "ffn_norm")])
+def test_exchanged_layouts_are_noticed(one, other, tmp_path):
+    rows = {row.parameters[0]: row for row in load_family("llama").systems["penzai"].layouts}
+    changed = {one: rows[other], other: rows[one]}
+    lines = [f"{name} = {json.dumps([row.key, row.axes[0]])}" for name, row in changed.items()]
+    head = ['extends = "llama"', 'name = "llama"', "[systems.penzai.layouts]"]
+    (tmp_path / "wrong.toml").write_text("\n".join([*head, *lines]))
+    wish = LayoutRequest(family_file=str(tmp_path / "wrong.toml"))
+    assert (
+        huggingface.apart(computed("llama", "blocks", tmp_path, wish=wish), judge.wanted("llama"))
+        > judge.WRONG
+    )
+
+
+@pytest.mark.parametrize(("label", "form"), list(cases(OUT_OF, [("llama", "stacked")])))
 def test_transformers_computes_what_penzai_computed(label, form, tmp_path):
     import jax
     import orbax.checkpoint as ocp

@@ -94,10 +94,11 @@ def test_t5x_computes_what_transformers_computed(label, form, to, tmp_path):
     config = bindings((tmp_path / "out" / "architecture.gin").read_text())
     leaves = Leaves(files.below(files.arrays(to, tmp_path / "out"), "target/"))
     net = network(label, form, config)
-    if label == "t5-encoder":
-        found = t5x.encode(leaves, net, TOKENS)
-    else:
-        found = t5x.logits(leaves, net, TOKENS, BACKWARDS)
+    found = (
+        t5x.encode(leaves, net, TOKENS)
+        if label == "t5-encoder"
+        else t5x.logits(leaves, net, TOKENS, BACKWARDS)
+    )
     leaves.require_all_taken()
     judge.require_equal(found, judge.wanted(label) * SCALED.get(label, 1))
 
@@ -106,9 +107,10 @@ def test_t5x_computes_what_transformers_computed(label, form, to, tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_computes_what_t5x_computed(form, tied, tmp_path):
     config = {
-        "vocab_size": 60, "emb_dim": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 3, "head_dim": 8,
-        "mlp_dim": 48, "mlp_activations": ("relu",) if tied else ("gelu", "linear"), "logits_via_embedding": tied,
-        "scan_layers": form.startswith("scanned"), "param_scan_axis": int(FORMS[form].get("param_scan_axis", "1")),
+        "vocab_size": 60, "emb_dim": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 3,
+        "head_dim": 8, "mlp_dim": 48, "mlp_activations": ("relu",) if tied else ("gelu", "linear"),
+        "logits_via_embedding": tied, "scan_layers": form.startswith("scanned"),
+        "param_scan_axis": int(FORMS[form].get("param_scan_axis", "1")),
     }  # fmt: skip
     invented, scalable = Invented(), form != "minimal"
     net = t5x.Network({**t5x.DEFAULTS, **config}, apart=scalable, own_bias=scalable)
