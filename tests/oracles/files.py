@@ -51,11 +51,12 @@ def write_yaml(file: Path, config: Mapping[str, Any]) -> None:
     file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items()))
 
 
-def save_maxtext(folder: Path, found: Mapping[str, Array]) -> Path:
-    """A step of MaxText without moments, by Orbax; arrays below `params/params`."""
+def save_maxtext(folder: Path, found: Mapping[str, Array], aux: Mapping[str, Array] | None = None) -> Path:
+    """A step of MaxText without moments, by Orbax; arrays below `params/params`, and those below `nnx_aux/model`."""
     import orbax.checkpoint as ocp
 
     whole = {"params": {"params": tree(found)}, "opt_state": {}, "step": np.zeros((), np.int32)}
+    whole |= {"nnx_aux": {"model": tree(aux)}} if aux else {}
     with ocp.CheckpointManager(folder, item_names=("items",)) as manager:
         manager.save(0, args=ocp.args.Composite(items=ocp.args.PyTreeSave(whole)))
         manager.wait_until_finished()

@@ -51,5 +51,20 @@ def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 
+@pytest.mark.parametrize("place", ["params", "params_first", "aux"])
+def test_the_router_s_bias_is_read_where_each_release_keeps_it(place, tmp_path):
+    """Stacked as every parameter (until August 2026), or on the first axis: as 0.2.5 loads it, and as it saves it."""
+    config, invented = CONFIGS["deepseek-v3"], Invented()
+    expected = maxtext.logits(invented, config, TOKENS)
+    aux, name = {}, "decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/gate/bias"
+    if place != "params":
+        (aux if place == "aux" else invented.arrays)[name] = invented.arrays.pop(name).T
+    files.write_yaml(tmp_path / "run.yml", config)
+    step = files.save_maxtext(tmp_path / "run", invented.arrays, aux)
+    wish = LayoutRequest(family="deepseek", config=str(tmp_path / "run.yml"))
+    wherry.convert(step, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
+
+
 # What MaxText's config does not state and wherry asks for.
 ASKED = {"gemma2": {"query_scale": "head_dim"}}
