@@ -6,11 +6,10 @@ import tomllib
 
 import pytest
 
-from tests.oracles import test_lingua, test_maxtext_itself, test_paxml, test_penzai, test_t5x
-from tests.oracles.huggingface import MODELS
-from tests.oracles.maxtext_cases import CONFIGS, LABELS
 from tests.support.house import ROOT
 from tests.support.infra import load
+from tests.support.oracles import cases
+from tests.support.oracles.huggingface import MODELS
 from wherry.families import families, load_family
 
 FORWARD, LIBRARY = {"forward"}, {"library"}
@@ -33,17 +32,17 @@ def covered():
         for name in names:
             found.setdefault((name, system), {}).setdefault(way, set()).update(by)
 
-    add(of_families(LABELS), "maxtext", "into", FORWARD)
-    add(of_families(CONFIGS), "maxtext", "out_of", FORWARD)
-    add(of_families(label for label, _form in test_maxtext_itself.PAIRS), "maxtext", "into", LIBRARY)
-    add(of_families(test_penzai.INTO), "penzai", "into", LIBRARY)
-    add(of_families(test_penzai.OUT_OF), "penzai", "out_of", LIBRARY)
-    add(of_families(label for label, _form, _to in test_t5x.PAIRS), "t5x", "into", FORWARD)
-    add(["t5"] if test_t5x.FORMS else [], "t5x", "out_of", FORWARD)
-    for system in test_lingua.SYSTEMS:
+    add(of_families(cases.LABELS), "maxtext", "into", FORWARD)
+    add(of_families(cases.CONFIGS), "maxtext", "out_of", FORWARD)
+    add(of_families(label for label, _form in cases.ITSELF_PAIRS), "maxtext", "into", LIBRARY)
+    add(of_families(cases.PENZAI_INTO), "penzai", "into", LIBRARY)
+    add(of_families(cases.PENZAI_OUT_OF), "penzai", "out_of", LIBRARY)
+    add(of_families(label for label, _form, _to in cases.T5X_PAIRS), "t5x", "into", FORWARD)
+    add(["t5"] if cases.T5X_FORMS else [], "t5x", "out_of", FORWARD)
+    for system in cases.LINGUA_SYSTEMS:
         add(["llama"], system, "into", FORWARD)
         add(["llama"], system, "out_of", FORWARD)
-    for system, way in test_paxml.WAYS:
+    for system, way in cases.GPT3_WAYS:
         add(["gpt3"], system, way, FORWARD)
     return found
 

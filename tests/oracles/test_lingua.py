@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.oracles import files, huggingface, judge, lingua
-from tests.oracles.huggingface import TOKENS, apart
-from tests.oracles.leaves import Invented, Leaves
 from tests.support.corpus import CORPUS, needs
+from tests.support.oracles import files, huggingface, judge, lingua
+from tests.support.oracles.huggingface import TOKENS, apart
+from tests.support.oracles.leaves import Invented, Leaves
 from wherry.core.request import LayoutRequest
 
 pytest.importorskip("transformers")
@@ -29,7 +29,6 @@ RUN = {
 META = {name: ARGS[name] for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of")} | {
     "norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-SYSTEMS = ("lingua", "meta")
 ROOTS = {"lingua": "model.", "lingua-consolidated": "model/"}
 
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 import wherry
-from tests.oracles import files, huggingface, judge, maxtext
-from tests.oracles.huggingface import MODELS, TOKENS
-from tests.oracles.leaves import Invented
-from tests.oracles.maxtext_cases import CONFIGS, FORMS, LABELS, MODEL_NAMES, SAMPLED, leaves_of
+from tests.support.oracles import files, huggingface, judge, maxtext
+from tests.support.oracles.cases import CONFIGS, FORMS, LABELS, MODEL_NAMES, RARE, SAMPLED, leaves_of
+from tests.support.oracles.huggingface import MODELS, TOKENS
+from tests.support.oracles.leaves import Invented
 from wherry.core.request import LayoutRequest
 
 pytest.importorskip("transformers")
@@ -22,7 +22,7 @@ def cases(labels):
     """Every label in every form; what is not sampled is slow."""
     for label in labels:
         for name, form in FORMS.items():
-            marks = () if (label, name) in SAMPLED or name == "scanned" else (_SLOW,)
+            marks = () if (label, name) in SAMPLED or (name == "scanned" and label not in RARE) else (_SLOW,)
             yield pytest.param(label, form, id=f"{label}-{name}", marks=marks)
 
 

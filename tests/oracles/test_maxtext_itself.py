@@ -1,6 +1,6 @@
 """MaxText's own model classes, on the processor, load what wherry wrote and compute what transformers computes.
 
-This judges the forward passes of `tests.oracles.maxtext` too. MaxText 0.2.5 needs Python 3.12, hence an environment of
+This judges the forward passes of `tests.support.oracles` too. MaxText 0.2.5 needs Python 3.12, hence an environment of
 its own (`tests.support.generations`). It computes in float32; where logits go through the embedding, it rounds the
 embedding to bfloat16.
 """
@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 import wherry
-from tests.oracles import judge
-from tests.oracles.huggingface import TOKENS
-from tests.oracles.maxtext_cases import FORMS, LABELS, MODEL_NAMES
 from tests.support.generations import old_python
+from tests.support.oracles import judge
+from tests.support.oracles.cases import FORMS, ITSELF_PAIRS, MODEL_NAMES
+from tests.support.oracles.huggingface import TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 SINGLE, ROUNDED = 2e-5, 5e-3
-# Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
-PAIRS = [(label, "scanned") for label in LABELS] + [(label, "unscanned") for label in UNSCANNED]
 # MaxText 0.2.5 loads parameters alone (`load_parameters_path`) with the router's bias among them.
 OPTIONS = {
     "deepseek-v3": {"router_bias": "params_first"},
@@ -108,7 +105,7 @@ def folders(request, tmp_path_factory):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("label", "form"), PAIRS)
+@pytest.mark.parametrize(("label", "form"), ITSELF_PAIRS)
 def test_maxtext_itself_computes_what_transformers_computed(folders, label, form):
     folder = folders[label, form]
     error = folder / "logits.npy.txt"

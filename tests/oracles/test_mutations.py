@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import wherry
-from tests.oracles import huggingface, judge, lingua, maxtext, paxml, t5x
-from tests.oracles.huggingface import MODELS, TOKENS
-from tests.oracles.leaves import DisagreementError, Invented, Leaves
-from tests.oracles.maxtext_cases import MODEL_NAMES, leaves_of
 from tests.support.families import Made, carried
+from tests.support.oracles import huggingface, judge, lingua, maxtext, paxml, t5x
+from tests.support.oracles.cases import MODEL_NAMES, leaves_of
+from tests.support.oracles.huggingface import MODELS, TOKENS
+from tests.support.oracles.leaves import DisagreementError, Invented, Leaves
 from wherry.core.request import LayoutRequest
 from wherry.families import convert_layout, load_family, load_family_file
 from wherry.families.config_files import parse_config, render_config

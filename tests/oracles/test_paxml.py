@@ -6,16 +6,14 @@ import pytest
 import yaml
 
 import wherry
-from tests.oracles import files, judge, maxtext, paxml
-from tests.oracles.huggingface import TOKENS
-from tests.oracles.leaves import Invented, Leaves
 from tests.support import paxml as contract
+from tests.support.oracles import files, judge, maxtext, paxml
+from tests.support.oracles.huggingface import TOKENS
+from tests.support.oracles.leaves import Invented, Leaves
 from wherry.core.request import LayoutRequest
 
 pytest.importorskip("orbax.checkpoint")
 
-# MaxText from PaxML, and PaxML from MaxText.
-WAYS = [("maxtext", "into"), ("paxml", "out_of"), ("paxml", "into"), ("maxtext", "out_of")]
 SIZES = paxml.Sizes(3, 32, 4, 8, 48, 60, 16, repeat=True)
 FORMS = {
     "fused": {"scan_layers": "true", "fused_qkv": "true"},

@@ -7,8 +7,9 @@ import json
 import pytest
 
 import wherry
-from tests.oracles import huggingface, judge, penzai
-from tests.oracles.huggingface import MODELS, TOKENS
+from tests.support.oracles import huggingface, judge, penzai
+from tests.support.oracles.cases import PENZAI_INTO, PENZAI_OUT_OF
+from tests.support.oracles.huggingface import MODELS, TOKENS
 from wherry.core.request import LayoutRequest
 from wherry.families import load_family
 
@@ -21,8 +22,6 @@ FORMS = {
     "blocks": {"layer_stack": "false", "order": "native", "leaf": "data_array"},
 }
 
-INTO, OUT_OF = ["llama", "llama-head-dim", "mistral"], ["llama", "mistral"]
-
 
 def cases(labels, sampled):
     """Every label in both forms; what is not sampled is slow, as Penzai builds its model anew each time."""
@@ -32,7 +31,7 @@ def cases(labels, sampled):
             yield pytest.param(label, form, id=f"{label}-{form}", marks=marks)
 
 
-@pytest.mark.parametrize(("label", "form"), list(cases(INTO, [("llama", "blocks"), ("mistral", "stacked")])))
+@pytest.mark.parametrize(("label", "form"), list(cases(PENZAI_INTO, [("llama", "blocks")])))
 def test_penzai_computes_what_transformers_computed(label, form, tmp_path):
     assert huggingface.apart(computed(label, form, tmp_path), judge.wanted(label)) <= SINGLE
 
@@ -65,7 +64,7 @@ def test_exchanged_layouts_are_noticed(one, other, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("label", "form"), list(cases(OUT_OF, [("llama", "stacked")])))
+@pytest.mark.parametrize(("label", "form"), list(cases(PENZAI_OUT_OF, [("llama", "stacked")])))
 def test_transformers_computes_what_penzai_computed(label, form, tmp_path):
     import jax
     import orbax.checkpoint as ocp

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.oracles import files, huggingface, judge, t5x
-from tests.oracles.huggingface import TOKENS
-from tests.oracles.leaves import Invented, Leaves
 from tests.support.corpus import CORPUS, expected, needs
+from tests.support.oracles import files, huggingface, judge, t5x
+from tests.support.oracles.cases import T5X_FORMS, T5X_PAIRS
+from tests.support.oracles.huggingface import TOKENS
+from tests.support.oracles.leaves import Invented, Leaves
 from wherry.core.request import LayoutRequest
 
 pytest.importorskip("transformers")
@@ -22,19 +23,6 @@ SIDES = ("encoder", "decoder")
 BACKWARDS = TOKENS[:, ::-1]
 # transformers scales the output of UMT5's decoder by d_model ** -0.5, T5X only if logits go through the embedding.
 SCALED = {"umt5": 32**0.5}
-# The minimal network joins heads, the scalable one keeps them apart, scanned or not.
-FORMS = {
-    "minimal": {"scan_layers": "false", "heads": "joined"},
-    "scalable": {"scan_layers": "false", "heads": "apart"},
-    "scanned": {"scan_layers": "true", "heads": "apart"},
-    "scanned-axis-0": {"scan_layers": "true", "heads": "apart", "param_scan_axis": "0"},
-}
-# The scalable network has a table of relative biases in each layer, as of all models only UMT5 has.
-PAIRS = [
-    ("t5", "minimal", "t5x-orbax"), ("t5-1.1", "minimal", "t5x-legacy"), ("umt5", "scalable", "t5x-orbax"),
-    ("mt5", "minimal", "t5x-orbax"), ("umt5", "scanned", "t5x-legacy"),
-    ("umt5", "scanned-axis-0", "t5x-orbax"), ("t5-encoder", "minimal", "t5x-orbax"),
-]  # fmt: skip
 GOLDEN = ["t5x-legacy-v3-f32-2024", "t5x-legacy-v3-scanned-2024", "t5x-orbax-ocdbt-head"]
 
 
@@ -88,9 +76,9 @@ def sizes(leaves):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("label", "form", "to"), PAIRS)
+@pytest.mark.parametrize(("label", "form", "to"), T5X_PAIRS)
 def test_t5x_computes_what_transformers_computed(label, form, to, tmp_path):
-    wherry.convert(judge.source(label), tmp_path / "out", to=to, options=FORMS[form], lineage=False)
+    wherry.convert(judge.source(label), tmp_path / "out", to=to, options=T5X_FORMS[form], lineage=False)
     config = bindings((tmp_path / "out" / "architecture.gin").read_text())
     leaves = Leaves(files.below(files.arrays(to, tmp_path / "out"), "target/"))
     net = network(label, form, config)
@@ -103,14 +91,14 @@ def test_t5x_computes_what_transformers_computed(label, form, to, tmp_path):
     judge.require_equal(found, judge.wanted(label) * SCALED.get(label, 1))
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", list(T5X_FORMS))
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_computes_what_t5x_computed(form, tied, tmp_path):
     config = {
         "vocab_size": 60, "emb_dim": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 3,
         "head_dim": 8, "mlp_dim": 48, "mlp_activations": ("relu",) if tied else ("gelu", "linear"),
         "logits_via_embedding": tied, "scan_layers": form.startswith("scanned"),
-        "param_scan_axis": int(FORMS[form].get("param_scan_axis", "1")),
+        "param_scan_axis": int(T5X_FORMS[form].get("param_scan_axis", "1")),
     }  # fmt: skip
     invented, scalable = Invented(), form != "minimal"
     net = t5x.Network({**t5x.DEFAULTS, **config}, apart=scalable, own_bias=scalable)
@@ -121,7 +109,7 @@ def test_transformers_computes_what_t5x_computed(form, tied, tmp_path):
         tmp_path / "out",
         to="huggingface",
         wish=LayoutRequest(family="t5"),
-        options=FORMS[form],
+        options=T5X_FORMS[form],
         lineage=False,
     )
     scaled = 32**0.5 if scalable and not tied else 1  # UMT5, which transformers scales in any case

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.oracles.parts import ACTIVATIONS, sigmoid, softmax
+from tests.support.oracles.parts import ACTIVATIONS, sigmoid, softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.oracles.leaves import Part
+    from tests.support.oracles.leaves import Part
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

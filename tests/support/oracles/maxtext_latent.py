@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.oracles.parts import attend, causal, frequencies, rms_norm, turn_halves, turn_neighbours
+from tests.support.oracles.parts import attend, causal, frequencies, rms_norm, turn_halves, turn_neighbours
 
 if TYPE_CHECKING:
-    from tests.oracles.leaves import Part
+    from tests.support.oracles.leaves import Part
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.oracles.parts import (
+from tests.support.oracles.parts import (
     ACTIVATIONS,
     attend,
     causal,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from tests.oracles.leaves import Leaves
+    from tests.support.oracles.leaves import Leaves
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

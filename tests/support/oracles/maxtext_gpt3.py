@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
+from tests.support.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
 
 if TYPE_CHECKING:
-    from tests.oracles.leaves import Part
+    from tests.support.oracles.leaves import Part
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

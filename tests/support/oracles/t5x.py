@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.oracles.leaves import Leaves, Part, stacked
-from tests.oracles.parts import ACTIVATIONS, attend, causal, rms_norm
+from tests.support.oracles.leaves import Leaves, Part, stacked
+from tests.support.oracles.parts import ACTIVATIONS, attend, causal, rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,12 +13,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.oracles import maxtext_gpt3
-from tests.oracles.leaves import DisagreementError, Leaves, Part, stacked
-from tests.oracles.maxtext_attention import attention
-from tests.oracles.maxtext_experts import experts, shared_and_routed
-from tests.oracles.maxtext_latent import latent_attention
-from tests.oracles.parts import ACTIVATIONS, causal, rms_norm, soft_cap
+from tests.support.oracles import maxtext_gpt3
+from tests.support.oracles.leaves import DisagreementError, Leaves, Part, stacked
+from tests.support.oracles.maxtext_attention import attention
+from tests.support.oracles.maxtext_experts import experts, shared_and_routed
+from tests.support.oracles.maxtext_latent import latent_attention
+from tests.support.oracles.parts import ACTIVATIONS, causal, rms_norm, soft_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

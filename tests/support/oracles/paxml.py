@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.oracles.leaves import Leaves, Part, stacked
-from tests.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
+from tests.support.oracles.leaves import Leaves, Part, stacked
+from tests.support.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]

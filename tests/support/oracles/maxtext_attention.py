@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.oracles.parts import attend, frequencies, llama3_scaled, rms_norm, turn_halves, turn_neighbours
+from tests.support.oracles.parts import (
+    attend,
+    frequencies,
+    llama3_scaled,
+    rms_norm,
+    turn_halves,
+    turn_neighbours,
+)
 
 if TYPE_CHECKING:
-    from tests.oracles.leaves import Part
+    from tests.support.oracles.leaves import Part
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

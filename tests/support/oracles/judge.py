@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from tests.oracles import huggingface
-from tests.oracles.huggingface import TOKENS, apart
+from tests.support.oracles import huggingface
+from tests.support.oracles.huggingface import TOKENS, apart
 
 if TYPE_CHECKING:
     import numpy as np

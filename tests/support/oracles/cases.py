@@ -1,4 +1,4 @@
-"""The models and forms in which pairs with MaxText are judged, and MaxText's own configs of them."""
+"""The models and forms in which pairs are judged, and MaxText's own configs of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.oracles import files
-from tests.oracles.huggingface import MODELS
-from tests.oracles.leaves import Leaves
+from tests.support.oracles import files
+from tests.support.oracles.huggingface import MODELS
+from tests.support.oracles.leaves import Leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,8 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
+# Models that differ little from another one.
+RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
 # MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
 _DEEPSEEK3 = {"model_name": "deepseek3-671b"}
 _GEMMA3 = {"model_name": "gemma3-4b"}
@@ -67,6 +69,27 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
                     "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
 }  # fmt: skip
+# Where the forms of a family differ most, unscanned too.
+UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
+ITSELF_PAIRS = [(label, "scanned") for label in LABELS] + [(label, "unscanned") for label in UNSCANNED]
+
+LINGUA_SYSTEMS = ("lingua", "meta")
+PENZAI_INTO, PENZAI_OUT_OF = ["llama", "llama-head-dim", "mistral"], ["llama", "mistral"]
+# MaxText from PaxML, and PaxML from MaxText.
+GPT3_WAYS = [("maxtext", "into"), ("paxml", "out_of"), ("paxml", "into"), ("maxtext", "out_of")]
+# The minimal network joins heads, the scalable one keeps them apart, scanned or not.
+T5X_FORMS = {
+    "minimal": {"scan_layers": "false", "heads": "joined"},
+    "scalable": {"scan_layers": "false", "heads": "apart"},
+    "scanned": {"scan_layers": "true", "heads": "apart"},
+    "scanned-axis-0": {"scan_layers": "true", "heads": "apart", "param_scan_axis": "0"},
+}
+# The scalable network has a table of relative biases in each layer, as of all models only UMT5 has.
+T5X_PAIRS = [
+    ("t5", "minimal", "t5x-orbax"), ("t5-1.1", "minimal", "t5x-legacy"), ("umt5", "scalable", "t5x-orbax"),
+    ("mt5", "minimal", "t5x-orbax"), ("umt5", "scanned", "t5x-legacy"),
+    ("umt5", "scanned-axis-0", "t5x-orbax"), ("t5-encoder", "minimal", "t5x-orbax"),
+]  # fmt: skip
 
 
 def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
