@@ -1,7 +1,6 @@
 """Translates errors of the storage libraries (s3fs, gcsfs, huggingface_hub and their HTTP clients) into WherryErrors.
 
-These libraries raise many exceptions that are not OSErrors. They are recognised by the names of their classes and of
-the packages that define them, so that no library needs to be installed. Unrecognised exceptions are left unchanged.
+`wherry.storage.failures` has the kinds of failure with words and cures. Unrecognised exceptions are left unchanged.
 """
 
 from __future__ import annotations
@@ -9,29 +8,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wherry.errors import StorageError, UnsupportedError, UsageError, WherryError, redact
+from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
+from wherry.storage.failures import ABSENT, FAILURES, NO_BUCKET, kind_of, region_of, retry_after_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_LOG_IN = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run: aws configure",
-    "gs": "run: gcloud auth application-default login",
-    "gcs": "run: gcloud auth application-default login",
-    "hf": "set HF_TOKEN, or run: hf auth login",
-}
-_NO_CREDENTIALS = frozenset({
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError",
-    "TokenRetrievalError", "SSOError", "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError",
-    "RefreshError",
-})  # fmt: skip
-_REFUSED = frozenset({"PermissionError", "GatedRepoError"})
-_REFUSING = (401, 403)  # HTTP
-_OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
-_ABSENT = frozenset({
-    "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError",
-    "BucketNotFoundError",
-})  # fmt: skip
 _PACKAGES = frozenset({
     "aiobotocore", "aiohttp", "adlfs", "azure", "botocore", "fsspec", "gcsfs", "google", "httpcore", "httpx", "httpx2",
     "huggingface_hub", "requests", "s3fs", "urllib3",
@@ -59,42 +41,58 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     """The error that stands for an exception of a library; None for an ordinary OSError or an unknown exception."""
     if isinstance(error, WherryError):
         return None
-    names = {cls.__name__ for cls in type(error).__mro__}
-    if names & _ABSENT and not names & (_OFFLINE | _REFUSED):
+    kind = kind_of(error)
+    if kind == ABSENT and not isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{protocol}://{path}")
-    return _ours(error, names, protocol, path)
+    if kind == NO_BUCKET:
+        return bucket_not_found(protocol, path)
+    if kind in FAILURES:
+        return _failed(error, kind, protocol, path)
+    return _other(error, protocol, path)
 
 
-def _ours(error: Exception, names: set[str], protocol: str, path: str) -> WherryError | None:
-    uri, text = f"{protocol}://{path}", " ".join(redact(str(error)).split()) or type(error).__name__
-    log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library requires")
-    found: WherryError | None = None
-    if names & _OFFLINE:
-        found = StorageError(f"{protocol}:// is offline: {text}", cure="unset HF_HUB_OFFLINE")
-    elif names & _NO_CREDENTIALS:
-        found = StorageError(f"no credentials for {protocol}://: {text}", cure=log_in)
-    elif names & _REFUSED or _status(error) in _REFUSING:
-        found = StorageError(f"access denied: {text}", cure=log_in)
-    elif isinstance(error, ValueError):
-        found = UsageError(
-            f"invalid path for {protocol}://: {text}", cure="write the path as the storage library expects it"
-        )
-    elif isinstance(error, NotImplementedError):
-        found = UnsupportedError(f"{protocol}:// does not support this operation", cure="use another store")
-    elif not isinstance(error, OSError) and _packages(error) & _PACKAGES:
-        cure = "check that the storage is reachable"
-        found = StorageError(f"storage failed: {text}", cure=cure, retryable=True)
-    if found is not None:
-        found.uri = uri
+def bucket_not_found(protocol: str, path: str) -> NotFoundError:
+    """The error for a path in a bucket that does not exist."""
+    bucket = f"{protocol}://{path.partition('/')[0]}"
+    return NotFoundError(
+        "bucket not found", uri=bucket, cure="check the name of the bucket, or create it: wherry creates none"
+    )
+
+
+def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
+    failure = FAILURES[kind]
+    text = _said(error)
+    what = failure.words.format(protocol=protocol) + (f": {text}" if text else "")
+    cure = failure.cure_for(protocol, region_of(error))
+    found = StorageError(what, uri=f"{protocol}://{path}", cure=cure, retryable=failure.retryable)
+    found.kind, found.retry_after = kind, retry_after_of(error)
     return found
+
+
+def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
+    uri, text = f"{protocol}://{path}", _said(error) or type(error).__name__
+    if isinstance(error, ValueError):
+        return UsageError(
+            f"invalid path for {protocol}://: {text}",
+            uri=uri,
+            cure="write the path as the storage library expects it",
+        )
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(
+            f"{protocol}:// does not support this operation", uri=uri, cure="use another store"
+        )
+    if not isinstance(error, OSError) and _packages(error) & _PACKAGES:
+        cure = "check that the storage is reachable"
+        return StorageError(f"storage failed: {text}", uri=uri, cure=cure, retryable=True)
+    return None
+
+
+def _said(error: Exception) -> str:
+    """The text of an exception in one line, without secrets."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(redact(text).split())
 
 
 def _packages(error: Exception) -> set[str]:
     """The packages that define the class of an exception and its base classes."""
     return {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-
-
-def _status(error: Exception) -> int | None:
-    """The HTTP status that an error carries, in its response or in `code` as gcsfs does; None if it has none."""
-    found = str(getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None)))
-    return int(found) if found.isdecimal() else None
