@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prefect.runtime import flow_run
 
-from wherry.storage.waits import told_to
+from wherry.remote.waits import told_to
 from wherry.tasks.common import run_logger
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here

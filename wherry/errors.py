@@ -183,7 +183,7 @@ class StorageError(WherryError, OSError):
     `retryable` states whether a retry can help.
 
     Attributes:
-        kind: the kind of failure of a remote store, of `wherry.storage.failures`; empty elsewhere.
+        kind: the kind of failure of a remote store, of `wherry.remote.failures`; empty elsewhere.
         retry_after: seconds that the store asked to wait; None if it did not ask.
     """
 

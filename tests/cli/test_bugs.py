@@ -15,8 +15,8 @@ from tests.support.command import command, small
 from wherry.cli.errors import as_ours
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
-from wherry.storage.errors import translated
-from wherry.storage.remote import FsspecStore
+from wherry.remote.errors import translated
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
 
 # A module that Python imports at its start; it breaks one verb as a bug would.

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from wherry.storage import waits
+from wherry.remote import waits
 from wherry.tasks.ending import ending
 
 LINE = "gs://bucket/key has not answered for 12 s; attempt 2 of 6"

@@ -20,7 +20,7 @@ from wherry.formats.registry import find_format
 from wherry.staging.in_use import is_in_use
 from wherry.staging.staging import lease_of, rename_without_replacing
 from wherry.storage.folders import PREFIX, is_staging, remove, sync_folder
-from wherry.storage.remote import FsspecStore
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, UnsupportedError, storage_error
-from wherry.storage.remote import FsspecStore
+from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

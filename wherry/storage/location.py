@@ -2,7 +2,7 @@
 
 The capabilities of a store are declared, not guessed (as restic's `Properties`): whether a rename can refuse to
 overwrite, whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` and
-`wherry.storage.remote` have the stores, `wherry.storage.protocols` what each can do.
+`wherry.storage.fsspec_store` have the stores, `wherry.storage.protocols` what each can do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The capabilities are declared, not guessed, as restic's `Properties` are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wherry.storage.location import Capabilities
 
@@ -20,47 +20,27 @@ LOCAL = Capabilities(
     version="time",
 )
 READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
-MEMORY = Capabilities(
-    atomic_rename=False,
-    create_only_put=True,
-    ranged_writes=False,
-    local=False,
-    create_only_large=True,
-    consistent_listing=True,
-    version="time",
-)
+# A store of objects of which nothing more is known.
+OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
+MEMORY = replace(OBJECTS, create_only_large=True, consistent_listing=True, version="time")
 # An upload of the JSON API, resumable or composed, takes ifGenerationMatch; a multipart upload of the XML API does not.
-GCS = Capabilities(
-    atomic_rename=False,
-    create_only_put=True,
-    ranged_writes=False,
-    local=False,
+GCS = replace(
+    OBJECTS,
     create_only_large=True,
     checksums=("crc32c", "md5"),
     consistent_listing=True,
     version="generation",
 )
 # If-None-Match on PutObject and on CompleteMultipartUpload; UploadPartCopy copies ranges.
-S3 = Capabilities(
-    atomic_rename=False,
-    create_only_put=True,
-    ranged_writes=False,
-    local=False,
+S3 = replace(
+    OBJECTS,
     create_only_large=True,
     range_copy=True,
     checksums=("sha256", "crc32c", "crc64nvme"),
     consistent_listing=True,
     version="etag",
 )
-HUB = Capabilities(
-    atomic_rename=False,
-    create_only_put=False,
-    ranged_writes=False,
-    local=False,
-    checksums=("sha256",),
-    consistent_listing=True,
-    version="blob",
-)
+HUB = replace(READ_ONLY, checksums=("sha256",), consistent_listing=True, version="blob")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The store of local files, and the parsing of URIs; `wherry.storage.remote` has the remote stores.
+"""The store of local files, and the parsing of URIs; `wherry.storage.fsspec_store` has the remote stores.
 
 Local paths never import fsspec: they are the fast path, and `os.pread` is faster. Credentials come only from each
 library's own chain; a URI never carries them, and they are never printed.
@@ -228,7 +228,7 @@ def _located(text: str) -> Location:
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )
-    from wherry.storage.remote import remote_store  # local runs do not pay for it
+    from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))
 

@@ -25,8 +25,8 @@ from tests.support.formats import (
 from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
+from wherry.storage.fsspec_store import FsspecStore, remote_store
 from wherry.storage.location import Location
-from wherry.storage.remote import FsspecStore, remote_store
 from wherry.storage.stores import locate
 from wherry.testing import readers
 

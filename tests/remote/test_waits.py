@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from wherry.storage import waits
-from wherry.storage.waits import told_to, waiting
+from wherry.remote import waits
+from wherry.remote.waits import told_to, waiting
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """filesystems: the file systems of fsspec as wherry opens them, and calls of them that always end.
 
 Each library retries in its own way: gcsfs up to 36 times in half a minute, botocore 5 times within 5 of s3fs. Here
-they attempt once, and `wherry.storage.retries` repeats. A call of an asynchronous file system has a deadline in the
+they attempt once, and `wherry.remote.retries` repeats. A call of an asynchronous file system has a deadline in the
 loop of fsspec, which then closes the connection; any other call runs in a thread of its own, which is left behind
 when its time is over.
 """
@@ -16,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import MissingExtraError, StorageError, missing_extra
-from wherry.storage.errors import translated
-from wherry.storage.protocols import protocol_of
+from wherry.errors import StorageError
+from wherry.remote.errors import translated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -69,17 +68,6 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
             protocol, **_stated(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})
         )
     return fsspec.filesystem(protocol)
-
-
-def missing_package(protocol: str, error: ImportError) -> MissingExtraError:
-    """The error for a protocol whose package is not installed."""
-    known = protocol_of(protocol)
-    if known.extra:
-        return missing_extra(known.package, known.extra, f"{protocol}:// storage")
-    return MissingExtraError(
-        f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
-        cure="install the package that the message names, or copy the checkpoint to gs://, s3:// or a local folder",
-    )
 
 
 def timed(fs: Any, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:

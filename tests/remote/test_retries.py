@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from tests.support import buckets
 from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
-from wherry.storage import retries
-from wherry.storage.filesystems import timed
-from wherry.storage.retries import RetryPolicy, attempted, storage_timeout
+from wherry.remote import retries
+from wherry.remote.filesystems import timed
+from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.stores import locate
 
 

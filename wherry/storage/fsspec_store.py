@@ -1,17 +1,17 @@
-"""remote: any store that fsspec supports, with deadlines, retries and errors that name the cure."""
+"""fsspec_store: any store that fsspec supports, with deadlines, retries and errors that name the cure."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import StorageError, UsageError, WherryError
-from wherry.storage.errors import bucket_not_found, library_errors, translated
-from wherry.storage.failures import FORBIDDEN
-from wherry.storage.filesystems import missing_package, open_filesystem, refresh_login, timed
+from wherry.errors import MissingExtraError, StorageError, UsageError, WherryError, missing_extra
+from wherry.remote.errors import bucket_not_found, library_errors, translated
+from wherry.remote.failures import FORBIDDEN
+from wherry.remote.filesystems import open_filesystem, refresh_login, timed
+from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
-from wherry.storage.retries import RetryPolicy, attempted, storage_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +199,7 @@ def remote_store(protocol: str) -> FsspecStore:
     try:
         return FsspecStore(protocol, policy)
     except ImportError as error:
-        raise missing_package(protocol, error) from error
+        raise _missing_package(protocol, error) from error
     except ValueError as error:
         if isinstance(error, WherryError):
             raise
@@ -208,3 +208,14 @@ def remote_store(protocol: str) -> FsspecStore:
         ) from error
     except Exception as error:
         raise translated(error, protocol, "") or error from error
+
+
+def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:
+    """The error for a protocol whose package is not installed."""
+    known = protocol_of(protocol)
+    if known.extra:
+        return missing_extra(known.package, known.extra, f"{protocol}:// storage")
+    return MissingExtraError(
+        f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
+        cure="install the package that the message names, or copy the checkpoint to gs://, s3:// or a local folder",
+    )

@@ -1,6 +1,6 @@
 """Translates errors of the storage libraries (s3fs, gcsfs, huggingface_hub and their HTTP clients) into WherryErrors.
 
-`wherry.storage.failures` has the kinds of failure with words and cures. Unrecognised exceptions are left unchanged.
+`wherry.remote.failures` has the kinds of failure with words and cures. Unrecognised exceptions are left unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
-from wherry.storage.failures import ABSENT, FAILURES, NO_BUCKET, kind_of, region_of, retry_after_of
+from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, kind_of, region_of, retry_after_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,6 +1,6 @@
 """retries: the one policy by which calls of remote stores are repeated, and the deadline of each attempt.
 
-The retries of the libraries are switched off (`wherry.storage.filesystems`), so that attempts do not multiply, and
+The retries of the libraries are switched off (`wherry.remote.filesystems`), so that attempts do not multiply, and
 every attempt is counted, bounded and told to the user.
 """
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, TypeVar
 from wherry.core.services import service
 from wherry.core.units import duration
 from wherry.errors import StorageError, UsageError
-from wherry.storage.failures import UNREACHABLE
-from wherry.storage.waits import waiting
+from wherry.remote.failures import UNREACHABLE
+from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.storage.waits import Wait
+    from wherry.remote.waits import Wait
 
 TIMEOUT_SECONDS = 60.0
 TIMEOUT_VARIABLE = "WHERRY_STORAGE_TIMEOUT"

@@ -48,7 +48,7 @@ _OTHER_LOGIN = "log in to {protocol}:// as its library requires"
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureKind:
     """One kind of failure.
 
     Attributes:
@@ -71,34 +71,34 @@ class Failure:
         )
 
 
-FAILURES: dict[str, Failure] = {
-    NO_CREDENTIALS: Failure("no credentials for {protocol}://", _OTHER_LOGIN, _LOG_IN),
-    EXPIRED: Failure("the credentials for {protocol}:// have expired", _OTHER_LOGIN, _LOG_IN),
-    REFUSED: Failure("{protocol}:// does not accept the credentials", _OTHER_LOGIN, _LOG_IN),
-    FORBIDDEN: Failure("access denied", _OTHER_LOGIN, _GRANT),
-    CLOCK: Failure(
+FAILURES: dict[str, FailureKind] = {
+    NO_CREDENTIALS: FailureKind("no credentials for {protocol}://", _OTHER_LOGIN, _LOG_IN),
+    EXPIRED: FailureKind("the credentials for {protocol}:// have expired", _OTHER_LOGIN, _LOG_IN),
+    REFUSED: FailureKind("{protocol}:// does not accept the credentials", _OTHER_LOGIN, _LOG_IN),
+    FORBIDDEN: FailureKind("access denied", _OTHER_LOGIN, _GRANT),
+    CLOCK: FailureKind(
         "the clock of this machine differs from that of the store", "set the clock of this machine"
     ),
-    REGION: Failure("the bucket is in another region", "set AWS_REGION{region}"),
-    QUOTA: Failure(
+    REGION: FailureKind("the bucket is in another region", "set AWS_REGION{region}"),
+    QUOTA: FailureKind(
         "the quota of the store is exhausted", "raise the quota, or run it again when it is renewed"
     ),
-    THROTTLED: Failure(
+    THROTTLED: FailureKind(
         "the store receives too many requests",
         "run it again later, or lower the limit of this store in [concurrency] of wherry.toml",
         retryable=True,
     ),
-    SERVER: Failure("the store reports an internal error", "run it again later", retryable=True),
-    BROKEN: Failure("the connection was cut", "run it again", retryable=True),
-    UNREACHABLE: Failure(
+    SERVER: FailureKind("the store reports an internal error", "run it again later", retryable=True),
+    BROKEN: FailureKind("the connection was cut", "run it again", retryable=True),
+    UNREACHABLE: FailureKind(
         "the store is unreachable", "check the network, the name of the host and the endpoint", retryable=True
     ),
-    TIMEOUT: Failure(
+    TIMEOUT: FailureKind(
         "the store did not answer in time",
         "run it again; if the store is only slow, raise storage_timeout (WHERRY_STORAGE_TIMEOUT)",
         retryable=True,
     ),
-    OFFLINE: Failure("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
+    OFFLINE: FailureKind("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
 }
 
 # Codes of errors of S3; those that are only a status are of answers without a body.

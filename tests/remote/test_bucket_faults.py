@@ -11,12 +11,12 @@ from s3fs import S3FileSystem
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError
-from wherry.storage import retries
-from wherry.storage.retries import RetryPolicy
+from wherry.remote import retries
+from wherry.remote.retries import RetryPolicy
 from wherry.storage.stores import locate
 
 DATA = bytes(range(256)) * 4
-QUICK = RetryPolicy(timeout=2.0, pause=0.01)
+QUICK = RetryPolicy(timeout=10.0, pause=0.01)
 GOOGLE = '{"error": {"code": %d, "message": "%s"}}'
 AMAZON = "<Error><Code>%s</Code><Message>said so</Message></Error>"
 
@@ -35,7 +35,7 @@ def alone(monkeypatch, tmp_path):
     variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
     for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("wherry.storage.remote._answered", set())
+    monkeypatch.setattr("wherry.storage.fsspec_store._answered", set())
     forget()
     yield forget
     forget()
