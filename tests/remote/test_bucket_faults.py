@@ -13,6 +13,8 @@ from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError
 from wherry.remote import retries
 from wherry.remote.retries import RetryPolicy
+from wherry.storage.location import Location
+from wherry.storage.ranges import read_ranges
 from wherry.storage.stores import locate
 
 DATA = bytes(range(256)) * 4
@@ -124,6 +126,19 @@ def test_a_body_that_is_cut_is_read_again(store):
     assert (error.kind, error.retryable) == ("broken", True)
 
 
+def test_ranges_are_read_at_the_same_time_through_faults(store):
+    data = bytes(range(256)) * (12 << 10)  # 3 MiB: two requests
+    store.put("bucket/large", data)
+    store.proxy.clear()
+    store.proxy.inject(status(503, b"busy"), times=2)
+    asked = [(10, 1000), (len(data) - 500, len(data)), (900, 2000)]
+    parts = list(read_ranges(Location(store, "bucket/large"), asked))
+    assert [(one.number, bytes(one.data)) for one in parts] == [
+        (number, data[slice(*asked[number])]) for number in (0, 2, 1)
+    ]
+    assert len(store.proxy.requests) == 4
+
+
 def test_a_lost_answer_to_a_put_is_not_the_put_of_another(store):
     method = {"gs": "POST", "s3": "PUT"}[store.protocol]
     store.proxy.inject(lose_answer, method=method)
@@ -205,11 +220,14 @@ def test_s3_without_credentials(alone, monkeypatch):
     assert "aws configure" in error.cure
 
 
-def test_gs_without_credentials_asks_anonymously_at_once(alone, monkeypatch):
-    """The library of Google would ask the metadata server of its cloud for half a minute."""
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{buckets.free_port()}")
+@pytest.mark.parametrize("answers", [True, False])
+def test_gs_without_credentials_asks_anonymously_at_once(answers, alone, monkeypatch, tmp_path):
+    """The library of Google would ask the metadata server for half a minute, even that of another cloud."""
     begin = time.monotonic()
-    assert locate("gs://bucket/model").store.fs.credentials.token == "anon"
+    with buckets.files_over_http(tmp_path) as url:
+        address = url.removeprefix("http://") if answers else f"127.0.0.1:{buckets.free_port()}"
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        assert locate("gs://bucket/model").store.fs.credentials.token == "anon"
     assert time.monotonic() - begin < 5
 
 

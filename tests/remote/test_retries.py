@@ -99,6 +99,8 @@ def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
     with pytest.raises(MissingExtraError, match=package) as caught:
         locate(f"{protocol}://host/x")
     assert "wherry[" not in str(caught.value)
+    done = CliRunner().invoke(cli, ["detect", f"{protocol}://host/x"])
+    assert isinstance(done.exception, MissingExtraError), "and not a verdict about the checkpoint"
 
 
 @pytest.mark.parametrize(("protocol", "extra", "module"), [("s3", "s3", "s3fs"), ("gs", "gcs", "gcsfs")])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 _CONNECT_SECONDS = 10.0
-_METADATA = ("169.254.169.254", 80)  # of Google Cloud
+_METADATA = "169.254.169.254"  # where Google Cloud and others answer questions of a machine about itself
 _METADATA_SECONDS = 1.0
 _LONGEST_MESSAGE = 300
 _CONNECTIONS = 32  # to one store
@@ -201,13 +200,18 @@ def _has_google_login() -> bool:
         return True
     if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("NO_GCE_CHECK") == "true":
         return False
-    host = os.environ.get("GCE_METADATA_HOST")
-    return _answers((host.partition(":")[0], int(host.partition(":")[2] or 80)) if host else _METADATA)
+    return _is_google_metadata(os.environ.get("GCE_METADATA_HOST") or _METADATA)
 
 
-def _answers(address: tuple[str, int]) -> bool:
+def _is_google_metadata(host: str) -> bool:
+    """Whether a server names itself as that of Google; other clouds have one at the same address."""
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection(host, timeout=_METADATA_SECONDS)
     try:
-        with socket.create_connection(address, _METADATA_SECONDS):
-            return True
-    except OSError:
+        connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+        return connection.getresponse().headers.get("Metadata-Flavor") == "Google"
+    except (OSError, HTTPException, ValueError):
         return False
+    finally:
+        connection.close()
