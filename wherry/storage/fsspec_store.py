@@ -55,9 +55,13 @@ class FsspecStore:
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
         full = self._full(path)
+
+        def once(seconds: float) -> dict[str, Any]:
+            self._once(path, "invalidate_cache", seconds, full)  # which asks the store, on hf://
+            return self._once(path, "info", seconds, full)
+
         try:
-            self.fs.invalidate_cache(full)
-            return self._entry(self.call(path, "info", full))
+            return self._entry(self._attempted(path, once, 0))
         except FileNotFoundError:
             self._require_bucket(path)
             return None
