@@ -44,10 +44,10 @@ class RetryPolicy:
     """
 
     timeout: float = TIMEOUT_SECONDS
-    attempts: int = 6
+    attempts: int = 12
     first_attempts: int = 3
     pause: float = 0.5
-    longest_pause: float = 20.0
+    longest_pause: float = 8.0
 
     @property
     def budget(self) -> float:

@@ -1,6 +1,6 @@
 """waits: says which storage a run waits for, after 10 s and then every 30 s, in one line for each bucket.
 
-    gs://bucket/key has not answered for 12 s; attempt 2 of 6
+    gs://bucket/key has not answered for 12 s; attempt 2 of 12
 
 The line is logged as a warning, which the command line prints on the standard error; a flow passes it to the log of
 its run with `told_to`. One thread looks at all waits; it exists only while something is waited for.
