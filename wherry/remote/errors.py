@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
-from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, kind_of, region_of, retry_after_of
+from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, TIMEOUT, kind_of, region_of, retry_after_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,6 +49,12 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     if kind in FAILURES:
         return _failed(error, kind, protocol, path)
     return _other(error, protocol, path)
+
+
+def timed_out(uri: str) -> StorageError:
+    """The error for a store that did not answer in time."""
+    protocol, _, path = uri.partition("://")
+    return _failed(TimeoutError(), TIMEOUT, protocol, path)
 
 
 def bucket_not_found(protocol: str, path: str) -> NotFoundError:
