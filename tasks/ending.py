@@ -1,16 +1,20 @@
 """ending, for Prefect: the message links to the page of the run, and its delivery is written to the run's log.
 
+Long waits for remote stores are written to that log too.
+
 Every flow runs inside it, so it also checks at the start of a run that a container does not keep the ledger or the
 registry inside itself; then nothing is read or written, and the failure is reported like any other.
 """
 
 from __future__ import annotations
 
+import contextvars
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prefect.runtime import flow_run
 
+from wherry.remote.waits import told_to
 from wherry.tasks.common import run_logger
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here
@@ -33,7 +37,11 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
     Raises:
         UsageError: this worker is a container that would keep the ledger or the registry inside itself.
     """
-    told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=run_logger())
-    with told as end:
+    log = run_logger()
+    context = (
+        contextvars.copy_context()
+    )  # the waits are told from another thread, which has no settings of the run
+    told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=log)
+    with told as end, told_to(lambda line: context.run(log.warning, line)):
         refuse_here()
         yield end

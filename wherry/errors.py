@@ -181,9 +181,15 @@ class StorageError(WherryError, OSError):
     """The storage failed (full, read-only, unreachable), or a child process failed (timeout, memory limit, killed).
 
     `retryable` states whether a retry can help.
+
+    Attributes:
+        kind: the kind of failure of a remote store, of `wherry.remote.failures`; empty elsewhere.
+        retry_after: seconds that the store asked to wait; None if it did not ask.
     """
 
     exit_code = 10
+    kind: str = ""
+    retry_after: float | None = None
 
     def __str__(self) -> str:
         """Replaces OSError's `__str__`, to add URI, key path and cure."""

@@ -15,8 +15,9 @@ from tests.support.command import command, small
 from wherry.cli.errors import as_ours
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
-from wherry.storage.errors import translated
-from wherry.storage.stores import FsspecStore, locate
+from wherry.remote.errors import translated
+from wherry.storage.fsspec_store import FsspecStore
+from wherry.storage.stores import locate
 
 # A module that Python imports at its start; it breaks one verb as a bug would.
 BUG = """
@@ -229,9 +230,9 @@ HTTP.code = 401
     [
         ("s3", NO_KEYS, "no credentials for s3://", "aws configure", False),
         ("s3", PermissionError("Access Denied"), "access denied: Access Denied", "aws configure", False),
-        ("s3", NO_HOST, "storage failed: Could not connect", "reachable", True),
+        ("s3", NO_HOST, "the store is unreachable: Could not connect", "endpoint", True),
         ("gs", NO_LOGIN, "no credentials for gs://", "gcloud auth application-default login", False),
-        ("gs", HTTP, "access denied", "gcloud auth", False),
+        ("gs", HTTP, "no credentials for gs://: Anonymous caller", "gcloud auth", False),
         ("hf", OFFLINE, "hf:// is offline", "unset HF_HUB_OFFLINE", False),
         ("hf", NOT_CACHED, "hf:// is offline", "unset HF_HUB_OFFLINE", False),
         ("hf", GATED, "access denied: gated", "hf auth login", False),
@@ -247,7 +248,9 @@ def test_errors_of_storage_libraries(protocol, error, words, cure, retryable, ca
     def fails(*_, **__):
         raise error
 
-    store.fs = types.SimpleNamespace(info=fails, ls=fails, cat_file=fails, invalidate_cache=str)
+    store.fs = types.SimpleNamespace(
+        info=fails, ls=fails, cat_file=fails, call=fails, call_s3=fails, invalidate_cache=str
+    )
     with pytest.raises(StorageError, match=words) as caught:
         getattr(place, call)(*((0, 1) if call == "read" else ()))
     assert (caught.value.uri, caught.value.retryable) == (f"{protocol}://bucket/model", retryable)

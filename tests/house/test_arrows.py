@@ -25,7 +25,8 @@ ROOMS: Mapping[str, str] = {
     "errors": "version",
     "core": "errors",
     "runtime": "errors core",
-    "storage": "errors core runtime",
+    "remote": "errors core",
+    "storage": "errors core runtime remote",
     "staging": "errors core storage",
     "formats": "errors core storage",
     "format": "formats",
@@ -46,8 +47,8 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "cli": "errors version core runtime storage staging formats tree families view config ledger converter verifier"
-    " models routes lineage auditor watch",
+    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
+    " verifier models routes lineage auditor watch",
 }
 FEWEST, MOST = 3, 16
 # The same inside `integrations`: containers know no format, and a format knows another only where it is named here.

@@ -8,7 +8,7 @@ import pytest
 
 from wherry.errors import internal_error, redact, storage_error
 from wherry.ledger.deliver import _told
-from wherry.storage.errors import translated
+from wherry.remote.errors import translated
 
 PRESIGNED = (
     "403 Forbidden for url: https://cdn.example/x?X-Amz-Credential=AKIAsecret%2F1&X-Amz-Expires=3600"

@@ -35,6 +35,7 @@ from wherry.cli.options import (
     CONVERSION,
     as_json,
     chosen,
+    limit_storage,
     matched_targets,
     memory,
     quiet,
@@ -76,6 +77,13 @@ _HELP = ["-h", "--help"]
 @click.version_option(__version__, prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
+)
+@click.option(
+    "--storage-timeout",
+    metavar="DURATION",
+    expose_value=False,
+    callback=limit_storage,
+    help="Time without progress after which a request to a remote store fails, for example 5m.",
 )
 def cli() -> None:
     """Convert model checkpoints between training systems and prove that nothing was lost."""

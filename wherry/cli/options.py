@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -73,6 +74,29 @@ memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "m
 quiet = click.option("--quiet", is_flag=True, help="Do not show a progress bar.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
+
+
+def limit_storage(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    """Set `storage_timeout` for this command and its child processes.
+
+    Raises:
+        UsageError: it is not a positive duration.
+    """
+    if value is None:
+        return
+    from wherry.remote.retries import TIMEOUT_VARIABLE, parse_timeout
+
+    parse_timeout(value)
+    before = os.environ.get(TIMEOUT_VARIABLE)
+    os.environ[TIMEOUT_VARIABLE] = value
+    context.call_on_close(lambda: _set_variable(TIMEOUT_VARIABLE, before))
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def walking(function: Callable[..., Any]) -> Callable[..., Any]:

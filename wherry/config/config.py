@@ -39,6 +39,7 @@ VARIABLES = {
     "ledger": "WHERRY_LEDGER",
     "digest": "WHERRY_DIGEST",
     "memory": "WHERRY_MEMORY",
+    "storage_timeout": "WHERRY_STORAGE_TIMEOUT",
     "shared_paths": "WHERRY_SHARED_PATHS",
     "links": "WHERRY_LINKS",
     "mlflow.tracking_uri": "MLFLOW_TRACKING_URI",

@@ -258,6 +258,11 @@ class Settings(Section):
         "ledger, SHA-256 on a host in FIPS mode.",
     )
     memory: Size = Field(default="128MiB", description="Memory budget for data in flight.")
+    storage_timeout: Annotated[float, BeforeValidator(duration), Field(gt=0)] = Field(
+        default=60.0,
+        description="Time without progress, in seconds or as 5m, after which a request to a remote store fails. It is "
+        "attempted again until twice this time has passed, 12 times at most.",
+    )
     shared_paths: tuple[str, ...] = Field(
         default=(), description="Folders that all workers mount at the same path."
     )

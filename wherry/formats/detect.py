@@ -22,6 +22,7 @@ from wherry.core.units import counted
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
+    MissingExtraError,
     NotACheckpointError,
     NotFoundError,
     UnsupportedError,
@@ -70,6 +71,7 @@ def detect(
 
     Raises:
         NotFoundError: the file, folder or step was not found.
+        MissingExtraError: the package for the protocol is not installed.
         StorageError: the storage failed.
     """
     return detect_source(SourceRequest(os.fspath(uri), format, step, item))
@@ -79,7 +81,7 @@ def detect_source(source: SourceRequest) -> Detection:
     """Identify the checkpoint that a request names; see `detect`."""
     try:
         location, found = resolve_source(source)
-    except (NotFoundError, OSError):
+    except (NotFoundError, MissingExtraError, OSError):
         raise
     except WherryError as error:
         return Detection(

@@ -11,7 +11,7 @@ import os
 import secrets
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
@@ -19,10 +19,10 @@ from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.registry import find_format
 from wherry.staging.in_use import is_in_use
 from wherry.staging.staging import lease_of, rename_without_replacing
-from wherry.storage.errors import library_errors
 from wherry.storage.folders import PREFIX, is_staging, remove, sync_folder
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
-from wherry.storage.stores import FsspecStore, locate
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -149,19 +149,18 @@ def _objects(uri: str, format: str) -> Generator[None]:
             uri=uri,
             cure="remove it with the store's tools",
         )
-    fs: Any = place.store.fs
+    store = place.store
     yield
     try:
-        with library_errors(place.store.protocol, place.path):
-            for name in find_format(format).commit_members:
-                marker = place.join(name)
-                if marker.exists():
-                    fs.rm_file(marker.path)
-            beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
-            fs.rm(place.path, recursive=True)
-            for one in beside:
-                if one.exists():
-                    fs.rm_file(one.path)
+        for name in find_format(format).commit_members:
+            marker = place.join(name)
+            if marker.exists():
+                store.remove(marker.path)
+        beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
+        store.remove(place.path, recursive=True)
+        for one in beside:
+            if one.exists():
+                store.remove(one.path)
     except OSError as error:
         raise storage_error(error, uri) from error
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, UnsupportedError, storage_error
-from wherry.storage.errors import library_errors
-from wherry.storage.stores import FsspecStore
+from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,12 +37,11 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
     if place.store.capabilities.local:
         newest = max((int(member.mark) for member in members if member.mark), default=0)
         return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
-    assert isinstance(place.store, FsspecStore)
-    fs: Any = place.store.fs
+    store = place.store
+    assert isinstance(store, FsspecStore)
     paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
     try:
-        with library_errors(place.store.protocol, place.path):
-            return max(fs.modified(path) for path in paths).astimezone(UTC)
+        return max(store.call(path, "modified", path) for path in paths).astimezone(UTC)
     except FileNotFoundError as error:
         raise NotFoundError("file not found", uri=place.uri, cure="check the path") from error
     except OSError as error:

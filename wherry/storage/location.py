@@ -1,8 +1,8 @@
 """Location: a path in a store, and the interface of stores.
 
 The capabilities of a store are declared, not guessed (as restic's `Properties`): whether a rename can refuse to
-overwrite, whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` has
-the stores.
+overwrite, whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` and
+`wherry.storage.fsspec_store` have the stores, `wherry.storage.protocols` what each can do.
 """
 
 from __future__ import annotations
@@ -36,12 +36,22 @@ class Capabilities:
         create_only_put: an object can be created on the condition that it does not exist yet.
         ranged_writes: bytes can be written at any offset of a file.
         local: paths are paths of this machine's file system.
+        create_only_large: the same holds for an object that is uploaded in parts.
+        range_copy: the store copies a range of an object into another one, without moving a byte over the network.
+        checksums: algorithms whose checksums the store computes of whole objects or of parts, and reports.
+        consistent_listing: a listing shows every object whose put has returned.
+        version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
     """
 
     atomic_rename: bool
     create_only_put: bool
     ranged_writes: bool
     local: bool
+    create_only_large: bool = False
+    range_copy: bool = False
+    checksums: tuple[str, ...] = ()
+    consistent_listing: bool = False
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""The stores (local files, and everything that fsspec supports), and the parsing of URIs.
+"""The store of local files, and the parsing of URIs; `wherry.storage.fsspec_store` has the remote stores.
 
-Local paths never import fsspec: they are the fast path, and `os.pread` is faster. A table declares the capabilities of
-each protocol. Credentials come only from each library's own chain; a URI never carries them, and they are never
-printed.
+Local paths never import fsspec: they are the fast path, and `os.pread` is faster. Credentials come only from each
+library's own chain; a URI never carries them, and they are never printed.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import re
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import UsageError, missing_extra, storage_error
-from wherry.storage.errors import library_errors, translated
+from wherry.errors import UsageError, storage_error
 from wherry.storage.folders import make_folders
 from wherry.storage.links import root_at
-from wherry.storage.location import Capabilities, Entry, Location, native_path
+from wherry.storage.location import Entry, Location, native_path
 from wherry.storage.open_file import (
     loop_refusal,
     open_regular,
@@ -29,6 +27,7 @@ from wherry.storage.open_file import (
     read_regular,
     special,
 )
+from wherry.storage.protocols import LOCAL, READ_ONLY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -37,23 +36,7 @@ if TYPE_CHECKING:
     from wherry.storage.links import Root
 
 
-LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
-OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
-READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
-
-# protocol → (capabilities, package that provides it, extra of wherry that installs the package).
-_PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
-    "file": (LOCAL, "", ""),
-    "memory": (OBJECTS, "fsspec", ""),
-    "gs": (OBJECTS, "gcsfs", "gcs"),
-    "gcs": (OBJECTS, "gcsfs", "gcs"),
-    "s3": (OBJECTS, "s3fs", "s3"),
-    "hf": (READ_ONLY, "huggingface_hub", "hub"),
-}
-
 _ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs no change to be absolute
-# Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
-_MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 
 
 @dataclass(frozen=True)
@@ -185,77 +168,6 @@ def entry_of(name: str, status: os.stat_result) -> Entry:
     )
 
 
-class FsspecStore:
-    """Any store that fsspec supports."""
-
-    def __init__(self, protocol: str, capabilities: Capabilities) -> None:
-        import fsspec  # takes 0.1 s, which local runs do not pay
-
-        self.protocol = protocol
-        self.capabilities = capabilities
-        self.fs: Any = fsspec.filesystem(protocol)
-
-    def stat(self, path: str) -> Entry | None:
-        """See Store; never from a cached listing of fsspec."""
-        try:
-            with library_errors(self.protocol, path):
-                self.fs.invalidate_cache(path)
-                return self._entry(self.fs.info(path))
-        except FileNotFoundError:
-            return None
-
-    def entries(self, path: str) -> list[Entry]:
-        """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        fresh = {"refresh": True} if _PROTOCOLS.get(self.protocol, ("", "", ""))[2] else {}
-        with library_errors(self.protocol, path):
-            rows = self.fs.ls(path, detail=True, **fresh)
-        found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
-        return sorted(found, key=lambda entry: entry.name)
-
-    def read(self, path: str, start: int, stop: int) -> bytes:
-        """See Store."""
-        with library_errors(self.protocol, path):
-            return self.fs.cat_file(path, start=start, end=stop)
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """See Store."""
-        data = self.read(path, start, start + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """See Store."""
-        if create_only and self.stat(path) is not None:
-            raise FileExistsError(path)
-        with library_errors(self.protocol, path):
-            self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
-
-    def _entry(self, row: dict[str, Any]) -> Entry:
-        mark = next((str(row[key]) for key in _MARKS if row.get(key)), "")
-        name = row["name"].rstrip("/").rsplit("/", 1)[-1]
-        return Entry(name, int(row.get("size") or 0), row["type"] == "directory", mark=mark)
-
-
-def remote_store(protocol: str) -> FsspecStore:
-    """The store of a protocol.
-
-    Raises:
-        MissingExtraError: the package for it is not installed.
-        UsageError: the protocol is unknown.
-    """
-    capabilities, package, extra = _PROTOCOLS.get(protocol, (READ_ONLY, "fsspec", ""))
-    try:
-        return FsspecStore(protocol, capabilities)
-    except ImportError as error:
-        raise missing_extra(package, extra or protocol, f"{protocol}:// storage") from error
-    except ValueError as error:
-        raise UsageError(
-            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf or memory"
-        ) from error
-    except Exception as error:
-        raise translated(error, protocol, "") or error from error
-
-
 def open_local(location: Location) -> int:
     """Open a local file for reading; the caller closes the descriptor.
 
@@ -316,6 +228,8 @@ def _located(text: str) -> Location:
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )
+    from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
+
     return Location(remote_store(protocol), rest.rstrip("/"))
 
 

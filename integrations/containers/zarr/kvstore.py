@@ -112,7 +112,7 @@ def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
     import tensorstore
 
     try:
-        return tensorstore.KvStore.open(spec, context=using).result()
+        return awaited(tensorstore.KvStore.open(spec, context=using), uri)
     except (ValueError, OSError) as error:
         raise translated(error, uri) from error
 
@@ -124,7 +124,7 @@ def read_value(store: Store, key: str, uri: str) -> bytes:
         DamagedError, StorageError: it cannot be read.
     """
     try:
-        return store.read(key).result().value
+        return awaited(store.read(key), uri).value
     except (ValueError, OSError) as error:
         raise translated(error, uri) from error
 
@@ -146,13 +146,14 @@ def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Ar
     import tensorstore
 
     try:
-        return tensorstore.open(
+        begun = tensorstore.open(
             {**spec, "fill_missing_data_reads": False},
             context=using,
             open=True,
             read=True,
             assume_metadata="metadata" in spec,
-        ).result()
+        )
+        return awaited(begun, uri)
     except (ValueError, OSError) as error:
         raise translated(error, uri, path) from error
 
@@ -189,6 +190,34 @@ def _first_sentence(text: str) -> str:
     return text.split(" [", maxsplit=1)[0].partition(": ")[2] or text.split(" [", maxsplit=1)[0]
 
 
-def read_whole(array: Any, region: tuple[slice, ...]) -> Any:
-    """Elements of a region as a C-order array; raises what tensorstore raises."""
-    return (array[region] if region else array).read(order="C").result()
+def read_whole(array: Any, region: tuple[slice, ...], uri: str) -> Any:
+    """Elements of a region as a C-order array; raises what tensorstore raises, and StorageError as `awaited`."""
+    view = array[region] if region else array
+    return awaited(view.read(order="C"), uri, view.size * view.dtype.numpy_dtype.itemsize)
+
+
+def awaited(begun: ts.Future[Any], uri: str, nbytes: int = 0) -> Any:
+    """The result of a call of tensorstore, which repeats its requests itself; on a remote store within a deadline.
+
+    Args:
+        begun: the call.
+        uri: what is read, for the user.
+        nbytes: size of the transfer.
+
+    Raises:
+        StorageError: a remote store did not answer in time.
+        ValueError, OSError: what tensorstore raises.
+    """
+    if "://" not in uri or uri.startswith("file:"):
+        return begun.result()
+    from wherry.remote.errors import timed_out
+    from wherry.remote.retries import RetryPolicy, storage_timeout
+    from wherry.remote.waits import waiting
+
+    policy = RetryPolicy(storage_timeout())
+    with waiting(uri):
+        try:
+            return begun.result(timeout=policy.budget + policy.deadline(nbytes) - policy.timeout)
+        except TimeoutError as error:
+            begun.cancel()
+            raise timed_out(uri) from error

@@ -120,7 +120,7 @@ class ArrayReader(BaseReader):
             return out
         handle = self._handle(array, spec)
         try:
-            data = numpy.asarray(kvstore.read_whole(handle, region), order="C")
+            data = numpy.asarray(kvstore.read_whole(handle, region, self.location.uri), order="C")
         except (ValueError, OSError) as error:
             raise kvstore.translated(error, self.location.uri, spec.name) from error
         return data if data.dtype == wanted else data.view(wanted)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.storage.stores import READ_ONLY
+from wherry.storage.protocols import READ_ONLY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,8 +25,9 @@ from tests.support.formats import (
 from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
+from wherry.storage.fsspec_store import FsspecStore, remote_store
 from wherry.storage.location import Location
-from wherry.storage.stores import FsspecStore, locate
+from wherry.storage.stores import locate
 from wherry.testing import readers
 
 if TYPE_CHECKING:
@@ -157,8 +158,6 @@ def test_the_tar_of_old_is_recognised_and_refused(tmp_path):
 
 
 def test_a_remote_file_is_read_in_pages(tmp_path):
-    from wherry.storage.stores import remote_store
-
     path = save(tmp_path, {"a": torch.arange(600_000.0), "b": torch.ones(3).to(torch.bfloat16)})
     store = remote_store("memory")
     assert isinstance(store, FsspecStore)

@@ -1,0 +1,121 @@
+"""The retry policy, the setting of the deadline, and calls that never end."""
+
+from __future__ import annotations
+
+import threading
+import time
+import types
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import buckets
+from wherry.cli import cli
+from wherry.errors import MissingExtraError, StorageError, UsageError
+from wherry.remote import retries
+from wherry.remote.filesystems import timed
+from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
+from wherry.storage.stores import locate
+
+
+def test_pauses_double_with_jitter_up_to_the_longest():
+    policy = RetryPolicy()
+    for attempt, longest in ((1, 0.5), (2, 1.0), (4, 4.0), (9, 8.0)):
+        pauses = {policy.pause_after(attempt, None) for _ in range(50)}
+        assert len(pauses) > 1
+        assert longest / 2 <= min(pauses) <= max(pauses) <= longest
+    assert policy.pause_after(1, 30.0) == 30.0
+
+
+def test_a_larger_transfer_has_more_time():
+    assert RetryPolicy(timeout=60).deadline(0) == 60
+    assert RetryPolicy(timeout=60).deadline(64 << 20) == 124
+
+
+def test_no_attempt_begins_after_the_budget():
+    calls = []
+
+    def call(_seconds):
+        calls.append(1)
+        time.sleep(0.06)
+        raise StorageError("no answer", retryable=True)
+
+    with pytest.raises(StorageError, match="attempts in"):
+        attempted(call, "gs://b/k", RetryPolicy(timeout=0.1, pause=0.0, attempts=100))
+    assert len(calls) <= 4
+
+
+def test_what_a_retry_cannot_help_is_not_repeated():
+    calls = []
+
+    def call(_seconds):
+        calls.append(1)
+        raise StorageError("access denied")
+
+    with pytest.raises(StorageError) as caught:
+        attempted(call, "gs://b/k", RetryPolicy())
+    assert (caught.value.what, len(calls)) == ("access denied", 1)
+
+
+def test_a_call_without_a_deadline_of_its_own_is_left_behind():
+    ended = threading.Event()
+    fs = types.SimpleNamespace(info=lambda _path: ended.wait())
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        timed(fs, "info", 0.1, "x")
+    assert time.monotonic() - begin < 5
+    ended.set()
+
+
+@pytest.mark.parametrize("value", ["0", "soon"])
+def test_an_invalid_timeout_is_refused(value, monkeypatch):
+    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, value)
+    with pytest.raises(UsageError):
+        storage_timeout()
+
+
+def test_flag_before_variable_before_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(retries.TIMEOUT_VARIABLE, raising=False)
+    assert storage_timeout() == 60
+    (tmp_path / "wherry.toml").write_text('storage_timeout = "2m"\n')
+    assert storage_timeout() == 120
+    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, "90s")
+    assert storage_timeout() == 90
+    seen = []
+    monkeypatch.setattr("wherry.formats.detect.detect_source", lambda _source: seen.append(storage_timeout()))
+    CliRunner().invoke(cli, ["--storage-timeout", "30s", "detect", "x"])
+    assert seen == [30]
+    assert storage_timeout() == 90
+
+
+def test_a_flag_that_is_no_duration_is_refused():
+    done = CliRunner().invoke(cli, ["--storage-timeout", "soon", "detect", "x"])
+    assert isinstance(done.exception, UsageError)
+
+
+@pytest.mark.parametrize(("protocol", "package"), [("sftp", "paramiko"), ("webdav", "webdav4")])
+def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
+    with pytest.raises(MissingExtraError, match=package) as caught:
+        locate(f"{protocol}://host/x")
+    assert "wherry[" not in str(caught.value)
+    done = CliRunner().invoke(cli, ["detect", f"{protocol}://host/x"])
+    assert isinstance(done.exception, MissingExtraError), "and not a verdict about the checkpoint"
+
+
+@pytest.mark.parametrize(("protocol", "extra", "module"), [("s3", "s3", "s3fs"), ("gs", "gcs", "gcsfs")])
+def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(MissingExtraError) as caught:
+        locate(f"{protocol}://bucket/x")
+    assert caught.value.cure == f"pip install 'wherry[{extra}]'"
+    assert caught.value.exit_code == 11
+
+
+def test_a_host_that_answers_has_or_lacks_the_file(tmp_path):
+    with buckets.files_over_http(tmp_path) as url:
+        (tmp_path / "a.bin").write_bytes(b"0123456789")
+        place = locate(f"{url}/a.bin")
+        assert place.entry is not None
+        assert (place.entry.name, place.entry.size, place.uri) == ("a.bin", 10, f"{url}/a.bin")
+        assert locate(f"{url}/b.bin").stat() is None

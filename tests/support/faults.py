@@ -1,0 +1,177 @@
+"""A proxy in front of a server of a store, which answers some requests with a fault."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ALWAYS = 1 << 30
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade"}
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests of some kind.
+
+    Attributes:
+        act: gets the handler, and answers instead of it.
+        times: how many requests it happens to.
+        method, path: the requests; those whose path contains the text.
+    """
+
+    act: object
+    times: int = 1
+    method: str = ""
+    path: str = ""
+
+
+@dataclass
+class Proxy:
+    """The proxy.
+
+    Attributes:
+        port: where it listens.
+        upstream: port of the server behind it.
+        faults: the first that applies to a request is taken.
+        requests: every request: method and path.
+    """
+
+    port: int = 0
+    upstream: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def inject(self, act, times=1, method="", path=""):
+        self.faults.append(Fault(act, times, method, path))
+
+    def clear(self):
+        self.faults.clear()
+        self.requests.clear()
+
+    def take(self, method, path):
+        self.requests.append((method, path))
+        for fault in self.faults:
+            if fault.times and fault.method in ("", method) and fault.path in path:
+                fault.times -= 1
+                return fault.act
+        return None
+
+
+@contextmanager
+def proxied():
+    """A running proxy; the test sets `upstream`."""
+    proxy = Proxy()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
+    server.daemon_threads = True
+    proxy.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.ended.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def status(code, body=b"", headers=()):
+    """Answer with a status."""
+
+    def act(handler, _body):
+        handler.reply(code, [("Content-Length", str(len(body))), *headers], body)
+
+    return act
+
+
+def hang(handler, _body):
+    """Never answer."""
+    handler.proxy.ended.wait()
+    handler.close_connection = True
+
+
+def slow(seconds):
+    """Answer late."""
+
+    def act(handler, body):
+        time.sleep(seconds)
+        handler.reply(*handler.forward(body))
+
+    return act
+
+
+def cut(handler, body):
+    """Send half of the answer's body, then close the connection."""
+    code, headers, data = handler.forward(body)
+    handler.reply(code, headers, data[: len(data) // 2])
+    handler.close_connection = True
+
+
+def lose_answer(handler, body):
+    """Let the server act, then close the connection without an answer."""
+    handler.forward(body)
+    handler.close_connection = True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Forwards a request, or lets a fault answer it."""
+
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def __getattr__(self, name):
+        if name.startswith("do_"):
+            return self.serve
+        raise AttributeError(name)
+
+    def serve(self):
+        body = self._body()
+        act = self.proxy.take(self.command, self.path)
+        if act is None:
+            self.reply(*self.forward(body))
+        else:
+            act(self, body)
+
+    def forward(self, body):
+        """What the server answers: status, headers and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
+        sent = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+        connection.request(self.command, self.path, body, sent | {"Content-Length": str(len(body))})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP]
+        if self.command != "HEAD" and not any(name.lower() == "content-length" for name, _ in kept):
+            kept.append(("Content-Length", str(len(data))))
+        return answer.status, kept, data
+
+    def reply(self, code, headers, body):
+        self.send_response_only(code)
+        for name, value in headers:
+            self.send_header(name, value)
+        with suppress(ConnectionError):  # the client did not wait
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    def _body(self):
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def log_message(self, *_):
+        pass

@@ -1,0 +1,104 @@
+"""Translates errors of the storage libraries (s3fs, gcsfs, huggingface_hub and their HTTP clients) into WherryErrors.
+
+`wherry.remote.failures` has the kinds of failure with words and cures. Unrecognised exceptions are left unchanged.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
+from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, TIMEOUT, kind_of, region_of, retry_after_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_PACKAGES = frozenset({
+    "aiobotocore", "aiohttp", "adlfs", "azure", "botocore", "fsspec", "gcsfs", "google", "httpcore", "httpx", "httpx2",
+    "huggingface_hub", "requests", "s3fs", "urllib3",
+})  # fmt: skip
+
+
+@contextmanager
+def library_errors(protocol: str, path: str) -> Generator[None]:
+    """Around a call of a storage library.
+
+    Raises:
+        FileNotFoundError: the library reported a missing file with an exception of its own.
+        WherryError: see `translated`.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = translated(error, protocol, path)
+        if found is None:
+            raise
+        raise found from error
+
+
+def translated(error: Exception, protocol: str, path: str) -> Exception | None:
+    """The error that stands for an exception of a library; None for an ordinary OSError or an unknown exception."""
+    if isinstance(error, WherryError):
+        return None
+    kind = kind_of(error)
+    if kind == ABSENT and not isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{protocol}://{path}")
+    if kind == NO_BUCKET:
+        return bucket_not_found(protocol, path)
+    if kind in FAILURES:
+        return _failed(error, kind, protocol, path)
+    return _other(error, protocol, path)
+
+
+def timed_out(uri: str) -> StorageError:
+    """The error for a store that did not answer in time."""
+    protocol, _, path = uri.partition("://")
+    return _failed(TimeoutError(), TIMEOUT, protocol, path)
+
+
+def bucket_not_found(protocol: str, path: str) -> NotFoundError:
+    """The error for a path in a bucket that does not exist."""
+    bucket = f"{protocol}://{path.partition('/')[0]}"
+    return NotFoundError(
+        "bucket not found", uri=bucket, cure="check the name of the bucket, or create it: wherry creates none"
+    )
+
+
+def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
+    failure = FAILURES[kind]
+    text = _said(error)
+    what = failure.words.format(protocol=protocol) + (f": {text}" if text else "")
+    cure = failure.cure_for(protocol, region_of(error))
+    found = StorageError(what, uri=f"{protocol}://{path}", cure=cure, retryable=failure.retryable)
+    found.kind, found.retry_after = kind, retry_after_of(error)
+    return found
+
+
+def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
+    uri, text = f"{protocol}://{path}", _said(error) or type(error).__name__
+    if isinstance(error, ValueError):
+        return UsageError(
+            f"invalid path for {protocol}://: {text}",
+            uri=uri,
+            cure="write the path as the storage library expects it",
+        )
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(
+            f"{protocol}:// does not support this operation", uri=uri, cure="use another store"
+        )
+    if not isinstance(error, OSError) and _packages(error) & _PACKAGES:
+        cure = "check that the storage is reachable"
+        return StorageError(f"storage failed: {text}", uri=uri, cure=cure, retryable=True)
+    return None
+
+
+def _said(error: Exception) -> str:
+    """The text of an exception in one line, without secrets."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(redact(text).split())
+
+
+def _packages(error: Exception) -> set[str]:
+    """The packages that define the class of an exception and its base classes."""
+    return {cls.__module__.partition(".")[0] for cls in type(error).__mro__}

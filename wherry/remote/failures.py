@@ -1,0 +1,242 @@
+"""failures: the kinds of failure of remote stores, as data: the words, the cure, and whether a retry can help.
+
+A library reports a failure by the code of the service (S3), by an HTTP status, or by the class of an exception, often
+as the cause of another exception. Classes are known by name, so that no library needs to be installed. `kind_of` asks
+in that order: the codes are the most specific.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ABSENT, NO_BUCKET, FORBIDDEN, UNREACHABLE, TIMEOUT = (
+    "absent",
+    "no-bucket",
+    "forbidden",
+    "unreachable",
+    "timeout",
+)
+NO_CREDENTIALS, EXPIRED, THROTTLED, SERVER, QUOTA = (
+    "no-credentials",
+    "expired",
+    "throttled",
+    "server",
+    "quota",
+)
+REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken", "offline"
+
+_GOOGLE = "run: gcloud auth application-default login"
+_LOG_IN = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run: aws configure",
+    "gs": _GOOGLE,
+    "gcs": _GOOGLE,
+    "hf": "set HF_TOKEN, or run: hf auth login",
+}
+_GRANT_GOOGLE = f"grant this account roles/storage.objectUser on the bucket, or use another one; {_GOOGLE}"
+_GRANT = {
+    "s3": "grant these credentials s3:ListBucket, s3:GetObject and s3:PutObject, or use others: aws configure",
+    "gs": _GRANT_GOOGLE,
+    "gcs": _GRANT_GOOGLE,
+    "hf": "request access to the repository on its page, or use another token: hf auth login",
+}
+_OTHER_LOGIN = "log in to {protocol}:// as its library requires"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """One kind of failure.
+
+    Attributes:
+        words: what went wrong; `{protocol}` is filled in.
+        cure: what to do; `{protocol}` and `{region}` are filled in.
+        cures: protocol → a cure of its own.
+        retryable: whether the same call can succeed later without any change.
+    """
+
+    words: str
+    cure: str
+    cures: Mapping[str, str] = field(default_factory=dict[str, str])
+    retryable: bool = False
+
+    def cure_for(self, protocol: str, region: str = "") -> str:
+        """The cure for a store."""
+        text = self.cures.get(protocol, self.cure)
+        return text.format(
+            protocol=protocol, region=f"={region}" if region else " to the region of the bucket"
+        )
+
+
+FAILURES: dict[str, FailureKind] = {
+    NO_CREDENTIALS: FailureKind("no credentials for {protocol}://", _OTHER_LOGIN, _LOG_IN),
+    EXPIRED: FailureKind("the credentials for {protocol}:// have expired", _OTHER_LOGIN, _LOG_IN),
+    REFUSED: FailureKind("{protocol}:// does not accept the credentials", _OTHER_LOGIN, _LOG_IN),
+    FORBIDDEN: FailureKind("access denied", _OTHER_LOGIN, _GRANT),
+    CLOCK: FailureKind(
+        "the clock of this machine differs from that of the store", "set the clock of this machine"
+    ),
+    REGION: FailureKind("the bucket is in another region", "set AWS_REGION{region}"),
+    QUOTA: FailureKind(
+        "the quota of the store is exhausted", "raise the quota, or run it again when it is renewed"
+    ),
+    THROTTLED: FailureKind(
+        "the store receives too many requests",
+        "run it again later, or lower the limit of this store in [concurrency] of wherry.toml",
+        retryable=True,
+    ),
+    SERVER: FailureKind("the store reports an internal error", "run it again later", retryable=True),
+    BROKEN: FailureKind("the connection was cut", "run it again", retryable=True),
+    UNREACHABLE: FailureKind(
+        "the store is unreachable", "check the network, the name of the host and the endpoint", retryable=True
+    ),
+    TIMEOUT: FailureKind(
+        "the store did not answer in time",
+        "run it again; if the store is only slow, raise storage_timeout (WHERRY_STORAGE_TIMEOUT)",
+        retryable=True,
+    ),
+    OFFLINE: FailureKind("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
+}
+
+# Codes of errors of S3; those that are only a status are of answers without a body.
+_CODES = {
+    "AccessDenied": FORBIDDEN, "AllAccessDisabled": FORBIDDEN, "AccountProblem": FORBIDDEN,
+    "AuthorizationHeaderMalformed": REGION, "PermanentRedirect": REGION, "TemporaryRedirect": REGION,
+    "IllegalLocationConstraintException": REGION, "301": REGION, "307": REGION,
+    "BadDigest": BROKEN, "IncompleteBody": BROKEN, "XAmzContentSHA256Mismatch": BROKEN,
+    "ConditionalRequestConflict": SERVER, "InternalError": SERVER, "OperationAborted": SERVER,
+    "ServiceUnavailable": SERVER,
+    "ExpiredToken": EXPIRED, "TokenRefreshRequired": EXPIRED,
+    "InvalidAccessKeyId": REFUSED, "InvalidToken": REFUSED, "SignatureDoesNotMatch": REFUSED,
+    "NoSuchBucket": NO_BUCKET,
+    "QuotaExceeded": QUOTA,
+    "RequestLimitExceeded": THROTTLED, "SlowDown": THROTTLED, "Throttling": THROTTLED,
+    "ThrottlingException": THROTTLED, "TooManyRequests": THROTTLED,
+    "RequestTimeout": TIMEOUT,
+    "RequestTimeTooSkewed": CLOCK,
+}  # fmt: skip
+
+_STATUSES = {
+    301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 429: THROTTLED,
+    500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
+}  # fmt: skip
+
+# The first of the classes of an exception that has a row decides.
+_CLASSES = {
+    **dict.fromkeys((
+        "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError",
+        "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError",
+    ), NO_CREDENTIALS),
+    **dict.fromkeys(("RefreshError", "TokenRetrievalError", "SSOError"), EXPIRED),
+    **dict.fromkeys(("PermissionError", "GatedRepoError"), FORBIDDEN),
+    **dict.fromkeys(("OfflineModeIsEnabled", "LocalEntryNotFoundError"), OFFLINE),
+    **dict.fromkeys((
+        "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError",
+    ), ABSENT),
+    "BucketNotFoundError": NO_BUCKET,
+    **dict.fromkeys((
+        "ClientConnectorError", "ClientProxyConnectionError", "ConnectError", "ConnectTimeout", "ConnectTimeoutError",
+        "ConnectionError", "ConnectionTimeoutError", "EndpointConnectionError", "NewConnectionError", "ProxyError",
+        "ProxyConnectionError", "TransportError", "gaierror",
+    ), UNREACHABLE),
+    **dict.fromkeys((
+        "BrokenPipeError", "ChecksumError", "ChunkedEncodingError", "ClientOSError", "ClientPayloadError",
+        "ConnectionClosedError", "ConnectionResetError", "HTTPClientError", "IncompleteRead", "ReadError",
+        "RemoteProtocolError", "ResponseParserError", "ResponseStreamingError", "ServerDisconnectedError",
+        "WriteError",
+    ), BROKEN),
+    **dict.fromkeys((
+        "PoolTimeout", "ReadTimeout", "ReadTimeoutError", "ServerTimeoutError", "SocketTimeoutError", "Timeout",
+        "TimeoutError", "TimeoutException", "WriteTimeout",
+    ), TIMEOUT),
+}  # fmt: skip
+
+# What the text of an answer says beyond its status: (statuses, pattern, kind). gcsfs raises a plain OSError for 403.
+_TEXTS = (
+    ((401, 403), re.compile("Anonymous caller"), NO_CREDENTIALS),
+    ((401,), re.compile("(?i)invalid.credentials|expired|invalid_grant"), EXPIRED),
+    ((403,), re.compile("(?i)rate.?limit|per (?:minute|second)"), THROTTLED),
+    ((403,), re.compile("(?i)quota"), QUOTA),
+)
+_FORBIDDEN_BY_GCSFS = "Forbidden: "
+_DEEPEST = 8  # exceptions of a chain that are looked at
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of a failure; empty if it is unknown, or a bug that was met while a failure was handled."""
+    if type(error).__module__ == "builtins" and not isinstance(error, OSError):
+        return ""
+    chain = list(_chain(error))
+    codes = (_CODES.get(_code(one), "") for one in chain)
+    statuses = (_by_status(one) for one in chain)
+    classes = (_by_class(one) for one in chain)
+    return next((kind for found in (codes, statuses, classes) for kind in found if kind), "")
+
+
+def retry_after_of(error: BaseException) -> float | None:
+    """Seconds that the store asked to wait before the next request; None if it did not ask."""
+    texts = (_header(one, "retry-after") for one in _chain(error))
+    return next((float(text) for text in texts if text.isdecimal()), None)
+
+
+def region_of(error: BaseException) -> str:
+    """The region of the bucket, where an answer of S3 names it; empty otherwise."""
+    return next((text for one in _chain(error) if (text := _header(one, "x-amz-bucket-region"))), "")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what caused it, or was handled when it was raised."""
+    found: BaseException | None = error
+    for _ in range(_DEEPEST):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _response(error: BaseException) -> Any:
+    return getattr(error, "response", None)
+
+
+def _code(error: BaseException) -> str:
+    found = _response(error)
+    return str(found.get("Error", {}).get("Code", "")) if isinstance(found, dict) else ""
+
+
+def _header(error: BaseException, name: str) -> str:
+    found = _response(error)
+    if isinstance(found, dict):
+        headers: Any = found.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    else:
+        headers = getattr(found, "headers", None) or getattr(error, "headers", None) or {}
+    return str(headers.get(name) or headers.get(name.title()) or "")
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an exception carries; None if it has none."""
+    found: Any = _response(error)
+    if isinstance(found, dict):
+        value: Any = found.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        places = ((found, "status_code"), (error, "status"), (error, "code"))
+        value = next((getattr(one, name) for one, name in places if hasattr(one, name)), None)
+    if value is None and type(error) is OSError and str(error).startswith(_FORBIDDEN_BY_GCSFS):
+        return 403
+    text = str(value)
+    return int(text) if text.isdecimal() else None
+
+
+def _by_status(error: BaseException) -> str:
+    status = status_of(error)
+    if status is None:
+        return ""
+    text = str(error)
+    said = (kind for statuses, words, kind in _TEXTS if status in statuses and words.search(text))
+    return next(said, _STATUSES.get(status, ""))
+
+
+def _by_class(error: BaseException) -> str:
+    return next((_CLASSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "")

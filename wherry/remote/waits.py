@@ -1,0 +1,140 @@
+"""waits: says which storage a run waits for, after 10 s and then every 30 s, in one line for each bucket.
+
+    gs://bucket/key has not answered for 12 s; attempt 2 of 12
+
+The line is logged as a warning, which the command line prints on the standard error; a flow passes it to the log of
+its run with `told_to`. One thread looks at all waits; it exists only while something is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+NOTICE_SECONDS = 10.0  # a longer wait is told
+REPEAT_SECONDS = 30.0  # between two lines about one bucket
+_LOOK_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One call that is waited for.
+
+    Attributes:
+        uri: what is read or written.
+        most: number of attempts at most.
+        attempt: the present attempt, from 1.
+        since: when the first attempt began, by the monotonic clock.
+    """
+
+    uri: str
+    most: int
+    attempt: int = 1
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def bucket(self) -> str:
+        """Protocol and bucket."""
+        return "/".join(self.uri.split("/", 3)[:3])
+
+    def told(self, now: float) -> str:
+        """The line about this wait."""
+        text = f"{self.uri} has not answered for {now - self.since:.0f} s"
+        return f"{text}; attempt {self.attempt} of {self.most}" if self.most > 1 else text
+
+
+class _Watch:
+    """All waits of this process, and the thread that looks at them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waits: dict[int, Wait] = {}
+        self._told: dict[str, float] = {}
+        self._running = False
+
+    def add(self, wait: Wait) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._waits[number] = wait
+            starts = not self._running
+            self._running = True
+        if starts:
+            threading.Thread(target=self._look_on, name="wherry-waits", daemon=True).start()
+        return number
+
+    def remove(self, number: int) -> None:
+        with self._lock:
+            self._waits.pop(number, None)
+
+    def look(self, now: float) -> list[str]:
+        """The lines to print now: of the oldest wait of each bucket."""
+        with self._lock:
+            oldest: dict[str, Wait] = {}
+            for wait in self._waits.values():  # in the order of their beginning
+                oldest.setdefault(wait.bucket, wait)
+            due = [wait for wait in oldest.values() if self._is_due(wait, now)]
+            self._told |= {wait.bucket: now for wait in due}
+        return [wait.told(now) for wait in due]
+
+    def _is_due(self, wait: Wait, now: float) -> bool:
+        last = self._told.get(wait.bucket)
+        return now - wait.since >= NOTICE_SECONDS and (last is None or now - last >= REPEAT_SECONDS)
+
+    def _look_on(self) -> None:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._lock:
+                if not self._waits:
+                    self._running = False
+                    return
+            for line in self.look(time.monotonic()):
+                _tell(line)
+
+
+_watch = _Watch()
+_listeners: list[Callable[[str], object]] = []
+
+
+def _begin_anew() -> None:
+    """In a child of a fork: the thread that looked at the waits does not exist there."""
+    global _watch  # noqa: PLW0603  state of the process
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@contextmanager
+def waiting(uri: str, most: int = 1) -> Generator[Wait]:
+    """Watch a call of a remote store while the block runs; the block sets `attempt`."""
+    wait, watch = Wait(uri, most), _watch
+    number = watch.add(wait)
+    try:
+        yield wait
+    finally:
+        watch.remove(number)
+
+
+@contextmanager
+def told_to(say: Callable[[str], object]) -> Generator[None]:
+    """Pass the lines to a function instead of the log while the block runs; it is called from another thread."""
+    _listeners.append(say)
+    try:
+        yield
+    finally:
+        _listeners.remove(say)
+
+
+def _tell(line: str) -> None:
+    (_listeners[-1] if _listeners else _log.warning)(line)

@@ -1,0 +1,225 @@
+"""fsspec_store: any store that fsspec supports, with deadlines, retries and errors that name the cure."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import MissingExtraError, StorageError, UsageError, WherryError, missing_extra
+from wherry.remote.errors import bucket_not_found, library_errors, translated
+from wherry.remote.failures import FORBIDDEN
+from wherry.remote.filesystems import open_filesystem, refresh_login, timed
+from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
+from wherry.storage.location import Entry
+from wherry.storage.protocols import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
+_MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+# protocol → the cheapest call of its library that tells a missing bucket, and why access is denied, from other errors.
+_PROBES: dict[str, Callable[[str], tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
+    "gs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
+    "gcs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
+    "s3": lambda bucket: ("call_s3", ("list_objects_v2",), {"Bucket": bucket, "MaxKeys": 1}),
+}
+_answered: set[str] = set()  # buckets and hosts that have answered in this process
+
+
+class FsspecStore:
+    """Any store that fsspec supports."""
+
+    def __init__(self, protocol: str, policy: RetryPolicy) -> None:
+        self.protocol = protocol
+        self.capabilities = protocol_of(protocol).capabilities
+        self.policy = policy
+        self.fs: Any = open_filesystem(protocol, policy.timeout)
+
+    def call(self, path: str, name: str, *args: Any, nbytes: int = 0, **kwargs: Any) -> Any:
+        """Call a method of the file system, as often as the policy allows.
+
+        Args:
+            path: what is read or written.
+            name: the method.
+            args: its arguments.
+            nbytes: size of the transfer.
+            kwargs: its arguments.
+
+        Raises:
+            FileNotFoundError, FileExistsError: the file does not exist, or exists.
+            WherryError: see `translated`.
+        """
+        return self._attempted(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store; never from a cached listing of fsspec."""
+        full = self._full(path)
+
+        def once(seconds: float) -> dict[str, Any]:
+            self._once(path, "invalidate_cache", seconds, full)  # which asks the store, on hf://
+            return self._once(path, "info", seconds, full)
+
+        try:
+            return self._entry(self._attempted(path, once, 0))
+        except FileNotFoundError:
+            self._require_bucket(path)
+            return None
+        except StorageError as error:
+            if error.kind == FORBIDDEN:
+                self._probe(path)  # the answer to HEAD has no body, which would say why
+            raise
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store. Listings are never taken from fsspec's cache: another process may have written."""
+        fresh = {"refresh": True} if protocol_of(self.protocol).extra else {}
+        full = self._full(path)
+        try:
+            rows = self.call(path, "ls", full, detail=True, **fresh)
+        except FileNotFoundError:
+            self._require_bucket(path)
+            raise
+        found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        data = self.read(path, start, start + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store. An object that appears during a create-only put with the same bytes is the one that was put.
+
+        Its answer may have been lost: aiohttp and the policy repeat a put, which then finds its own object.
+        """
+        if create_only and self.stat(path) is not None:
+            raise FileExistsError(path)
+        mode = {"mode": "create"} if create_only else {}
+
+        def once(seconds: float) -> None:
+            try:
+                self._once(path, "pipe_file", seconds, self._full(path), data, **mode)
+            except FileExistsError:
+                if not create_only or self.read(path, 0, len(data) + 1) != data:
+                    raise
+            except FileNotFoundError as error:
+                raise bucket_not_found(self.protocol, path) from error
+
+        self._attempted(path, once, len(data))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Delete an object, or everything below a prefix.
+
+        Raises:
+            FileNotFoundError: it did not exist before the first attempt.
+            WherryError: see `translated`.
+        """
+        name, how = ("rm", {"recursive": True}) if recursive else ("rm_file", {})
+        sent = 0
+
+        def once(seconds: float) -> None:
+            nonlocal sent
+            sent += 1
+            try:
+                self._once(path, name, seconds, self._full(path), **how)
+            except FileNotFoundError:
+                if sent == 1:
+                    raise  # else an attempt whose answer was lost has deleted it
+
+        self._attempted(path, once, 0)
+
+    def _attempted(self, path: str, once: Callable[[float], Any], nbytes: int) -> Any:
+        if protocol_of(self.protocol).in_process:
+            return once(self.policy.timeout)
+        result = attempted(
+            once,
+            f"{self.protocol}://{path}",
+            self.policy,
+            nbytes=nbytes,
+            known=self._bucket(path) in _answered,
+        )
+        _answered.add(self._bucket(path))
+        return result
+
+    def _once(self, path: str, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
+        with library_errors(self.protocol, path):
+            if protocol_of(self.protocol).in_process:
+                return getattr(self.fs, name)(*args, **kwargs)
+            refresh_login(self.fs, seconds)
+            try:
+                return timed(self.fs, name, seconds, *args, **kwargs)
+            except StorageError as error:
+                error.uri = f"{self.protocol}://{path}"
+                raise
+
+    def _require_bucket(self, path: str) -> None:
+        """After a file was not found in a bucket that has not answered yet.
+
+        Raises:
+            NotFoundError: the bucket does not exist.
+        """
+        if self._bucket(path) in _answered:
+            return
+        with suppress(StorageError):
+            self._probe(path)
+        _answered.add(self._bucket(path))
+
+    def _probe(self, path: str) -> None:
+        make = _PROBES.get(self.protocol)
+        if make is None:
+            return
+        name, args, kwargs = make(path.partition("/")[0])
+        try:
+            self._once(path, name, self.policy.timeout, *args, **kwargs)
+        except FileNotFoundError as error:
+            raise bucket_not_found(self.protocol, path) from error
+
+    def _bucket(self, path: str) -> str:
+        return f"{self.protocol}://{path.partition('/')[0]}"
+
+    def _full(self, path: str) -> str:
+        """A path as the library takes it."""
+        return f"{self.protocol}://{path}" if protocol_of(self.protocol).whole_uris else path
+
+    def _entry(self, row: dict[str, Any]) -> Entry:
+        mark = next((str(row[key]) for key in _MARKS if row.get(key)), "")
+        name = row["name"].rstrip("/").rsplit("/", 1)[-1]
+        return Entry(name, int(row.get("size") or 0), row["type"] == "directory", mark=mark)
+
+
+def remote_store(protocol: str) -> FsspecStore:
+    """The store of a protocol.
+
+    Raises:
+        MissingExtraError: the package for it is not installed.
+        UsageError: the protocol is unknown, or the setting `storage_timeout` is invalid.
+    """
+    policy = RetryPolicy(storage_timeout())
+    try:
+        return FsspecStore(protocol, policy)
+    except ImportError as error:
+        raise _missing_package(protocol, error) from error
+    except ValueError as error:
+        if isinstance(error, WherryError):
+            raise
+        raise UsageError(
+            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf, https or memory"
+        ) from error
+    except Exception as error:
+        raise translated(error, protocol, "") or error from error
+
+
+def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:
+    """The error for a protocol whose package is not installed."""
+    known = protocol_of(protocol)
+    if known.extra:
+        return missing_extra(known.package, known.extra, f"{protocol}:// storage")
+    return MissingExtraError(
+        f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
+        cure="install the package that the message names, or copy the checkpoint to gs://, s3:// or a local folder",
+    )

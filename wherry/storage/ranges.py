@@ -1,0 +1,142 @@
+"""ranges: reads many ranges of one file with few requests, several at a time, in bounded memory.
+
+Ranges with a small gap between them are read together, and large ones in parts, so that every request moves a few MiB:
+on an object store a request costs as much time as moving 1 to 4 MiB over its connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.errors import IncompleteError, UsageError
+from wherry.runtime import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from wherry.storage.location import Location
+
+GAP = 1 << 20  # a smaller gap between two ranges is read with them
+LARGEST = 8 << 20  # bytes of one request at most; the parts of a larger range have at least half
+MOST_REQUESTS = 16  # at a time
+_DEFAULT_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart:
+    """Some or all of the bytes of one range.
+
+    Attributes:
+        number: index of the range.
+        offset: where the bytes begin in the range.
+        data: the bytes.
+    """
+
+    number: int
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """One request, and which bytes of it belong to which range.
+
+    Attributes:
+        start, stop: the bytes of the file.
+        parts: start and stop in the file, index of the range, and start of the range, each.
+    """
+
+    start: int
+    stop: int
+    parts: tuple[tuple[int, int, int, int], ...]
+
+
+def requests_for(ranges: Sequence[tuple[int, int]]) -> list[RangeRequest]:
+    """The requests that read ranges `(start, stop)`, in the order of the file; empty ranges need none.
+
+    Raises:
+        UsageError: a range ends before it starts, or starts below 0.
+    """
+    for start, stop in ranges:
+        if not 0 <= start <= stop:
+            raise UsageError(f"invalid byte range [{start}, {stop})", cure="pass 0 <= start <= stop")
+    found: list[RangeRequest] = []
+    for part in sorted(_parts(ranges)):
+        start, stop, *_range = part
+        last = found[-1] if found else None
+        if last is None or start - last.stop >= GAP or max(stop, last.stop) - last.start > LARGEST:
+            found.append(RangeRequest(start, stop, (part,)))
+        else:
+            found[-1] = RangeRequest(last.start, max(stop, last.stop), (*last.parts, part))
+    return found
+
+
+def read_ranges(
+    place: Location, ranges: Sequence[tuple[int, int]], memory: int = _DEFAULT_MEMORY
+) -> Iterator[RangePart]:
+    """The bytes of ranges of a file, in the order of the file; each byte of a range once.
+
+    Args:
+        place: the file.
+        ranges: `(start, stop)` of each, in any order; they may overlap.
+        memory: bytes that are held or requested at a time; at least one request is.
+
+    Raises:
+        UsageError: a range is invalid.
+        IncompleteError: the file ends before a range does.
+        NotFoundError, StorageError: see `Location.read`.
+    """
+    planned = requests_for(ranges)
+    most = min(max(memory // LARGEST, 1), MOST_REQUESTS)
+    if len(planned) <= 1 or most == 1 or place.store.capabilities.local:
+        for request in planned:
+            yield from _split(request, _read(place, request))
+        return
+    with threads.executor(most, "wherry-ranges", numbers=False) as pool:
+        try:
+            yield from _read_ahead(place, planned, most, pool)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _read_ahead(
+    place: Location, planned: Iterable[RangeRequest], most: int, pool: ThreadPoolExecutor
+) -> Iterator[RangePart]:
+    """Keep so many requests running, read, or held by the caller."""
+    waiting: deque[tuple[RangeRequest, Future[bytes]]] = deque()
+    for request in planned:
+        if len(waiting) == most:
+            first, result = waiting.popleft()
+            yield from _split(first, result.result())
+            del result  # its bytes, before the next ones are requested
+        waiting.append((request, pool.submit(_read, place, request)))
+    while waiting:
+        first, result = waiting.popleft()
+        yield from _split(first, result.result())
+
+
+def _parts(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    for number, (start, stop) in enumerate(ranges):
+        size, count = stop - start, -(-(stop - start) // LARGEST)
+        for part in range(count):
+            yield start + size * part // count, start + size * (part + 1) // count, number, start
+
+
+def _split(request: RangeRequest, data: bytes) -> Iterator[RangePart]:
+    view = memoryview(data)
+    for start, stop, number, begin in request.parts:
+        yield RangePart(number, start - begin, view[start - request.start : stop - request.start])
+
+
+def _read(place: Location, request: RangeRequest) -> bytes:
+    data = place.read(request.start, request.stop)
+    if len(data) != request.stop - request.start:
+        raise IncompleteError(
+            f"the file ends early: expected {request.stop} bytes, got {request.start + len(data)}",
+            uri=place.uri,
+            cure="copy or save the checkpoint again; it was truncated",
+        )
+    return data
