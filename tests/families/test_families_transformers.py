@@ -72,4 +72,7 @@ def test_there_and_back(saved, label, target):
         moved.manifest, family, target, "huggingface", source_options=own, sizes=sizes, dtype="float32"
     )
     again = carried(back, moved.read).tensors
+    if label in ("t5-1.1", "mt5"):  # tied and not scaled, which T5X has only with logits of their own
+        head = again.pop(("lm_head.weight",))
+        assert head.tobytes() == source[("shared.weight",)].tobytes()
     assert same(again, source)

@@ -23,6 +23,9 @@ STACKS = {
     "pax": ("orbax-checkpoint==0.5.9", *_JAX),
     "orbax": ("orbax-checkpoint==0.6.4", *_JAX),
     "torch": ("torch==2.3.1", "numpy==1.26.4"),
+    "transformers": (
+        "transformers==4.46.3", "flax==0.8.5", "jax==0.4.30", "jaxlib==0.4.30", "numpy==1.26.4", "scipy<1.14",
+    ),
 }  # fmt: skip
 
 # What each script ends with: leaves of a tree as JSON, by their paths.

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.request import CONTAINERS
 from wherry.errors import UsageError
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
-from wherry.families.facts import conventions_of, forms_told, require_accepted, tell
-from wherry.families.parse import family_of
+from wherry.families.facts import conventions_of, forms_told, require_both_accept, tell
+from wherry.families.parse import family_of, merged
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
@@ -92,20 +92,7 @@ def _extended(data: dict[str, Any]) -> dict[str, Any]:
         return data
     if base not in families():
         raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
-    return _merged(_extended(_parsed(_FOLDER / f"{base}.toml")), data)
-
-
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, anything else is replaced; `false` removes a row."""
-    merged = dict(base)
-    for name, value in changes.items():
-        if isinstance(value, dict) and isinstance(merged.get(name), dict):
-            merged[name] = _merged(merged[name], value)
-        elif value is False:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    return merged
+    return merged(_extended(_parsed(_FOLDER / f"{base}.toml")), data)
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
@@ -191,7 +178,7 @@ def convert_layout(
     _require_known(one, other, given, asked)
     told = tell(one, config, config_source)
     told = replace(told, facts={**(facts or {}), **told.facts})
-    require_accepted(other, told.facts)
+    require_both_accept(one, other, told)
     alike = source == target
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     bound = bind(
@@ -206,7 +193,7 @@ def convert_layout(
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip
-    forms = {**other.by_format.get(target_format or "", {}), **_forms(other, asked)}
+    forms = {**_kept(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
     return project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
 
 
@@ -222,6 +209,13 @@ def _conventions(system: System, options: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in options.items() if name in system.forms}
+
+
+def _kept(bound: BoundFamily, system: System) -> dict[str, str]:
+    """The forms of a target that are those of the source."""
+    return {
+        name: bound.chosen[name] for name, form in system.forms.items() if form.kept and name in bound.chosen
+    }
 
 
 def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:

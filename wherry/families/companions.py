@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
@@ -112,14 +113,15 @@ def outfit(
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
     configs = {one.write.file for one in projected.source.family.systems.values()}
+    every = system.write.file == projected.source.system.write.file  # these systems read the same files
     carried = tuple(
-        name for name in names if name not in files and (alike or name in configs or matches(name, _CARRIED))
+        name for name in names if name not in files and (every or name in configs or matches(name, _CARRIED))
     )
     return Outfit(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
-        warnings=(*written.warnings, *_lacking(projected, [*files, *carried])),
+        warnings=(*written.warnings, *_lacking(projected, [*files, *carried]), *_padding(projected)),
         snippet=_snippet(system, written),
     )
 
@@ -270,6 +272,18 @@ def _lacking(projected: Projection, names: list[str]) -> list[str]:
         return []
     text = f"no tokenizer found next to the source: {projected.system.name} needs one; pass its folder with --assets"
     return [text]
+
+
+def _padding(projected: Projection) -> list[str]:
+    """A sentence about every source tensor that is longer than its axes: the padding is not carried."""
+    held = [one for one in projected.source.stored.values() if len(one.pieces) == 1]
+    return [
+        f"{one.spec.name} has {extent} entries, of which the last {extent - wanted} are padding beyond the "
+        f"{' '.join(names)} of {wanted} and are left behind"
+        for one in held
+        for extent, names in zip(one.spec.shape, one.pieces[0].groups, strict=True)
+        if extent > (wanted := prod(projected.source.solved.sizes[name] for name in names))
+    ]
 
 
 def _snippet(system: System, written: WrittenConfig) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.facts import ConfigFacts, tell
+from wherry.families.project import copied
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def written_config(
     doubled = [name for name in write.replaced if table is not config and config.pop(name, None) is not None]
     for attribute in write.replaced:
         table.pop(attribute, None)
-    said = _said(system, table)
+    said = _said(system, table) - set(write.replaced)
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
         wanted = attribute not in said and (not whole or attribute in write.replaced)
         if wanted and (value := _value(expression, names)) is not None:
@@ -95,7 +96,8 @@ def known_names(projected: Projection) -> dict[str, Any]:
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
     facts = dict(bound.told.facts)
     if ties:
-        facts["tied"] = not any(name in there for name in ties)
+        stored = {*there, *copied(bound, projected.system)}
+        facts["tied"] = not any(name in stored for name in ties)
     slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
     return {
         **bound.solved.sizes,
@@ -235,8 +237,10 @@ def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str,
 def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
     """The sizes and facts in which a config differs from the tensors and the source's config.
 
-    A tie is not compared: the tensors show it.
+    A tie is not compared, and what only attributes that the target decides state: the tensors show them.
     """
+    replaced = set(system.write.replaced)
+    decided = {"tied", *(fact for fact, text in system.config.facts.items() if names_in(text) <= replaced)}
     sizes = [
         f"{axis} is {extent} ({system.config.sizes[axis]}), but {names[axis]} in the tensors"
         for axis, extent in told.sizes.items()
@@ -245,7 +249,10 @@ def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) 
     facts = [
         f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
         for fact, value in told.facts.items()
-        if fact != "tied" and _plain_value(value) and _plain_value(names.get(fact)) and names[fact] != value
+        if fact not in decided
+        and _plain_value(value)
+        and _plain_value(names.get(fact))
+        and names[fact] != value
     ]
     return [*sizes, *facts]
 

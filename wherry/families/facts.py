@@ -94,7 +94,7 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
 
 def _common(system: System, attributes: Mapping[str, Any]) -> set[str]:
     """The attributes of every transformers config that leave the model as it is."""
-    if system.name != _HUGGINGFACE:
+    if _HUGGINGFACE not in (system.name, system.like):
         return set()
     usual = {name for name, value in _DEFAULTS.items() if attributes.get(name, ...) in (value, None)}
     return {*_OF_EVERY_CONFIG, *usual}
@@ -155,8 +155,26 @@ def conventions_of(
     return chosen
 
 
-def require_accepted(system: System, facts: Mapping[str, Any]) -> None:
+def require_both_accept(one: System, other: System, told: ConfigFacts) -> None:
+    """Check that a target can hold the model of a source's config, and a source that has another system's config too.
+
+    Raises:
+        UnrepresentableError: one of them cannot; the system states the reason.
+    """
+    said = {**told.sizes, **told.facts}
+    require_accepted(other, said)
+    if one.like and one is not other:
+        require_accepted(one, said, told.source)
+
+
+def require_accepted(system: System, facts: Mapping[str, Any], source: str | None = None) -> None:
     """Check that a target system can hold a model with these facts.
+
+    Args:
+        system: the system.
+        facts: of the source's config.
+        source: the name of the config, if this is the source's own system: its software ignores what the config says
+            beyond what the system holds, so it computed another model.
 
     Raises:
         UnrepresentableError: it cannot; the system states the reason.
@@ -164,6 +182,11 @@ def require_accepted(system: System, facts: Mapping[str, Any]) -> None:
     for rule, reason in system.accepts:
         if evaluate(rule, facts) is False:
             words = reason.format_map({name: facts.get(name) for name in names_in(rule)})
+            if source:
+                raise UnrepresentableError(
+                    f"{source} states another model than {system.name} computes: {words}",
+                    cure="correct the config to the model that was trained, or pass that config with --config",
+                )
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
                 cure="choose another target, or keep the tree in a container with --to orbax",

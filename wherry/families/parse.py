@@ -43,13 +43,35 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             axes=_texts(data["axes"]),
             constants={name: int(value) for name, value in data.get("constants", {}).items()},
             parameters={name: _parameter(row, where) for name, row in data["parameters"].items()},
-            systems={name: _system(name, row, f"{where}: {name}") for name, row in data["systems"].items()},
+            systems={
+                name: _system(name, _alike(row, data["systems"]), f"{where}: {name}")
+                for name, row in data["systems"].items()
+            },
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where}: invalid family definition: {error!r}",
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, anything else is replaced; `false` removes a row."""
+    rows = dict(base)
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(rows.get(name), dict):
+            rows[name] = merged(rows[name], value)
+        elif value is False:
+            rows.pop(name, None)
+        else:
+            rows[name] = value
+    return rows
+
+
+def _alike(row: Mapping[str, Any], systems: Mapping[str, Any]) -> dict[str, Any]:
+    """A system with the config of the one that it is like."""
+    other = systems[row["like"]] if "like" in row else {}
+    return merged({part: other[part] for part in ("config", "write") if part in other}, row)
 
 
 def _accepted(rule: str, reason: str, where: str) -> tuple[str, str]:
@@ -95,10 +117,12 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         optimizers={key: _optimizer(one, where) for key, one in row.get("optimizers", {}).items()},
         scalars={key: _several(one) for key, one in row.get("scalars", {}).items()},
         tied=_texts(row.get("tied", {})),
+        untied=_texts(row.get("untied", {})),
         empties=_texts(bare.get("empties", {})),
         zeros=_texts(bare.get("zeros", {})),
         names=_texts(row.get("names", {})),
-        ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
+        ignore=tuple(_ignored(*one) for one in row.get("ignore", [])),
+        apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
         config=ConfigRules(
             sizes=_texts(config.get("sizes", {})),
@@ -110,7 +134,12 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
             run=tuple(config.get("run", ())),
         ),
         write=_write(row.get("write", {}), where),
+        like=row.get("like"),
     )
+
+
+def _ignored(pattern: str, reason: str, when: str = "True") -> tuple[str, str, str]:
+    return str(pattern), str(reason), str(when)
 
 
 def _write(row: Mapping[str, Any], where: str) -> Write:
@@ -151,7 +180,7 @@ def _row(names: str, row: Any, where: str) -> Row:
 def _form(row: Any) -> Form:
     if isinstance(row, list):
         return Form(tuple(str(choice) for choice in row))
-    return Form(tuple(row["choices"]), row.get("config"))
+    return Form(tuple(row["choices"]), row.get("config"), bool(row.get("kept", False)))
 
 
 def _optimizer(row: Mapping[str, Any], where: str) -> Optimizer:

@@ -34,6 +34,11 @@ def _bfloat16(value: float) -> float:
     return float(ml_dtypes.bfloat16(value))
 
 
+def _first(values: Any) -> Any:
+    """The first of a list of text; None of anything else."""
+    return next((one for one in values if isinstance(one, str)), None) if isinstance(values, list) else None
+
+
 def _ffn_multiple(ffn: int, base: int) -> int:
     """The `multiple_of` with which the rule of Meta and Lingua yields this width of the feed-forward layer."""
     whole = [step for step in _MULTIPLES if ffn % step == 0]
@@ -52,6 +57,7 @@ def _ffn_multiplier(ffn: int, base: int) -> float | None:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ffn_multiple": _ffn_multiple,
+    "first": _first,
     "ffn_multiplier": _ffn_multiplier,
     "int": int,
     "max": max,
