@@ -198,6 +198,30 @@ def test_a_head_of_its_own_is_not_scaled_and_the_config_says_so(label, made, tmp
     assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)
 
 
+def test_a_config_of_transformers_4_gains_what_5_0_reads(made, tmp_path):
+    folder, tensors = made("t5-1.1")
+    head = np.random.default_rng(1).normal(size=(60, 32)).astype("f4")
+    put(folder, {**tensors, "lm_head.weight": head}, tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("scale_decoder_outputs")
+    (folder / "config.json").write_text(json.dumps(config))
+    carry(folder, tmp_path / "t5x", "t5x-legacy")
+    carry(tmp_path / "t5x", tmp_path / "back", "huggingface")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    config.pop("dtype")
+    assert back == {**config, "scale_decoder_outputs": False, "torch_dtype": "float32"}
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_new_type_does_not_change_whether_the_output_is_scaled(scaled, made, tmp_path):
+    """transformers 5 has models that are tied and not scaled."""
+    folder, _tensors = made("t5", tie_word_embeddings=scaled)
+    wish = LayoutRequest(dtype="bfloat16")
+    wherry.convert(folder, tmp_path / "half", to="huggingface", wish=wish, lineage=False)
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (True, scaled)
+
+
 def test_a_tied_head_is_scaled_and_the_config_says_so(made, tmp_path):
     folder, _tensors = made("t5")
     carry(folder, tmp_path / "t5x", "t5x-legacy")
