@@ -30,9 +30,9 @@ EVERY_DTYPE = ("torch_zip", "torch_legacy")  # with complex halves, which torch 
 # What a format cannot hold though its key paths are short enough: element types, and values that are not tensors.
 REFUSED: dict[str, tuple[str, ...]] = {
     **{to: EVERY_DTYPE for to in LIBRARIES if to not in ("torch-zip", "dcp")},
-    **dict.fromkeys(("safetensors", "huggingface", "npz"), (*EVERY_DTYPE, "lingua")),
+    **dict.fromkeys(("safetensors", "huggingface", "huggingface-flax", "npz"), (*EVERY_DTYPE, "lingua")),
 }
-OPTIONS = "the non-tensor leaf optim.param_groups.0.lr"
+OPTIONS = "optim.param_groups.0.lr"
 # Lingua's names: those that its own formats take from each other. With an optimizer, a step only resumes.
 LINGUA = {"lingua": ("lingua_consolidated",), "lingua-consolidated": ("lingua", "lingua_consolidated")}
 JOINED = ("paxml", *LINGUA)  # formats whose names are joined, so that a dot may have been a part's own
@@ -79,7 +79,8 @@ def refusal(name, to, paths):
         return f"{to} cannot hold a key path of "
     if name not in REFUSED.get(to, ()):
         return None
-    return f"{to} cannot hold {OPTIONS}" if name == "lingua" else "dtype complex32 (tensor "
+    leaf = "/".join((*form_of(to)[1], OPTIONS, *form_of(to)[2]))
+    return f"{to} cannot hold the non-tensor leaf {leaf}" if name == "lingua" else "dtype complex32 (tensor "
 
 
 def lingua_refusal(name, to):
