@@ -96,6 +96,15 @@ def test_a_local_file_needs_no_threads():
     assert (store.most, len(store.reads)) == (1, 2)
 
 
+def test_no_more_is_held_for_a_slow_reader_than_the_memory_allows():
+    store = Counting(LARGEST, endless=True)
+    found = read_ranges(Location(store, "/x"), [(0, 40 * LARGEST)], 4 * LARGEST)
+    next(found)
+    time.sleep(0.3)
+    assert len(store.reads) == 4
+    found.close()
+
+
 def test_who_stops_early_leaves_no_request_behind():
     store = Counting(LARGEST, seconds=0.02, endless=True)
     found = read_ranges(Location(store, "/x"), [(0, 40 * LARGEST)], 4 * LARGEST)
