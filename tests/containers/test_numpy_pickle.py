@@ -25,7 +25,8 @@ from tests.support.formats import (
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate, remote_store
+from wherry.storage.fsspec_store import remote_store
+from wherry.storage.stores import locate
 from wherry.testing import readers
 
 PROTOCOLS = [0, 1, 2, 3, 4, 5]

@@ -52,9 +52,11 @@ def config(folder, name="r", format="safetensors", uri="out/{run}/{step}.safeten
     ],
 )
 def test_run_and_name(uri, step, run, name, monkeypatch):
-    from wherry.storage import stores
+    from wherry.storage import fsspec_store
 
-    monkeypatch.setattr(stores, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})())
+    monkeypatch.setattr(
+        fsspec_store, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})()
+    )
     found = whereabouts("/runs", Detection(uri=uri, format="orbax", step=step))
     assert (found and found.run, found and found.name) == (run, name)
 
