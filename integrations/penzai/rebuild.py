@@ -64,11 +64,8 @@ def llamalike_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -
         NotFoundError: the folder has no such file.
         MissingExtraError: penzai is not installed.
     """
-    try:
-        pz: Any = import_module("penzai.pz")
-        common: Any = import_module("penzai.models.transformer.variants.llamalike_common")
-    except ImportError as error:
-        raise missing_extra("penzai", "penzai", "building the model") from error
+    pz = _library("penzai.pz", "building the model")
+    common = _library("penzai.models.transformer.variants.llamalike_common", "building the model")
     given = read_json(locate(folder).join(f"{ASSETS}/{CONFIG}"))
     given.pop("variant", None)
     window = (given.pop("attention_type", None) or {}).get("window_size")
@@ -92,11 +89,7 @@ def named_array(array: Any, axes: tuple[AxisName, ...] | None) -> Any:
         MismatchError: the number of names differs from the array's rank.
         MissingExtraError: penzai is not installed.
     """
-    try:
-        pz: Any = import_module("penzai.pz")
-        jnp: Any = import_module("jax.numpy")
-    except ImportError as error:
-        raise missing_extra("penzai", "penzai", "building NamedArrays") from error
+    pz, jnp = (_library(name, "building NamedArrays") for name in ("penzai.pz", "jax.numpy"))
 
     if axes is not None and len(axes) != array.ndim:
         raise MismatchError(f"expected {array.ndim} axis names, got {len(axes)}: {axes}")
@@ -125,3 +118,10 @@ def _leaf(tree: Any, path: KeyPath, uri: str) -> Any:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise MismatchError("array missing from the restored tree", uri=uri, path=render(path)) from error
     return node
+
+
+def _library(name: str, purpose: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise missing_extra("penzai", "penzai", purpose) from error

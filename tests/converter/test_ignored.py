@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -16,6 +14,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.corpus import place
+from tests.support.huggingface import training_arguments
 from tests.support.registry import model_folder
 from wherry.cli import cli
 from wherry.config.config import load_config
@@ -60,9 +59,6 @@ def run(*words):
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     """A checkpoint of Hugging Face's Trainer, saved by torch with the calls of transformers 5 and accelerate."""
-    module = types.ModuleType("transformers.training_args")
-    module.TrainingArguments = type("TrainingArguments", (), {"__module__": module.__name__})
-    monkeypatch.setitem(sys.modules, module.__name__, module)
     path = model_folder(tmp_path / "checkpoint-10")
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
@@ -74,7 +70,7 @@ def trainer(tmp_path, monkeypatch):
         "optimizer_1.bin": optimizer.state_dict(),
         "scheduler.pt": torch.optim.lr_scheduler.ConstantLR(optimizer).state_dict(),
         "scaler.pt": torch.amp.GradScaler("cpu").state_dict(),
-        "training_args.bin": module.TrainingArguments(),
+        "training_args.bin": training_arguments(monkeypatch),
         "rng_state_0.pth": random,
         "random_states_0.pkl": random,
     }

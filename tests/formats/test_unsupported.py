@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tarfile
-import types
 import zipfile
 
 import msgpack
@@ -16,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import wherry
+from tests.support.huggingface import training_arguments
 from tests.support.registry import model_folder
 from wherry.cli import cli
 from wherry.errors import HostileError, NotACheckpointError, NotFoundError, UnsupportedError
@@ -144,11 +143,8 @@ def test_other_files_are_only_unknown(tmp_path, data):
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     """A folder of Hugging Face's Trainer: weights, arguments as a pickle of their class, and random states."""
-    module = types.ModuleType("transformers.training_args")
-    module.TrainingArguments = type("TrainingArguments", (), {"__module__": module.__name__})
-    monkeypatch.setitem(sys.modules, module.__name__, module)
     path = model_folder(tmp_path / "checkpoint-10")
-    torch.save(module.TrainingArguments(), path / "training_args.bin")
+    torch.save(training_arguments(monkeypatch), path / "training_args.bin")
     torch.save({"numpy": np.random.get_state()}, path / "rng_state.pth")  # noqa: NPY002  as Trainer saves it
     torch.save({"numpy": np.random.get_state()}, path / "rng_state_0.pth")  # noqa: NPY002
     torch.save({"numpy": np.random.get_state()}, path / "random_states_0.pkl")  # noqa: NPY002  as accelerate names it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,3 +38,11 @@ def sharded(folder: Path, weight_map=None, **metadata) -> Path:
 
 def detected(path):
     return find_format("hf").detect(Glimpse(locate(path)))
+
+
+def training_arguments(monkeypatch):
+    """Arguments as Trainer pickles them, of a class in a module that exists while the test runs."""
+    module = types.ModuleType("transformers.training_args")
+    module.TrainingArguments = type("TrainingArguments", (), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.TrainingArguments()
