@@ -75,13 +75,16 @@ def help_block(words: Sequence[str]) -> str:
     return f"```console\n$ wherry {' '.join(asked)}\n{result.output.strip()}\n```"
 
 
+DOCTOR = "`wherry doctor` found something that is installed or configured, but does not work."
+
+
 def exit_code_table() -> str:
     """One row for each error with which a command can end, ordered by exit code."""
     rows = [
         (str(cls.exit_code), f"`{cls.__name__}`", meaning(cls))
         for cls in sorted(error_classes(), key=lambda cls: cls.exit_code)
     ]
-    return table(("code", "error", "meaning"), [("0", "–", "Success."), *rows])
+    return table(("code", "error", "meaning"), [("0", "–", "Success."), ("1", "–", DOCTOR), *rows])
 
 
 def error_classes() -> list[type[WherryError]]:

@@ -29,13 +29,18 @@ import errno
 import os
 import re
 from contextlib import contextmanager
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+
+
+_SUGGESTIONS = 2  # names that are suggested
+_SIMILAR = 0.6  # ratio of `difflib` above which two names are similar
 
 
 class WherryError(Exception):
@@ -321,3 +326,26 @@ def internal_error(error: BaseException, *, uri: str | None = None, cure: str | 
     """The error for an unexpected exception, in one line."""
     text = " ".join(f"{type(error).__name__}: {redact(str(error))}".split())
     return InternalError(f"this is a bug in wherry {__version__}: {text}", uri=uri, cure=cure)
+
+
+def choose(name: str, known: Iterable[str], meant: Sequence[str] = ()) -> str:
+    """The cure for an unknown name: `did you mean orbax? Otherwise choose one of: dcp, …`.
+
+    Args:
+        name: what was given.
+        known: all names.
+        meant: names that it is known to stand for; by default, those of similar spelling.
+    """
+    names = list(dict.fromkeys(known))
+    likely = list(meant) or similar(name, names)
+    if not likely:
+        return f"choose one of: {', '.join(names) or 'none'}"
+    rest = [other for other in names if other not in likely]
+    others = f" Otherwise choose one of: {', '.join(rest)}" if rest else ""
+    return f"did you mean {' or '.join(likely)}?{others}"
+
+
+def similar(name: str, known: Iterable[str]) -> list[str]:
+    """Known names of similar spelling, the most similar one first; letters may differ in case."""
+    by_lower = {one.lower(): one for one in known}
+    return [by_lower[one] for one in get_close_matches(name.lower(), by_lower, _SUGGESTIONS, _SIMILAR)]

@@ -69,6 +69,7 @@ def test_every_verb_speaks_json(model, tmp_path):
     detection = json.loads(wherry("detect", out, "--json").stdout)
     assert set(detection) == {
         "uri", "format", "also", "format_version", "writer", "step", "kind", "family", "verdict", "reason", "evidence",
+        "cure",
     }  # fmt: skip
     assert {"file", "seen"} == set(detection["evidence"][0])
     verification = json.loads(wherry("verify", out, "--level", "digest", "--json").stdout)

@@ -117,7 +117,7 @@ def test_env_sections_reach_into_routes(toml):
     ("text", "words", "cure"),
     [
         ("x =", "invalid TOML", "infra/wherry.toml"),
-        ('memry = "1GB"\n', "line 1, memry", "memry"),
+        ('memry = "1GB"\n', "line 1, memry", "did you mean memory?"),
         (ROUTE + "[routes.a.retention]\nkeep_best = 1\n", "line 6, routes.a.retention", "infra/wherry.toml"),
         (ROUTE.replace("{run}", "{rn}"), "line 5, routes.a.targets[0].uri: unknown field {rn}", "{run}"),
         (ROUTE.replace("{run}", "{run"), "unmatched brace", "{run}"),

@@ -29,7 +29,7 @@ def room_of(path: Path) -> str:
 
 
 def is_roof(path: Path) -> bool:
-    return path.is_relative_to(ROOT / "wherry" / "cli")
+    return path.is_relative_to(ROOT / "wherry" / "cli") or path == ROOT / "wherry" / "__main__.py"
 
 
 @cache

@@ -30,7 +30,7 @@ from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity, mar
 from wherry.auditor.roots import findings_of, required, survey_roots
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
-from wherry.core.units import parse_size
+from wherry.core.units import parse_budget
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
@@ -115,7 +115,7 @@ def audit(
     if sample is not None and level != "digest":
         raise UsageError("--sample requires level digest", cure="add --level digest")
     asked = _AuditRequest(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
-                   parse_size(memory), required_key(key), record, progress)  # fmt: skip
+                   parse_budget(memory), required_key(key), record, progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:

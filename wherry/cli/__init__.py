@@ -27,6 +27,7 @@ from wherry.cli.errors import (
     is_debugging,
     silence,
 )
+from wherry.cli.help import completion, names_for, show_help
 from wherry.cli.inspect import layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
@@ -55,10 +56,11 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError
 
 EXIT_CODES = """\b
-Exit codes: 0 success · 2 usage error · 3 not found · 4 not a checkpoint, unsupported or ambiguous
-5 incomplete or corrupt · 6 hostile · 7 not representable in the target, or unmatched
-8 target exists or is in use · 9 mismatch: intact data differs from what was expected
-10 storage error · 11 missing extra · 12 done, but not recorded or not registered
+Exit codes: 0 success · 1 `doctor` found a fault · 2 usage error · 3 not found
+4 not a checkpoint, unsupported or ambiguous · 5 incomplete or corrupt · 6 hostile
+7 not representable in the target, or unmatched · 8 target exists or is in use
+9 mismatch: intact data differs from what was expected · 10 storage error
+11 missing extra · 12 done, but not recorded or not registered
 70 internal error: a bug in wherry · 130 interrupted"""
 _VERDICT_CODES = {
     "ok": 0,
@@ -74,7 +76,7 @@ _HELP = ["-h", "--help"]
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"help_option_names": _HELP, "max_content_width": 100})
-@click.version_option(__version__, prog_name="wherry")
+@click.version_option(__version__, "-V", "--version", prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
 )
@@ -151,7 +153,13 @@ def inspect(
 @cli.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--to", required=True, metavar="FORMAT", help="Target format.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="FORMAT",
+    help="Target format.",
+    shell_complete=names_for("to", written=True),
+)
 @requesting(*CONVERSION, planned=True)
 @as_json
 def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) -> None:
@@ -167,7 +175,12 @@ def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) 
 @click.argument("source")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @click.option(
-    "--to", required=True, multiple=True, metavar="FORMAT", help="Target format; once for each TARGET."
+    "--to",
+    required=True,
+    multiple=True,
+    metavar="FORMAT",
+    help="Target format; once for each TARGET.",
+    shell_complete=names_for("to", written=True),
 )
 @requesting(*CONVERSION)
 @click.option("--dry-run", is_flag=True, help="Only show the plan, like `wherry plan`.")
@@ -283,6 +296,8 @@ def doctor(json_: bool) -> None:
 
 cli.add_command(emit)
 cli.add_command(audit)
+cli.add_command(completion)
+cli.add_command(show_help)
 cli.add_command(metrics)
 cli.add_command(layouts)
 cli.add_command(deploy)
@@ -338,7 +353,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str]) -> int:
-    code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    try:
+        code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as shown:
+        click.echo(shown.format_message())
+        code = 0
     unwritten = flush_output()
     if unwritten is not None:
         raise unwritten

@@ -315,6 +315,8 @@ def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None
     if json_:
         print_json([row._asdict() for row in rows])
         return
+    if not rows:
+        click.echo("nothing to clean")
     for row in rows:
         word = (
             "removed" if row.removed else ("would remove" if dry_run and row.reason == "dry run" else "kept")

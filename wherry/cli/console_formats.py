@@ -39,7 +39,24 @@ def show_formats(rows: list[Format], *, json_: bool) -> None:
     if json_:
         print_json([_format_json(row) for row in rows])
         return
-    print_table(COLUMNS, (format_cells(row) for row in rows))
+    for heading, group in _groups(rows):
+        click.echo(heading)
+        print_table(("format", "is", "wherry"), ([row.name, row.title, _uses(row)] for row in group))
+    click.echo("`wherry formats NAME` shows what a format holds, its options and what loads it.")
+
+
+def _groups(rows: list[Format]) -> list[tuple[str, list[Format]]]:
+    """The formats of systems, and the containers that hold the trees of any system, by name."""
+    by_name = sorted(rows, key=lambda row: row.name)
+    return [
+        ("Formats of systems", [row for row in by_name if row.system]),
+        ("Containers", [row for row in by_name if not row.system]),
+    ]
+
+
+def _uses(row: Format) -> str:
+    words = ["reads"] * row.readable + ["writes"] * (row.create is not None)
+    return ", ".join(words) or "recognises"
 
 
 def format_cells(row: Format) -> list[str]:

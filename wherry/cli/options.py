@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from wherry.cli.help import names_for
 from wherry.core.option import in_order, options_of
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
-from wherry.errors import UsageError
+from wherry.errors import UsageError, similar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,9 @@ def _click(one: RequestOption) -> Callable[[Command], Command]:
         how["type"] = click.Choice(one.choices) if one.choices else int if one.type == "int | None" else None
     if one.kind == "word" and one.default is not None:
         how |= {"default": one.default, "show_default": True}
-    return click.option(one.flag, one.name, metavar=one.metavar, help=one.help, **how)
+    return click.option(
+        one.flag, one.name, metavar=one.metavar, help=one.help, shell_complete=names_for(one.name), **how
+    )
 
 
 def _read(one: RequestOption, value: Any) -> Any:
@@ -137,7 +140,7 @@ def matched_targets(
     Raises:
         UsageError: the numbers of targets and formats differ, or no target's format has an option.
     """
-    from wherry.formats.registry import find_format
+    from wherry.formats.registry import find_target_format
     from wherry.tree.mapping import TREE_OPTIONS
 
     if len(uris) != len(formats):
@@ -145,7 +148,7 @@ def matched_targets(
             f"expected one --to for each TARGET, got {len(formats)} for {len(uris)} targets",
             cure="give --to FORMAT once for each target",
         )
-    taken = {name: {*find_format(name).options, *TREE_OPTIONS} for name in formats}
+    taken = {name: {*find_target_format(name).options, *TREE_OPTIONS} for name in formats}
     further = set(options) - set[str]().union(*taken.values())
     if further:
         from wherry.view.system import layout_options
@@ -156,9 +159,20 @@ def matched_targets(
     if unknown:
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {' and '.join(formats)}",
-            cure=f"run `wherry formats {formats[0]}` to list its options",
+            cure=_cure_of_option(unknown[0], formats),
         )
     return [
         TargetRequest(uri, name, {key: value for key, value in options.items() if key in taken[name]})
         for uri, name in zip(uris, formats, strict=True)
     ]
+
+
+def _cure_of_option(unknown: str, formats: Sequence[str]) -> str:
+    from wherry.formats.registry import find_target_format
+    from wherry.tree.mapping import TREE_OPTIONS
+    from wherry.view.system import layout_options
+
+    own = [option for name in formats for option in find_target_format(name).options]
+    near = similar(unknown, {*own, *TREE_OPTIONS, *layout_options()})
+    start = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{start}`wherry formats {formats[0]}` lists its options"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.cli.options import as_json
+from wherry.core.units import counted
+from wherry.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,11 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     from wherry.routes.routes import load_config
 
     loaded = load_config(config, env)
+    if loaded.file is None:
+        raise NotFoundError(
+            "no configuration to check",
+            cure="run it in the folder of wherry.toml, or pass --config FILE; infra/wherry.toml is an example",
+        )
     problems = check(loaded, reach=reach)
     if json_:
         click.echo(
@@ -55,7 +62,7 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
         for one in problems:
             click.echo(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
         click.echo(
-            f"{loaded.file or 'no wherry.toml'}: {len(loaded.routes)} routes, {len(problems)} problems"
+            f"{loaded.file}: {counted(len(loaded.routes), 'route')}, {counted(len(problems), 'problem')}"
         )
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
 

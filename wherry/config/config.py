@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_of, where
 from wherry.config.values import origin, stated
-from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-    from wherry.config.schema import Route, Settings
+    from wherry.config.schema import Route, Section, Settings
     from wherry.config.values import FieldStatement
 
 
@@ -244,6 +244,10 @@ def _validated(kind: Any, data: dict[str, Any], text: str, file: Path | None, en
         raise _refusal(error, text, file, env) from error
 
 
+# pydantic's type of fault → what is wrong.
+_FAULTS = {"extra_forbidden": "unknown field", "missing": "required field not found"}
+
+
 def _refusal(error: ValidationError, text: str, file: Path | None, env: str | None) -> WherryError:
     """All faults in one error, with the cure of the first one."""
     lines: list[str] = []
@@ -251,7 +255,7 @@ def _refusal(error: ValidationError, text: str, file: Path | None, env: str | No
     for fault in _first_causes(error.errors()):
         at = tuple(fault["loc"])
         cause = fault.get("ctx", {}).get("error")
-        what = cause.what if isinstance(cause, WherryError) else fault["msg"]
+        what = cause.what if isinstance(cause, WherryError) else _FAULTS.get(fault["type"], fault["msg"])
         cure = cure or (cause.cure or "" if isinstance(cause, WherryError) else _advice(fault))
         lines.append(f"{where(text, at, env)}: {what}")
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
@@ -276,10 +280,26 @@ def _first_causes(faults: list[Any]) -> list[Any]:
 def _advice(fault: Any) -> str:
     """The cure of a fault that pydantic found."""
     if fault["type"] == "extra_forbidden":
-        return f"remove {fault['loc'][-1]!r} or check its spelling; infra/wherry.toml lists all fields"
+        return _cure_of_field(str(fault["loc"][-1]))
     if fault["type"] == "missing":
         return f"add {fault['loc'][-1]!r}"
     return "see infra/wherry.toml, which lists all fields with their values"
+
+
+def _cure_of_field(name: str) -> str:
+    from wherry.config.schema import Section
+
+    near = similar(name, {field for section in _kinds(Section) for field in section.model_fields} - {name})
+    start = (
+        f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
+    )
+    return f"{start}; infra/wherry.toml lists all fields and their tables"
+
+
+def _kinds(section: type[Section]) -> Iterator[type[Section]]:
+    for kind in section.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
 
 
 def _note(

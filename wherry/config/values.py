@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wherry.config.lines import line_of, printed
-from wherry.errors import UsageError
+from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,7 +104,7 @@ def require_template(text: str) -> str:
         if name not in FIELDS:
             raise UsageError(
                 f"unknown field {{{name}}} in {text!r}",
-                cure=f"choose one of: {', '.join(f'{{{field}}}' for field in FIELDS)}",
+                cure=choose(f"{{{name}}}", [f"{{{field}}}" for field in FIELDS]),
             )
     if set("{}") & set(_FIELD.sub("", text)):
         raise UsageError(f"unmatched brace in {text!r}", cure="write fields as {run}")

@@ -26,7 +26,7 @@ from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.formats.registry import find_format
+from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
@@ -193,7 +193,7 @@ def _job(
     pin: Pin,
     choice: DigestChoice,
 ) -> Job:
-    row = find_format(target.to)
+    row = find_target_format(target.to)
     committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
     _require_apart(checkpoint, place)
     seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)

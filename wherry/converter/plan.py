@@ -17,11 +17,11 @@ from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
-from wherry.core.units import DEFAULT_MEMORY, parse_size
-from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
-from wherry.formats.registry import checked_options, find_format
+from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import named
 from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
@@ -94,7 +94,7 @@ def plan_request(request: ConvertRequest) -> Plan:
     """The plan of a request with one target; see `plan`."""
     (target,) = request.targets
     with open_source(named(request.source)) as checkpoint:
-        return plan_target(checkpoint, _writable(target.to), target, request)[1]
+        return plan_target(checkpoint, find_target_format(target.to), target, request)[1]
 
 
 def plan_target(
@@ -106,7 +106,7 @@ def plan_target(
 
 
 def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
-    row, only, as_step, verify = _writable(target.to), target.only, request.as_step, request.verify
+    row, only, as_step, verify = find_target_format(target.to), target.only, request.as_step, request.verify
     if verify not in ("digest", "none"):
         raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest or none")
     if only is None:
@@ -125,7 +125,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
-    budget = parse_size(request.memory)
+    budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
@@ -161,16 +161,6 @@ def _without_hints(manifest: Manifest) -> Manifest:
 
 def _rest(tags: Mapping[str, str] | None) -> dict[str, str] | None:
     return {name: text for name, text in (tags or {}).items() if name != GRID} or None
-
-
-def _writable(to: str) -> Format:
-    row = find_format(to)
-    if row.create is None:
-        raise UnsupportedError(
-            f"writing {row.name} is not supported",
-            cure="run `wherry formats` to list the formats that are written",
-        )
-    return row
 
 
 def _left_by(mapped: MappedTree, source: Manifest) -> Callable[[KeyPath], bool]:

@@ -23,7 +23,7 @@ from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
 from wherry.core.progress import Meter, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
-from wherry.core.units import DEFAULT_MEMORY, parse_size
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
@@ -124,7 +124,7 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
     wanted = ProofRequest(
         request,
         digest_choice(ledger=request.lineage).algorithm,
-        parse_size(request.memory),
+        parse_budget(request.memory),
         RunContext.begun(progress),
         stated(request),
     )

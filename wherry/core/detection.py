@@ -42,6 +42,7 @@ class Detection:
         verdict: from metadata only; no tensor byte is read for it.
         reason: why the verdict is not `ok`.
         evidence: the observations, in the order in which they were made.
+        cure: what to do, where there is no checkpoint.
     """
 
     uri: str
@@ -55,6 +56,7 @@ class Detection:
     verdict: Verdict = "ok"
     reason: str | None = None
     evidence: tuple[Evidence, ...] = field(default=())
+    cure: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The fields by name, as `detect --json` prints them."""

@@ -7,6 +7,7 @@ import re
 from wherry.errors import UsageError
 
 DEFAULT_MEMORY = "128MiB"  # budget of what is in flight
+_SMALLEST_BUDGET = 1 << 20
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -29,6 +30,23 @@ def parse_size(text: str | int) -> int:
     size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
     if size <= 0:
         raise UsageError(f"invalid size {text!r}: it must be positive", cure="write for example 128MiB")
+    return size
+
+
+def parse_budget(text: str | int) -> int:
+    """Bytes of a memory budget; see `parse_size`.
+
+    Raises:
+        UsageError: it is not a size, or less than 1 MiB, which no conversion can work with.
+    """
+    size = parse_size(text)
+    if size < _SMALLEST_BUDGET:
+        raise UsageError(
+            f"a memory budget of {counted(size, 'byte')} is too small; the smallest is 1MiB",
+            cure=f"write a unit, for example --memory {text}GiB"
+            if str(text).isdecimal()
+            else "write for example 128MiB",
+        )
     return size
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS
-from wherry.errors import UsageError
+from wherry.errors import UsageError, choose
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
 from wherry.families.fact_checks import known_names, require_assumed
 from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
@@ -69,7 +69,7 @@ def load_family(name: str) -> Family:
         UsageError: the name is unknown.
     """
     if name not in families():
-        raise UsageError(f"unknown family {name!r}", cure=f"choose one of: {', '.join(families())}")
+        raise UsageError(f"unknown family {name!r}", cure=choose(name, families()))
     return family_of(_extended(_parsed(_FOLDER / f"{name}.toml")), f"family {name}")
 
 
@@ -267,14 +267,14 @@ def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
 def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:
     for name in given:
         if name not in one.forms and name not in one.conventions:
-            raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_known(one))
+            raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_known(name, one))
     for name in asked:
         if name not in other.forms and name not in other.conventions and name not in one.conventions:
-            raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_known(other))
+            raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_known(name, other))
 
 
-def _known(system: System) -> str:
-    return f"choose one of its options: {', '.join([*system.forms, *system.conventions]) or 'none'}"
+def _known(name: str, system: System) -> str:
+    return choose(name, [*system.forms, *system.conventions])
 
 
 def side_by_side(family: Family) -> dict[str, dict[str, list[str]]]:

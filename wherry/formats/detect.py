@@ -8,8 +8,6 @@ folder stands for its newest complete step; the evidence lists the steps that we
 from __future__ import annotations
 
 import os
-import shlex
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -26,10 +24,12 @@ from wherry.errors import (
     NotACheckpointError,
     NotFoundError,
     UnsupportedError,
+    UsageError,
     WherryError,
 )
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
+from wherry.formats.nearby import cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.storage.folders import is_staging
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
-_FEW = 8  # files of a folder that are looked at one by one
 
 
 def detect(
@@ -70,6 +69,7 @@ def detect(
         The detection; a damaged, hostile or unknown checkpoint is a verdict here, not an error.
 
     Raises:
+        UsageError: the URI or the format is invalid.
         NotFoundError: the file, folder or step was not found.
         MissingExtraError: the package for the protocol is not installed.
         StorageError: the storage failed.
@@ -81,11 +81,15 @@ def detect_source(source: SourceRequest) -> Detection:
     """Identify the checkpoint that a request names; see `detect`."""
     try:
         location, found = resolve_source(source)
-    except (NotFoundError, MissingExtraError, OSError):
+    except (NotFoundError, MissingExtraError, UsageError, OSError):
         raise
     except WherryError as error:
         return Detection(
-            uri=error.uri or source.uri, format="none", verdict=_verdict(error), reason=error.what
+            uri=error.uri or source.uri,
+            format="none",
+            verdict=_verdict(error),
+            reason=error.what,
+            cure=error.cure,
         )
     return examine(location, found)
 
@@ -105,7 +109,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location, step = _existing(locate(source.uri, frozenset(source.opaque))), source.step
+    location, step = _existing(source.uri, locate(source.uri, frozenset(source.opaque))), source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
             "staging area of an unfinished conversion",
@@ -301,7 +305,7 @@ def _rooted(named: Location, uri: str) -> Location:
     return found
 
 
-def _existing(location: Location) -> Location:
+def _existing(given: str, location: Location) -> Location:
     """The location itself; for the prefix with which TensorFlow names a checkpoint, its index file."""
     index = Location(location.store, f"{location.path}.index")
     if location.entry is None and index.entry is not None:
@@ -310,7 +314,7 @@ def _existing(location: Location) -> Location:
         raise NotFoundError(
             "file or folder not found",
             uri=location.uri,
-            cure="check the path, or run `wherry discover` on a folder above it",
+            cure=cure_of_absence(given, location),
         )
     return location
 
@@ -343,20 +347,14 @@ def _nothing(location: Location, asked: str | None) -> WherryError:
     if form is not None:
         return UnsupportedError(f"{form.name}, which wherry does not read", uri=location.uri, cure=form.cure)
     return NotACheckpointError(
-        "not a checkpoint of any known format", uri=location.uri, cure=_cure_of_nothing(location)
+        "not a checkpoint of any known format",
+        uri=location.uri,
+        cure=cure_of_nothing(location, _is_checkpoint),
     )
 
 
-def _cure_of_nothing(location: Location) -> str:
-    """What to do about a folder that holds one checkpoint of a single file, or about anything else."""
-    entries = Glimpse(location).entries
-    files = [name for name, entry in entries.items() if not (entry.is_dir or entry.barred)]
-    if len(files) <= _FEW:
-        with suppress(AmbiguousError):
-            alone = [name for name in files if look(Glimpse(location.join(name)), formats())]
-            if len(alone) == 1:
-                return f"pass its file: {shlex.quote(location.join(alone[0]).uri)}"
-    return "run `wherry formats` to list the supported formats"
+def _is_checkpoint(location: Location) -> bool:
+    return look(Glimpse(location), formats()) is not None
 
 
 def _verdict(error: WherryError) -> Verdict:

@@ -14,14 +14,37 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UsageError
+from wherry.errors import UnsupportedError, UsageError, choose, similar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from wherry.formats.format import Format, Options, Rewrite
 
 _FORMATS_PACKAGE = "wherry.integrations.formats"
+# Names of libraries and file endings that are no names of formats, and the formats that they save.
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "pytorch": ("torch-zip", "dcp"),
+    "torch": ("torch-zip", "dcp"),
+    "pth": ("torch-zip",),
+    "ckpt": ("torch-zip", "tf-bundle"),
+    "fsdp": ("dcp",),
+    "torchtitan": ("dcp",),
+    "jax": ("orbax",),
+    "ocdbt": ("orbax",),
+    "zarr": ("orbax",),
+    "tensorstore": ("orbax",),
+    "nnx": ("orbax",),
+    "linen": ("flax-msgpack", "orbax"),
+    "transformers": ("huggingface",),
+    "tensorflow": ("tf-bundle",),
+    "keras": ("tf-bundle",),
+    "numpy": ("npz",),
+    "npy": ("npz",),
+    "pickle": ("torch-zip", "numpy-pickle"),
+    "llama.cpp": ("gguf",),
+    "ollama": ("gguf",),
+}
 
 
 @cache
@@ -52,10 +75,35 @@ def find_format(name: str) -> Format:
     Raises:
         UsageError: the name is unknown; the cure lists all formats.
     """
-    for row in formats().values():
-        if name == row.name or name in row.aliases:
+    return _find(name, formats().values())
+
+
+def find_target_format(name: str) -> Format:
+    """The format with this name or alias, to be written.
+
+    Raises:
+        UsageError: the name is unknown; the cure lists the formats that can be written.
+        UnsupportedError: the format cannot be written.
+    """
+    written = [row for row in formats().values() if row.create is not None]
+    known = [row for row in formats().values() if row.create is None and name in (row.name, *row.aliases)]
+    if known:
+        raise UnsupportedError(
+            f"writing {known[0].name} is not supported",
+            cure=f"choose one of: {', '.join(sorted(row.name for row in written))}",
+        )
+    return _find(name, written)
+
+
+def _find(name: str, rows: Collection[Format]) -> Format:
+    for row in rows:
+        if name in (row.name, *row.aliases):
             return row
-    raise UsageError(f"unknown format {name!r}", cure=f"choose one of: {', '.join(formats())}")
+    names = sorted(row.name for row in rows)
+    meant = [one for one in LIBRARIES.get(name.lower(), ()) if one in names]
+    aliases = {alias: row.name for row in rows for alias in row.aliases}
+    likely = [aliases.get(one, one) for one in similar(name, [*names, *aliases])]
+    raise UsageError(f"unknown format {name!r}", cure=choose(name, names, meant or likely))
 
 
 def system_of(format: str) -> str:

@@ -28,7 +28,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter
 from wherry.core.request import LayoutRequest
 from wherry.core.services import service
-from wherry.core.units import parse_size
+from wherry.core.units import parse_budget
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
@@ -138,7 +138,7 @@ def restore(
         named = seen is source or to == "penzai"
         matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
         _require(matched, seen, strict=strict)
-        return _restored(into, matched, seen, live, (parse_size(memory), progress))
+        return _restored(into, matched, seen, live, (parse_budget(memory), progress))
 
 
 def _restored(

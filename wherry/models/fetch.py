@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.digest import sha256_of
-from wherry.core.units import parse_size
+from wherry.core.units import parse_budget
 from wherry.errors import (
     MismatchError,
     TargetExistsError,
@@ -195,7 +195,9 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if set(copy.manifest.tensors) != set(manifest.tensors):
             odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
             raise _differs(subject, "/".join(odd), "the tensor is in only one of copy and manifest")
-        found = hash_checkpoint(copy, subject.sidecar.algorithm, memory=parse_size(memory), progress=progress)
+        found = hash_checkpoint(
+            copy, subject.sidecar.algorithm, memory=parse_budget(memory), progress=progress
+        )
         failed = compare(found, manifest.digests, subject.sidecar.leaves)
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)

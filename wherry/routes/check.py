@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from wherry.config.values import placeholders
 from wherry.core.request import NONE, SourceRequest
-from wherry.errors import UsageError, WherryError
+from wherry.errors import UsageError, WherryError, choose
 from wherry.families import families, load_family_file
 from wherry.formats.registry import checked_options, find_format
 from wherry.storage.stores import locate, store_of
@@ -126,7 +126,7 @@ def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Ite
     layout = rule.at(rule.uri).layout
     file = layout.family_file
     if layout.family not in (None, NONE, *families()) and file is None:
-        cure = f"choose {', '.join((NONE, *families()))}, or declare it in a family_file"
+        cure = f"{choose(layout.family, (NONE, *families()))}, or declare it in a family_file"
         yield Problem("error", f"{where}.family", f"unknown family {layout.family!r}", cure)
     for field in ("family_file", "config", "assets"):
         path = getattr(layout, field)

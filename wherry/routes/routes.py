@@ -17,7 +17,7 @@ from wherry.config.values import render
 from wherry.core.digest import sha256_of
 from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.errors import NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
 from wherry.storage.stores import locate
 
@@ -116,7 +116,7 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
     if missing or not known:
         what = f"unknown route {missing[0]!r}" if missing else "the configuration has no routes"
         cure = (
-            f"choose one of: {', '.join(known)}"
+            choose(missing[0], known)
             if known
             else "add routes to wherry.toml; infra/wherry.toml is an example"
         )

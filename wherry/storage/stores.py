@@ -219,9 +219,7 @@ def _located(text: str) -> Location:
     if not separator:
         return local_location(native_path(text))
     if protocol == "file":
-        return local_location(
-            os.fsdecode(unquote_to_bytes(urlsplit(text).path.encode("utf-8", "surrogateescape")))
-        )
+        return local_location(_path_of_file_uri(text))
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     if "@" in rest.split("/")[0]:
@@ -231,6 +229,17 @@ def _located(text: str) -> Location:
     from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))
+
+
+def _path_of_file_uri(text: str) -> str:
+    """The path of `file:///path` or `file://localhost/path`."""
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(
+            f"{text} names the host {parts.netloc!r}; expected a path of this machine",
+            cure=f"write file:///{parts.netloc}{parts.path}, or the path alone",
+        )
+    return os.fsdecode(unquote_to_bytes(parts.path.encode("utf-8", "surrogateescape")))
 
 
 def local_location(path: str, *, configurable: bool = True) -> Location:

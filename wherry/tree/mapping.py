@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wherry.core import dtypes
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry
 from wherry.core.keypath import KeyPath, render
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.companions import ignored_companion
 from wherry.tree.axes import AXIS_OPTIONS, named
 from wherry.tree.forms import FORM_OPTIONS
@@ -129,9 +129,7 @@ def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
     rules = frozenset(ignore)
     unknown = rules - set(RULES)
     if unknown:
-        raise UsageError(
-            f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose one of: {', '.join(RULES)}"
-        )
+        raise UsageError(f"unknown rule {', '.join(sorted(unknown))}", cure=choose(min(unknown), RULES))
     return rules
 
 

@@ -19,7 +19,7 @@ from wherry.converter.references import reference
 from wherry.core.algorithms import BLAKE3
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import SourceRequest
-from wherry.core.units import parse_size
+from wherry.core.units import parse_budget
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digested
@@ -109,7 +109,7 @@ def inspect_source(
         return open_source(named(source))
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
-        budget, pin = parse_size(memory), take_pin(checkpoint) if write else None
+        budget, pin = parse_budget(memory), take_pin(checkpoint) if write else None
         wanted = digest or write
         hashes = _hashes(checkpoint, budget, progress) if wanted else Hashes(BLAKE3)
         flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}

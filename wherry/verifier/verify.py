@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import parse_size
+from wherry.core.units import parse_budget
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -188,7 +188,7 @@ def verify_source(
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
     _require_sensible(source, level, against)
-    clock, how = time.monotonic(), ReadOptions(parse_size(memory), progress)
+    clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress)
     other = None if against is None else Other(source.beside(against), family_file)
     try:
         found = _pinned(source, level, other, how) if record else _opened(source, level, other, how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS, NONE, SCAN
-from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
+from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
     convert_layout,
     families,
@@ -116,7 +116,7 @@ def _require_options(
     if unknown:
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {row.name} and its layout",
-            cure=f"choose one of: {', '.join(dict.fromkeys(known)) or 'none'}",
+            cure=choose(unknown[0], known),
         )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from wherry.config import settings
-from wherry.errors import UsageError
+from wherry.errors import UsageError, choose
 from wherry.storage import home
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str])
         UsageError: the type of pool is unknown.
     """
     if pool_type not in POOL_TYPES:
-        raise UsageError(
-            f"unknown work pool type {pool_type!r}", cure=f"choose one of: {', '.join(POOL_TYPES)}"
-        )
+        raise UsageError(f"unknown work pool type {pool_type!r}", cure=choose(pool_type, POOL_TYPES))
     return [] if POOL_TYPES[pool_type] else list(_kept(places, shared))
 
 

@@ -1,0 +1,84 @@
+"""`wherry help` and `wherry completion`, and the completion of names in a shell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wherry.errors import UsageError, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_COMPLETION_VARIABLE = "_WHERRY_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("help")
+@click.argument("verbs", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def show_help(context: click.Context, verbs: tuple[str, ...]) -> None:
+    """Show the help of a command, for example `wherry help ledger record`."""
+    found = context.find_root()
+    for verb in verbs:
+        found = click.Context(_command(found, verb), parent=found, info_name=verb)
+    click.echo(found.get_help())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    r"""Print the script with which SHELL completes commands, options, formats and families.
+
+    \b
+    bash: eval "$(wherry completion bash)" in ~/.bashrc
+    zsh:  eval "$(wherry completion zsh)" in ~/.zshrc
+    fish: wherry completion fish > ~/.config/fish/completions/wherry.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    if made is None:
+        raise UsageError(f"unknown shell {shell!r}", cure=choose(shell, _SHELLS))
+    root = click.get_current_context().find_root()
+    click.echo(made(root.command, {}, "wherry", _COMPLETION_VARIABLE).source())
+
+
+def names_for(option: str, *, written: bool = False) -> Callable[..., list[str]] | None:
+    """The function that completes the value of an option; None if it has no list of names.
+
+    Args:
+        option: name of the option's field.
+        written: only formats that can be written.
+    """
+    listed = {"format": _formats, "to": _formats, "family": _families}.get(option)
+    if listed is None:
+        return None
+
+    def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        return [name for name in listed(written) if name.startswith(typed)]
+
+    return complete
+
+
+def _formats(written: bool) -> Iterable[str]:
+    from wherry.formats.registry import formats
+
+    rows = [row for row in formats().values() if row.create is not None or not written]
+    return sorted(name for row in rows for name in (row.name, *row.aliases))
+
+
+def _families(_written: bool) -> Iterable[str]:
+    from wherry.families import families
+
+    return families()
+
+
+def _command(context: click.Context, verb: str) -> click.Command:
+    group = context.command
+    known = group.commands if isinstance(group, click.Group) else {}
+    if verb not in known:
+        path = f"{context.command_path} {verb}"
+        raise UsageError(f"no such command: {path}", cure=choose(verb, known))
+    return known[verb]

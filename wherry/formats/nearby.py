@@ -1,0 +1,76 @@
+"""nearby: where the checkpoint is that a path narrowly misses: one level below, one level above, or on the Hub."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from wherry.errors import AmbiguousError
+from wherry.formats.format import Glimpse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from wherry.storage.location import Location
+
+_FEW = 8  # files of a folder that are looked at one by one
+_SOME = 32  # folders of a folder that are looked at one by one
+_SHOWN = 3
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def cure_of_absence(given: str, location: Location) -> str:
+    """What to do about a path that does not exist.
+
+    Args:
+        given: the path as it was given.
+        location: the same as a location.
+    """
+    parent = location.parent
+    if _HUB_NAME.fullmatch(given) and location.store.capabilities.local and not parent.exists():
+        return f"check the path; a model of the Hugging Face Hub is written hf://{given}"
+    return "check the path, or run `wherry discover` on a folder above it"
+
+
+def cure_of_nothing(location: Location, is_checkpoint: Callable[[Location], bool]) -> str:
+    """What to do about a path that exists, but is no checkpoint.
+
+    Args:
+        location: the path.
+        is_checkpoint: whether a format recognises a location.
+    """
+    glimpse = Glimpse(location)
+    if glimpse.is_file:
+        if _admitted([location.parent], is_checkpoint):
+            return f"pass its folder: {shlex.quote(location.parent.uri)}"
+        return "run `wherry formats` to list the supported formats"
+    files = [name for name, entry in glimpse.entries.items() if not (entry.is_dir or entry.barred)]
+    alone = _admitted((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
+    if len(alone) == 1:
+        return f"pass its file: {shlex.quote(alone[0].uri)}"
+    folders = [name for name, entry in glimpse.entries.items() if entry.is_dir and not entry.barred]
+    below = _admitted((location.join(name) for name in islice(folders, _SOME)), is_checkpoint)
+    if below:
+        return _cure_of_folders(location, below)
+    return (
+        "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below"
+    )
+
+
+def _cure_of_folders(location: Location, below: list[Location]) -> str:
+    if len(below) == 1:
+        return f"pass the checkpoint in it: {shlex.quote(below[0].uri)}"
+    shown = ", ".join(f"{place.name}/" for place in below[:_SHOWN])
+    more = ", …" if len(below) > _SHOWN else ""
+    return f"pass one of the checkpoints in it ({shown}{more}); `wherry discover {shlex.quote(location.uri)}` lists all"
+
+
+def _admitted(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
+    found: list[Location] = []
+    for place in places:
+        with suppress(AmbiguousError):
+            found += [place] if is_checkpoint(place) else []
+    return found
