@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from wherry.core.emit import opener
+from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import registered_version
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ _CLIENT_SETTINGS = (
 def look_up(
     name: str, *, registry_uri: str, version: str | None = None, alias: str | None = None
 ) -> RegisteredVersion | None:
-    """The version of a registered model with a number or an alias; None if MLflow's client must answer."""
+    """The version of a registered model with a number or an alias; None if MLflow's client must answer.
+
+    Raises:
+        StorageError: the server does not answer.
+    """
     if not _is_plain(registry_uri):
         return None
+    require_answer(registry_uri)
     try:
         model = _get(registry_uri, "registered-models/get", name=name)["registered_model"]
         aliases = {row["alias"]: str(row["version"]) for row in model.get("aliases", ())}

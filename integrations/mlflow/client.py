@@ -26,6 +26,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from wherry.errors import StorageError, UsageError, WherryError
+from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import not_registered
 from wherry.storage.home import sqlite_file, without_secrets
 
@@ -63,9 +64,10 @@ def opened(stores: Stores) -> Generator[MlflowClient]:
     Raises:
         UsageError: a URI contains credentials, or MLflow rejects a value.
         NotFoundError: the model, version or run does not exist.
-        StorageError: a store cannot be reached or written.
+        StorageError: a store does not answer, or cannot be written.
     """
     _refuse_credentials(stores.tracking_uri, stores.registry_uri)
+    require_answer(stores.tracking_uri, stores.registry_uri)
     with _errors(stores.tracking_uri, stores.registry_uri):
         yield _client(stores.tracking_uri, stores.registry_uri)
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from wherry.errors import StorageError
 from wherry.integrations.mlflow_rest import look_up
 
 SETTINGS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
@@ -22,6 +23,10 @@ class _Registry(BaseHTTPRequestHandler):
 
     def do_GET(self):
         parts = urlsplit(self.path)
+        if parts.path == "/health":  # see `mlflow_probe`
+            self.send_response(200)
+            self.end_headers()
+            return
         self.server.seen.append((parts.path, parse_qs(parts.query), self.headers.get("Authorization")))
         self.send_response(self.server.status)
         if self.server.status == 302:
@@ -98,4 +103,5 @@ def test_the_client_knows_other_stores_and_settings(server, monkeypatch):
 
 
 def test_no_server_answers():
-    assert look_up("m", registry_uri="http://127.0.0.1:1", version="2") is None
+    with pytest.raises(StorageError, match="MLflow does not answer"):
+        look_up("m", registry_uri="http://127.0.0.1:1", version="2")

@@ -1,0 +1,107 @@
+"""An MLflow store that does not answer is reported within seconds, before the client retries in silence."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+import wherry
+from tests.support.command import small
+from wherry.errors import StorageError
+from wherry.integrations import mlflow_probe
+from wherry.integrations.mlflow_probe import require_answer
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch):
+    monkeypatch.setattr(mlflow_probe, "ANSWER_SECONDS", 0.3)
+
+
+@pytest.fixture
+def closed_port():
+    """A port that refuses connections."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port():
+    """A port that takes connections and never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def server(status: int):
+    """A server that answers everything with one status; yields its URL and the paths that were requested."""
+    paths: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(status)
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    running = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{running.server_port}", paths
+    finally:
+        running.shutdown()
+        running.server_close()
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 404, 500, 503])
+def test_any_answer_of_a_server_will_do(status):
+    with server(status) as (url, paths):
+        require_answer(url, f"{url}")
+    assert paths == ["/health"], "a URI is asked once"
+
+
+@pytest.mark.parametrize("scheme", ["http://", "https://", "postgresql+psycopg://user:secret@", "mysql://"])
+def test_a_port_that_refuses_is_an_error_with_a_cure(scheme, closed_port):
+    with pytest.raises(StorageError, match="Connection refused") as caught:
+        require_answer(f"{scheme}127.0.0.1:{closed_port}/mlflow")
+    assert (caught.value.retryable, "MLFLOW_TRACKING_URI" in caught.value.cure) == (True, True)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_is_silent_is_an_error(silent_port):
+    with pytest.raises(StorageError, match=r"no response within 0\.3 s"):
+        require_answer(f"http://127.0.0.1:{silent_port}")
+
+
+def test_both_stores_are_asked(closed_port):
+    with server(200) as (url, _), pytest.raises(StorageError, match=str(closed_port)):
+        require_answer(url, f"http://127.0.0.1:{closed_port}")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["sqlite:///mlflow.db", "mlruns", "databricks", "file:///tmp/mlruns", "http://[::1", "postgresql:///db"],
+)
+def test_what_has_no_server_is_not_asked(uri, monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_: pytest.fail("it connected"))
+    require_answer(uri)
+
+
+@pytest.mark.parametrize("verb", ["resolve", "register", "promote"])
+def test_verbs_report_a_silent_server(verb, tmp_path, silent_port):
+    stores = {"tracking_uri": f"http://127.0.0.1:{silent_port}", "registry_uri": None}
+    wherry.convert(small(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", to="safetensors")
+    calls = {
+        "resolve": lambda: wherry.resolve("models:/m/1", **stores),
+        "register": lambda: wherry.register(tmp_path / "b.safetensors", "m", **stores),
+        "promote": lambda: wherry.promote(tmp_path / "b.safetensors", name="m", **stores),
+    }
+    with pytest.raises(StorageError, match="MLflow does not answer: no response"):
+        calls[verb]()
