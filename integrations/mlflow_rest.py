@@ -4,7 +4,8 @@ Importing the client takes seconds, more than most verbs take with a model URI. 
 a server that answers, with a password or token from the environment or without one. In every other case it returns
 None, and the client is used, which knows the other ways to authenticate, tries again and reports errors.
 
-Source: MLflow 3.17, `protos/model_registry.proto` (GetRegisteredModel, GetModelVersion) and `utils/rest_utils.py`.
+Source: MLflow 3.17, `protos/model_registry.proto` (GetRegisteredModel, GetModelVersion, SearchModelVersions) and
+`utils/rest_utils.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _CLIENT_SETTINGS = (
 def look_up(
     name: str, *, registry_uri: str, version: str | None = None, alias: str | None = None
 ) -> RegisteredVersion | None:
-    """The version of a registered model with a number or an alias; None if MLflow's client must answer.
+    """The version of a registered model with a number or an alias, else the newest.
+
+    None if MLflow's client must answer.
 
     Raises:
         StorageError: the server does not answer.
@@ -47,15 +50,24 @@ def look_up(
     try:
         model = _get(registry_uri, "registered-models/get", name=name)["registered_model"]
         aliases = {row["alias"]: str(row["version"]) for row in model.get("aliases", ())}
-        number = version if alias is None else aliases.get(alias)
-        if number is None:
-            return None
-        row = _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
+        number = version if alias is None else aliases[alias]
+        row = _numbered(registry_uri, name, number) if number else _newest(registry_uri, name)
         tags = {tag["key"]: tag["value"] for tag in row.get("tags", ())}
         held = tuple(sorted(one for one, there in aliases.items() if there == str(row["version"])))
         return registered_version(row["name"], str(row["version"]), tags, held)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         return None
+
+
+def _numbered(registry_uri: str, name: str, number: str) -> dict[str, Any]:
+    return _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
+
+
+def _newest(registry_uri: str, name: str) -> dict[str, Any]:
+    if "'" in name:
+        raise ValueError(name)  # the filter cannot express it
+    fields = {"filter": f"name='{name}'", "max_results": "1", "order_by": "version_number DESC"}
+    return _get(registry_uri, "model-versions/search", **fields)["model_versions"][0]
 
 
 def _is_plain(registry_uri: str) -> bool:

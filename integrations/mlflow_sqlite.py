@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from typing import TYPE_CHECKING
 
 from wherry.integrations.mlflow_version import (
     RegisteredVersion,
+    no_version,
     not_registered,
     registered_version,
     unknown_alias,
 )
 from wherry.storage.home import sqlite_file, sqlite_to_read, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Revisions of MLflow's schema in which the tables below are the same: from the one that added workspaces to the last
 # one of MLflow 3.17, in this order.
@@ -37,13 +42,16 @@ _ELSEWHERE = "SELECT 1 FROM registered_models WHERE workspace <> ? LIMIT 1"
 _MODEL = "SELECT 1 FROM registered_models WHERE workspace = ? AND name = ?"
 _ALIASES = "SELECT alias, version FROM registered_model_aliases WHERE workspace = ? AND name = ?"
 _VERSION = "SELECT version FROM model_versions WHERE workspace = ? AND name = ? AND version = ? AND current_stage <> ?"
+_NEWEST = "SELECT max(version) FROM model_versions WHERE workspace = ? AND name = ? AND current_stage <> ?"
 _TAGS = "SELECT key, value FROM model_version_tags WHERE workspace = ? AND name = ? AND version = ?"
 
 
 def look_up(
     name: str, *, registry_uri: str, version: str | None = None, alias: str | None = None
 ) -> RegisteredVersion | None:
-    """The version of a registered model with a number or an alias; None if MLflow's client must answer.
+    """The version of a registered model with a number or an alias, else the newest.
+
+    None if MLflow's client must answer.
 
     Raises:
         NotFoundError: as the client raises it: the model, version or alias does not exist.
@@ -80,9 +88,9 @@ def _found(
             return None
         raise not_registered(f"Registered Model with name={name} not found", uri)
     aliases = {word: int(number) for word, number in connection.execute(_ALIASES, model)}
-    number = int(version) if version is not None else aliases.get(alias or "")
+    number = _number(connection, model, version, alias, aliases)
     if number is None:
-        raise unknown_alias(name, alias, aliases)
+        raise unknown_alias(name, alias, aliases) if alias is not None else no_version(name, uri)
     if connection.execute(_VERSION, (*model, number, _DELETED)).fetchone() is None:
         raise not_registered(f"Model Version (name={name}, version={number}) not found", uri)
     tags = dict(connection.execute(_TAGS, (*model, number)).fetchall())
@@ -90,3 +98,14 @@ def _found(
         return None
     held = tuple(sorted(word for word, there in aliases.items() if there == number))
     return registered_version(name, str(number), tags, held)
+
+
+def _number(
+    connection: sqlite3.Connection, model: tuple[str, str], version: str | None, alias: str | None,
+    aliases: Mapping[str, int],
+) -> int | None:  # fmt: skip
+    if version is not None:
+        return int(version)
+    if alias is not None:
+        return aliases.get(alias)
+    return connection.execute(_NEWEST, (*model, _DELETED)).fetchone()[0]

@@ -47,6 +47,11 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
     return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
 
 
+def no_version(name: str, uri: str) -> NotFoundError:
+    """The error for a model without versions."""
+    return not_registered(f"Registered Model with name={name} has no version", uri)
+
+
 def not_registered(message: str, uri: str) -> NotFoundError:
     """The error for a model or version that a registry does not have.
 

@@ -16,10 +16,15 @@ from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
-from wherry.integrations.mlflow.client import Stores, opened
+from wherry.integrations.mlflow.client import Stores, opened, quoted
 from wherry.integrations.mlflow.versions import lowest, versions
 from wherry.integrations.mlflow_rest import by_password
-from wherry.integrations.mlflow_version import RegisteredVersion, registered_version, unknown_alias
+from wherry.integrations.mlflow_version import (
+    RegisteredVersion,
+    no_version,
+    registered_version,
+    unknown_alias,
+)
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
@@ -60,18 +65,30 @@ def _registered(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
 def look_up(
     name: str, *, tracking_uri: str, registry_uri: str, version: str | None = None, alias: str | None = None
 ) -> RegisteredVersion:
-    """The version of a registered model with a number or an alias.
+    """The version of a registered model with a number or an alias, else the newest one.
 
     Raises:
         NotFoundError: the model, version or alias does not exist.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client:
         named = aliases(client, name)
-        number = version if alias is None else named.get(alias)
-        if number is None:
-            raise unknown_alias(name, alias, named)
-        row = client.get_model_version(name, number)
+        if alias is None and version is None:
+            row = _newest(client, name, registry_uri)
+        else:
+            number = version if alias is None else named.get(alias)
+            if number is None:
+                raise unknown_alias(name, alias, named)
+            row = client.get_model_version(name, number)
         return _registered(row, _of(named, str(row.version)))
+
+
+def _newest(client: MlflowClient, name: str, registry_uri: str) -> ModelVersion:
+    rows = client.search_model_versions(
+        f"name={quoted(name)}", max_results=1, order_by=["version_number DESC"]
+    )
+    if not rows:
+        raise no_version(name, without_secrets(registry_uri))
+    return rows[0]
 
 
 def find_digest(

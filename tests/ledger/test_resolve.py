@@ -48,6 +48,8 @@ def forms(receipt, name):
     return [
         f"models:/{name}@champion",
         f"models:/{name}/1",
+        f"models:/{name}",
+        f"models:/{name}/latest",
         digest_uri(receipt.target.checkpoint_digest),
     ]
 
@@ -61,6 +63,16 @@ def test_every_form_gives_the_place(receipt, name):
     by_alias = wherry.resolve(f"models:/{name}@champion")
     assert (by_alias.name, by_alias.version, by_alias.alias) == (name, "1", "champion")
     assert by_alias.tags["team"] == "speech"
+
+
+def test_a_name_alone_is_its_newest_version(receipt, name, tmp_path):
+    newer = wherry.convert(receipt.source.uri, tmp_path / "newer.npz", to="npz")
+    wherry.register(newer, name)
+    assert [wherry.resolve(f"models:/{name}{end}").version for end in ("", "/latest", "@champion")] == [
+        "2",
+        "2",
+        "1",
+    ]
 
 
 def test_every_verb_takes_them(receipt, name, tmp_path):
@@ -97,8 +109,9 @@ def test_they_are_no_place_to_write(receipt, tmp_path, monkeypatch, write):
         ("models:/nobody@champion", NotFoundError),
         ("models:/NAME@nothing", NotFoundError),
         ("models:/NAME/99", NotFoundError),
-        ("models:/NAME/latest", UsageError),
-        ("models:/NAME", UsageError),
+        ("models:/NAME/newest", UsageError),
+        ("models:/NAME@", UsageError),
+        ("models:/nobody", NotFoundError),
         ("wherry://sha256/abc", UsageError),
         ("wherry://sha256/" + "0" * 64, NotFoundError),
     ],

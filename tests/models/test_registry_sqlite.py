@@ -65,6 +65,7 @@ CASES = [
     ("missing", {"alias": "champion"}),
     ("Ünï%@x", {"version": "1"}),
     ("a m_del", {"version": "1"}),
+    *((name, {}) for name in ("a model", "other", "empty", "missing", "Ünï%@x")),
 ]
 
 
@@ -84,8 +85,8 @@ def test_the_file_gives_what_the_client_gives(shared, name, which):
 
 def test_the_cases_are_both_found_and_refused(shared):
     found = [answer(look_up, name, registry_uri=shared, **which) for name, which in CASES]
-    assert sum(isinstance(one, RegisteredVersion) for one in found) == 10
-    assert sum(one[0] is NotFoundError for one in found) == len(CASES) - 10
+    assert sum(isinstance(one, RegisteredVersion) for one in found) == 13
+    assert sum(one[0] is NotFoundError for one in found) == len(CASES) - 13
     assert found[CASES.index(("other", {"version": "1"}))].tags[DIGEST_TAG] == f"sha256:{DIGEST}"
     assert found[CASES.index(("a model", {"version": "3"}))] == (
         "a model", "3", {"number": "three"}, ("b", "champion")

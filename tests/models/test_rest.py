@@ -66,6 +66,20 @@ def test_an_alias_and_a_version(server, which):
     ]
 
 
+def test_the_newest_version(server):
+    server.answers["model-versions/search"] = json.dumps({"model_versions": [VERSION]}).encode()
+    assert look_up("a model", registry_uri=server.url) == ("a model", "2", {"k": "v"}, ("b", "champion"))
+    assert server.seen[1][1] == {
+        "filter": ["name='a model'"],
+        "max_results": ["1"],
+        "order_by": ["version_number DESC"],
+    }
+
+
+def test_the_client_handles_a_name_that_the_filter_cannot_express(server):
+    assert look_up("a 'model'", registry_uri=server.url) is None
+
+
 def test_credentials_of_the_environment(server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     assert look_up("m", registry_uri=server.url, version="2")

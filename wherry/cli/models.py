@@ -97,7 +97,8 @@ def promote(
 def resolve(model: str, json_: bool, **arguments: Any) -> None:
     """Print the URI of the checkpoint that MODEL refers to.
 
-    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST.
+    MODEL is models:/NAME (its newest version), models:/NAME@ALIAS, models:/NAME/VERSION or
+    wherry://ALGORITHM/DIGEST.
     """
     from dataclasses import asdict
 

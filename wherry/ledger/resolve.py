@@ -1,7 +1,8 @@
 """resolve: find the checkpoint that a model URI names, and its location.
 
-`models:/<name>@<alias>` and `models:/<name>/<version>` are looked up in the registry, `wherry://blake3/<digest>` in the
-ledger and then in the registry. The result is the URI of a place that still holds the checkpoint with the registered
+`models:/<name>@<alias>`, `models:/<name>/<version>` and `models:/<name>`, which is the newest version, are looked up in
+the registry, `wherry://blake3/<digest>` in the ledger and then in the registry.
+The result is the URI of a place that still holds the checkpoint with the registered
 digest; a place that holds another checkpoint is an error, never the result. Every verb that takes a checkpoint's URI
 also takes these.
 """
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 _log = logging.getLogger(__name__)
-_MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+_MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+)|/latest)?")
 _SCHEMES = ("models:/", "wherry://")
-_FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALGORITHM/DIGEST"
+_FORMS = "models:/NAME, models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALGORITHM/DIGEST"
 # Tags of a model version that point to its checkpoint.
 URI_TAG = "wherry.uri"
 DIGEST_TAG = "wherry.checkpoint_digest"
@@ -85,7 +86,8 @@ def resolve_model(
     """Find the checkpoint that a model URI names, and its location.
 
     Args:
-        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://ALGORITHM/DIGEST`, as in
+        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/NAME` or `models:/NAME/latest` (the version with
+            the highest number), or `wherry://ALGORITHM/DIGEST`, as in
             `wherry.core.algorithms.digest_uri`.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
