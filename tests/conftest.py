@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),  # `cuda,cpu` runs them on a GPU
+        # Models of tests are tiny: threads that wait for each other take ten times as long where others need the cores.
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
 
 
