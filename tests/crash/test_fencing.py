@@ -1,8 +1,8 @@
 """Two writers of one target: at whatever moment one is stopped, one of them wins, and nothing wrong is ever visible.
 
 Run A is stopped before a call that changes the file system; run B takes the target over and runs to its end; A is
-continued. The short version takes samples of the moments, a third as many on a disk, where a sync takes its time, if
-there is a tmpfs; the slow one takes all of them on each file system.
+continued. The short version takes samples of the moments, half as many on a disk, where a sync takes its time, if there
+is a tmpfs; the slow one takes all of them on each file system.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def folder(request, tmp_path):
 
 
 def moments_in(folder, total, most):
-    """The moments that are tried: on a disk a third of the few, if a tmpfs has all of them."""
+    """The moments that are tried: on a disk half of the few, if a tmpfs has all of them."""
     memory = memory_folder()
-    fewer = most <= FEW and memory is not None and memory not in folder.parents
-    return spread(total, (most + 2) // 3 if fewer else most)
+    half = most <= FEW and memory is not None and memory not in folder.parents
+    return spread(total, (most + 1) // 2 if half else most)
 
 
 def code(outcome: Outcome) -> int:
