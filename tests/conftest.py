@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
 _KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON")
-# Rooms about what a file system does: their tests work on a disk where `infra/test` has the others work in memory.
-_ON_DISK = frozenset({"containers", "crash", "mover", "staging", "storage"})
+# Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
+_ON_DISK = ("containers/", "crash/", "mover/", "staging/", "storage/", "infra/test_bench_machine.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,9 +100,9 @@ def _home() -> tempfile.TemporaryDirectory[str]:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a test; on a disk for the rooms that are about disks."""
-    room = request.path.relative_to(Path(__file__).parent).parts[0]
-    if room not in _ON_DISK or MEMORY_FILES not in tmp_path.parents:
+    """The folder of a test; on a disk for tests that are about disks."""
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    if not file.startswith(_ON_DISK) or MEMORY_FILES not in tmp_path.parents:
         yield tmp_path
         return
     with disk_folder("disk") as folder:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tests.support import memory_files, workers
 from tests.support.house import ROOT
 from tests.support.workers import LONG, TOGETHER, rank, scope_of
@@ -53,8 +55,10 @@ def test_folders_lie_in_memory_but_for_the_slow_tests(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_lie_on_a_disk_where_memory_has_no_room(monkeypatch):
-    monkeypatch.setattr(workers, "memory_folder", lambda _least: None)
+@pytest.mark.parametrize("why", ["no room", "no programs"])
+def test_folders_lie_on_a_disk_where_memory_cannot_serve(monkeypatch, tmp_path, why):
+    monkeypatch.setattr(workers, "memory_folder", lambda _least: None if why == "no room" else tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     quick = Config("not slow")
     workers.pytest_configure(quick)
     assert quick.option.basetemp is None

@@ -9,6 +9,8 @@ failed. With the slow tests they lie on a disk, and so they do for the rooms tha
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -45,7 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before pytest chooses a folder: the process that starts the workers makes one for all of them."""
     if hasattr(config, "workerinput") or config.option.basetemp or config.option.markexpr != "not slow":
         return
-    if memory_folder(_ROOM) is not None:
+    memory = memory_folder(_ROOM)
+    if (
+        memory is not None and not os.statvfs(memory).f_flag & os.ST_NOEXEC
+    ):  # tests make programs and run them
         folder = temporary_folder("tests")
         config.add_cleanup(folder.cleanup)
         config.option.basetemp = f"{folder.name}/files"
