@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.corpus import CORPUS, PRESENT, needs
-from tests.support.memory_files import remove_abandoned, temporary_folder
+from tests.support.memory_files import MEMORY_FILES, disk_folder, remove_abandoned, temporary_folder
 from tests.support.skips import NO_CORPUS
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
 _KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON")
+# Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
+_ON_DISK = ("containers/", "crash/", "mover/", "staging/", "storage/", "infra/test_bench_machine.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),  # `cuda,cpu` runs them on a GPU
+        # Models of tests are tiny: threads that wait for each other take ten times as long where others need the cores.
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
 
 
@@ -54,6 +59,17 @@ def _bound_memory() -> None:
     resource.setrlimit(
         resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard)
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Tests and the libraries that they import stay until the end, so no search for garbage has to walk them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,6 +96,17 @@ def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def _home() -> tempfile.TemporaryDirectory[str]:
     """A folder for ledgers and registries, in memory: databases sync at each commit."""
     return temporary_folder("home")
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The folder of a test; on a disk for tests that are about disks."""
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    if not file.startswith(_ON_DISK) or MEMORY_FILES not in tmp_path.parents:
+        yield tmp_path
+        return
+    with disk_folder("disk") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_abandoned_after_a_sync_and_taken_up(sample_of, tmp_path, name, options)
 def sizes():
     """Every format with large tensors; where it writes through another one's container that is slow, and small is not.
 
-    Four ways to write 47 MiB are a third of this suite, and cuts of large tensors are the container's own business.
+    Four ways to write 26 MiB are a third of this suite, and cuts of large tensors are the container's own business.
     """
     for name in WRITTEN:
         own = own_container(name)

@@ -39,7 +39,10 @@ WRITTEN = [
     name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
 ]
 ROOT = Path(__file__).parents[2]
-MODULES = ("wherry.converter.convert", "wherry.verifier.verify", "tensorstore", "zstandard")
+MODULES = (
+    *("wherry.converter.convert", "wherry.verifier.verify", "wherry.ledger.open", "tests.support.warm_formats"),
+    *("tensorstore", "zstandard"),
+)  # fmt: skip
 SECONDS = 20
 MEMORY = 400 << 20
 HOW_MANY = pytest.mark.parametrize("every", ["kinds", pytest.param("every", marks=pytest.mark.slow)])

@@ -69,7 +69,7 @@ def test_short_writes_are_completed(source, undisturbed, tmp_path, to):
 
 @each_written
 def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path, to):
-    for size in (2_000, 200_000, 6_000_000):
+    for size in (2_000, 200_000, 3_000_000):
         target = tmp_path / str(size) / to
         outcome = children.run(order(source, target, to, file_size=size))
         if outcome.error is None:

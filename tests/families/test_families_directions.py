@@ -59,7 +59,7 @@ def test_there_and_back(name, source, forms, target, without):
         sizes=sizes,
         dtype="float64",
     )
-    moved = carried(there, begun.read, limit=200)
+    moved = carried(there, begun.read, limit=600)
     back = convert_layout(
         moved.manifest,
         family,

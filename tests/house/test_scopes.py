@@ -3,6 +3,14 @@ letter."""
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support import memory_files, workers
 from tests.support.house import ROOT
 from tests.support.workers import LONG, TOGETHER, rank, scope_of
 
@@ -20,3 +28,46 @@ def test_every_long_one_is_there():
     names = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(LONG) <= names | {folder.rstrip("/").rpartition("/")[2] for folder in TOGETHER}
     assert all((ROOT / folder).is_dir() for folder in TOGETHER)
+
+
+class Config:
+    """What the plugin asks of pytest's configuration."""
+
+    def __init__(self, markexpr, basetemp=None):
+        self.option = SimpleNamespace(markexpr=markexpr, basetemp=basetemp)
+        self.cleanups = []
+        self.add_cleanup = self.cleanups.append
+
+
+def test_folders_lie_in_memory_but_for_the_slow_tests(monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "memory_folder", lambda _least: tmp_path)
+    monkeypatch.setattr(memory_files, "memory_folder", lambda: tmp_path)
+    for kept in (Config(""), Config("slow"), Config("not slow", "/chosen")):
+        before = kept.option.basetemp
+        workers.pytest_configure(kept)
+        assert (kept.option.basetemp, kept.cleanups) == (before, [])
+    quick = Config("not slow")
+    workers.pytest_configure(quick)
+    assert Path(quick.option.basetemp).parents[1] == tmp_path
+    assert quick.cleanups
+    for clean in quick.cleanups:
+        clean()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("why", ["no room", "no programs"])
+def test_folders_lie_on_a_disk_where_memory_cannot_serve(monkeypatch, tmp_path, why):
+    monkeypatch.setattr(workers, "memory_folder", lambda _least: None if why == "no room" else tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    quick = Config("not slow")
+    workers.pytest_configure(quick)
+    assert quick.option.basetemp is None
+
+
+def test_what_was_collected_is_no_garbage_to_search():
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 1000
+
+
+def test_libraries_compute_with_one_thread():
+    assert {os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"1"}

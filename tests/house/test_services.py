@@ -49,7 +49,8 @@ def asked_of(tree):
 def asked():
     found = defaultdict(dict)
     for path in MODULES:
-        for name, attribute in asked_of(ast.parse(path.read_text())):
+        text = path.read_text()
+        for name, attribute in asked_of(ast.parse(text)) if "service(" in text else ():
             found[name][attribute] = label(path)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ IRREGULAR = frozenset(
 )
 
 
+@cache
 def classes():
     """Name → the files that define a class of it."""
     found = defaultdict(list)

@@ -37,7 +37,7 @@ from wherry.integrations.containers.safetensors.writer import SafetensorsWriter
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source, spans_of
 
-BIG = (6144, 8192)  # 96 MiB of bfloat16
+BIG = (4096, 8192)  # 64 MiB of bfloat16
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ BIG = (6144, 8192)  # 96 MiB of bfloat16
         ("gzip", 2, False, GZIP),
     ],
 )
-def test_a_chunk_of_96_mib_in_a_budget_of_32(tmp_path, name, version, ocdbt, changes):
+def test_a_chunk_of_64_mib_in_a_budget_of_32(tmp_path, name, version, ocdbt, changes):
     array, tiny = values(BIG), values((4, 8))
     source = stored(tmp_path / name, array, BIG, version=version, ocdbt=ocdbt, **changes)
     if "shards" in name:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.crash import convert
+from wherry.core import dtypes
+from wherry.core.digest import LEAF
 from wherry.formats.registry import find_format
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
@@ -24,11 +26,17 @@ class Made(dict):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A checkpoint to convert by format, in that format: it has the names and companions that the format needs."""
+    """A checkpoint to convert by format, in that format: it has the names and companions that the format needs.
+
+    Its largest tensor is a little more than a move of `small_steps`, which is a leaf.
+    """
     folder = tmp_path_factory.mktemp("source")
 
     def make(name):
-        writers.make(samples.source(find_format(name)), locate(folder / name))
+        row = find_format(name)
+        element = max(min(map(dtypes.bits, row.holds.dtypes)) // 8, 1)
+        largest = (9, LEAF // 9 // element + 30_001)
+        writers.make(samples.source(row, largest=largest), locate(folder / name))
         return folder / name
 
     return Made(make)

@@ -104,7 +104,7 @@ class Site:
         return child
 
     def await_(
-        self, what: str, ready: Callable[[], Any], seconds: float = START_SECONDS, every: float = 0.5
+        self, what: str, ready: Callable[[], Any], seconds: float = START_SECONDS, every: float = 0.2
     ) -> Any:
         """The first true answer.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,9 +45,12 @@ def shards(inner, *codecs):
     return {"codecs": chain}
 
 
+@lru_cache(2)
 def values(shape, dtype="bfloat16", seed=0):
-    """Numbers that compress a little, as weights do."""
-    return np.random.default_rng(seed).standard_normal(shape, dtype="f4").astype(np.dtype(dtype))
+    """Numbers that compress a little, as weights do; read-only, for the next test gets the same."""
+    made = np.random.default_rng(seed).standard_normal(shape, dtype="f4").astype(np.dtype(dtype))
+    made.flags.writeable = False
+    return made
 
 
 def stored(folder: Path, array, chunks, *, version=2, ocdbt=False, **changes: Any) -> Path:

@@ -16,22 +16,31 @@ MEMORY_FILES = Path("/dev/shm")
 _LEAST_FREE = 1 << 30  # containers often have 64 MiB of it
 
 
-def memory_folder() -> Path | None:
-    """Where files in memory can be made; None where there is no such place, or little of it."""
+def memory_folder(least: int = _LEAST_FREE) -> Path | None:
+    """Where files in memory can be made; None where there is no such place, or fewer free bytes than so many."""
     if not os.path.ismount(MEMORY_FILES) or not os.access(MEMORY_FILES, os.W_OK):
         return None
-    return MEMORY_FILES if shutil.disk_usage(MEMORY_FILES).free >= _LEAST_FREE else None
+    return MEMORY_FILES if shutil.disk_usage(MEMORY_FILES).free >= least else None
 
 
 def temporary_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
     """A folder in memory, or on a disk where there is no memory for it; its name shows which process made it."""
+    return _folder(kind, memory_folder())
+
+
+def disk_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder where temporary files usually lie, which is a disk on most machines."""
+    return _folder(kind, None)
+
+
+def _folder(kind: str, parent: Path | None) -> tempfile.TemporaryDirectory[str]:
     prefix = f"wherry-{kind}-{_pid_namespace()}-{os.getpid()}-"
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder(), ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
 
 
 def remove_abandoned() -> None:
     """Remove the temporary folders of processes that have ended: a process that is killed leaves its own."""
-    name = re.compile(rf"wherry-(?:home|crash|walk)-{_pid_namespace()}-(\d{{1,9}})-\w+")
+    name = re.compile(rf"wherry-(?:home|crash|walk|disk|tests)-{_pid_namespace()}-(\d{{1,9}})-\w+")
     for parent in {MEMORY_FILES, Path(tempfile.gettempdir())}:
         for path in parent.glob("wherry-*"):
             found = name.fullmatch(path.name)

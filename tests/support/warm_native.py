@@ -60,3 +60,9 @@ def warm_loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmLoade
     yield loaders
     for one in loaders.values():
         one.close()
+
+
+@pytest.fixture
+def forked_loaders(monkeypatch: pytest.MonkeyPatch, warm_loaders: WarmLoaders) -> None:
+    """The children of a test are forked from processes that have imported the library."""
+    monkeypatch.setattr(child, "run", warm_loaders.run)

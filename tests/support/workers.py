@@ -3,17 +3,18 @@
     pytest -p tests.support.workers -n 2
 
 Fixtures of a module are made once that way, and the flows share one Prefect server. The order is the same without
-workers.
+workers. The folders of the tests lie in memory if there is room; they are removed at the end, also those of tests that
+failed. With the slow tests they lie on a disk, and so they do for the rooms that tests/conftest.py names.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-if TYPE_CHECKING:
-    import pytest
+from tests.support.memory_files import memory_folder, temporary_folder
 
 # Folders whose tests share a server.
 TOGETHER = ("tests/flows/",)
@@ -24,6 +25,9 @@ LONG = (
     "test_registry_server", "test_durability", "test_systems", "test_systems_made", "test_native", "test_readme",
     "test_troubleshooting", "test_promote", "test_kill", "test_register_races", "test_made_pairs",
 )  # fmt: skip
+
+# Bytes of free memory that the folders of all tests may take.
+_ROOM = 4 << 30
 
 
 def scope_of(test: str) -> str:
@@ -36,6 +40,20 @@ def rank(scope: str) -> int:
     """The place of a scope among all."""
     name = scope.rstrip("/").rpartition("/")[2].removesuffix(".py")
     return LONG.index(name) if name in LONG else len(LONG)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before pytest chooses a folder: the process that starts the workers makes one for all of them."""
+    if hasattr(config, "workerinput") or config.option.basetemp or config.option.markexpr != "not slow":
+        return
+    memory = memory_folder(_ROOM)
+    if (
+        memory is not None and not os.statvfs(memory).f_flag & os.ST_NOEXEC
+    ):  # tests make programs and run them
+        folder = temporary_folder("tests")
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = f"{folder.name}/files"
 
 
 class Scopes(LoadScopeScheduling):

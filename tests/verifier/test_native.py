@@ -1,4 +1,7 @@
-"""Checkpoints loaded by their systems' own libraries, in a child process, and compared on the devices."""
+"""Checkpoints loaded by their systems' own libraries, in a child process, and compared on the devices.
+
+Children are forked from processes that have imported the library, but for one of JAX and one of transformers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import wherry
 from tests.support.tiny_models import save_tiny
 from wherry.errors import UnsupportedError
 from wherry.verifier.native import NativeReport, NoAnswerError
+
+pytest_plugins = ("tests.support.warm_native",)
 
 EIGHT = "--xla_force_host_platform_device_count=8"
 
@@ -42,9 +47,10 @@ def made(source, target, to, **options):
 
 
 @pytest.mark.parametrize("to", ["orbax", "flax-msgpack"])
-def test_jax_targets_lie_sharded_over_eight_devices(source, tmp_path, eight, to):
+def test_jax_targets_lie_sharded_over_eight_devices(source, tmp_path, eight, to, request):
     if to == "flax-msgpack":
         pytest.importorskip("flax", reason="flax is not installed")
+        request.getfixturevalue("forked_loaders")
     target = made(source, tmp_path / "target", to, split=".")
     found = wherry.verify(target, level="native")
     assert found.ok, found
@@ -55,6 +61,7 @@ def test_jax_targets_lie_sharded_over_eight_devices(source, tmp_path, eight, to)
     assert json.loads(json.dumps(found.to_json()))["native"]["sharded"] == 1
 
 
+@pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize("to", ["safetensors", "torch-zip", "dcp"])
 def test_torch_targets(source, tmp_path, to):
     pytest.importorskip("torch", reason="torch is not installed")
@@ -65,6 +72,7 @@ def test_torch_targets(source, tmp_path, to):
     assert found.native.checked == 3
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_an_altered_byte_is_found_on_the_device(source, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     target = made(source, tmp_path / "b.safetensors", "safetensors")
@@ -76,6 +84,7 @@ def test_an_altered_byte_is_found_on_the_device(source, tmp_path):
     assert len(found.failed) == 1
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_what_the_library_refuses_is_said(source, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     target = made(source, tmp_path / "b.pt", "torch-zip")
@@ -130,6 +139,7 @@ def test_logits_agree_through_another_system(llama):
     assert found.native.error < 1e-6
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_logits_of_another_model_differ(llama, tmp_path):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -146,6 +156,7 @@ def test_logits_of_another_model_differ(llama, tmp_path):
     assert "relative error" in found.failed[0].reason
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_the_class_that_a_config_names_loads_the_whole_folder(llama, tmp_path):
     numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     tensors = numpy.load_file(llama / "hf" / "model.safetensors")

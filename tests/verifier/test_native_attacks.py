@@ -6,7 +6,8 @@ that each payload makes must not be there. A loader without an attack fails here
 
 Children are real ones where modules lie beside the checkpoint, once for each loader. Where a payload is in the
 checkpoint, they are forked from processes that have imported the library, for the import takes ten times as long as
-the attack; but a config that names code, which asks for the library's cache too, gets a real child.
+the attack. A config that names code, which asks for the library's cache too, gets a real child where it comes after
+our look, and a forked one elsewhere.
 """
 
 from __future__ import annotations
@@ -119,10 +120,10 @@ def checkpoint(request, samples_by_format, tmp_path, monkeypatch, marker):
 
 
 @pytest.fixture
-def forked(request, attack, monkeypatch):
-    """Children are forked from processes that have imported the library; does not reach attacks that need more."""
+def forked_unless_code(request, attack):
+    """A config that names code meets a whole child: its imports, its cache and what lies beside it."""
     if attack not in ("code", "architecture"):
-        monkeypatch.setattr(child, "run", request.getfixturevalue("warm_loaders").run)
+        request.getfixturevalue("forked_loaders")
 
 
 def verified(path, **more):
@@ -154,8 +155,7 @@ def test_the_payload_runs_where_it_is_unpickled(marker):
     assert marker.exists()
 
 
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("attack", ["none"])
+@pytest.mark.usefixtures("forked_loaders")
 def test_the_payload_runs_where_a_forked_child_unpickles_it(marker, tmp_path):
     import pickle
 
@@ -166,9 +166,8 @@ def test_the_payload_runs_where_a_forked_child_unpickles_it(marker, tmp_path):
     assert marker.exists()
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize("level", ["native", "logits"])
-@pytest.mark.parametrize("attack", ["none"])
 @pytest.mark.parametrize("name", ["huggingface"])
 def test_a_forked_child_passes_a_sound_model(name, level, checkpoint, marker):
     report = wherry.verify(checkpoint, level=level, against=checkpoint if level == "logits" else None)
@@ -186,7 +185,7 @@ def test_modules_beside_a_checkpoint_are_not_imported(name, checkpoint, marker, 
     assert not marker.exists()
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize(("name", "attack"), CASES)
 def test_a_payload_that_is_there_from_the_beginning_does_not_run(name, attack, checkpoint, marker):
     ATTACKS[name][attack](checkpoint, marker)
@@ -194,7 +193,7 @@ def test_a_payload_that_is_there_from_the_beginning_does_not_run(name, attack, c
     assert not marker.exists()
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked_unless_code")
 @pytest.mark.parametrize(("name", "attack"), CASES)
 def test_a_payload_that_comes_after_our_look_does_not_run(name, attack, checkpoint, marker, monkeypatch):
     count = swap_before_the_child(monkeypatch, ATTACKS[name][attack], checkpoint, marker)
@@ -203,7 +202,7 @@ def test_a_payload_that_comes_after_our_look_does_not_run(name, attack, checkpoi
     assert not marker.exists()
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize("attack", ATTACKS["huggingface"])
 @pytest.mark.parametrize("name", ["huggingface"])
 def test_no_payload_runs_where_logits_are_computed(name, attack, checkpoint, marker, monkeypatch):
@@ -288,9 +287,9 @@ def test_a_loader_without_end_or_measure_is_stopped(function, tmp_path, monkeypa
     target = make("safetensors", tmp_path)
     loader = native.LOADERS["safetensors"]._replace(function=f"tests.support.child_programs:{function}")
     monkeypatch.setitem(native.LOADERS, "safetensors", loader)
-    monkeypatch.setenv("WHERRY_CHILD_TIMEOUT", "10" if function.startswith("hang") else "100")
+    monkeypatch.setenv("WHERRY_CHILD_TIMEOUT", "5" if function.startswith("hang") else "100")
     monkeypatch.setenv("WHERRY_CHILD_MEMORY", "800MiB")
-    expected = "timed out after 10 s" if function.startswith("hang") else "exceeded its memory limit of"
+    expected = "timed out after 5 s" if function.startswith("hang") else "exceeded its memory limit of"
     with pytest.raises(child.NoAnswerError, match=f"the native check .*{expected}") as caught:
         wherry.verify(target, level="native")
     assert caught.value.exit_code == 10

@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from wherry.core.digest import LEAF
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from types import TracebackType
@@ -147,13 +149,14 @@ def replaced(place: str, value: object) -> Generator[None]:
 
 @contextmanager
 def small_steps(workers: int | None = 1) -> Generator[None]:
-    """Sync and journal each move separately while the block runs, so that small checkpoints have many steps.
+    """Sync and journal each move separately, of one leaf at most, so that small checkpoints have many steps.
 
     Args:
         workers: threads of the mover; with one, the order of all calls is the same in each run. None for the default.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced("wherry.mover.output:_GROUP_BYTES", 1))
+        stack.enter_context(replaced("wherry.mover.move:RAW_BYTES", LEAF))
         if workers is not None:
             stack.enter_context(replaced("wherry.runtime.threads:worker_count", lambda: workers))
         yield

@@ -31,7 +31,7 @@ _EMPTY_SHAPES: tuple[tuple[int, ...], ...] = ((0,), (3, 0, 2))
 _MOVES_SHAPE = (9, 1_000_003)  # one byte an element: more than a move
 _SOURCE_DTYPES = ("bfloat16", "float32", "uint8")
 _LEAVES_SHAPE = (3, 7, 299_593)  # one byte an element: crosses a leaf, ends inside one
-_CHUNKS_SHAPE = (2620, 4099)  # four bytes an element, 41 MiB: several chunks, odd in both axes
+_CHUNKS_SHAPE = (1309, 4099)  # four bytes an element, 20 MiB: three chunks, odd in both axes
 _PARTS = ("params", "größe 1", "w.b")
 _EMPTIES = {("nothing",): "none", ("state", "empty"): "dict", ("state", "rows"): "list"}
 _VALUES: dict[KeyPath, Value] = {
@@ -81,7 +81,7 @@ def sample(
     Args:
         row: the format; it must be writable.
         options: its options, as a user passes them.
-        large: whether tensors of 6 MiB and 41 MiB are among the tensors.
+        large: whether tensors of 6 MiB and 20 MiB are among the tensors.
         seed: of the contents.
     """
     shapes = [*_specs(row, row.holds.dtypes), *(_large(row) if large else ())]
