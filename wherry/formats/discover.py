@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number, steps_among, unfinished
 from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
-from wherry.formats.detect import examine, look
+from wherry.formats.detect import examine, located, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
 from wherry.storage.folders import is_staging
@@ -146,7 +146,7 @@ class _Walk:
                 self._skip(run.join(name), NEWER_STEP)
                 continue
             for found in self.below(Glimpse(run.join(name))):
-                verdict = examine(locate(found.uri, run.opaque), found)
+                verdict = examine(located(run, found.uri), found)
                 done = done or verdict.verdict == "ok"
                 if verdict.verdict == "ok":
                     yield found
