@@ -127,6 +127,12 @@ def worker_count(budget: int) -> int:
     return min(max(budget // (_HELD * LARGEST), 1), MOST_REQUESTS)
 
 
+def request_sizes(batch: RangeBatch) -> Iterator[int]:
+    """The bytes of each request that reads a batch."""
+    requests, _wanted = _requests(batch)
+    return (request.stop - request.start for _place, request in requests)
+
+
 @contextmanager
 def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move, memoryview]]]:
     """The moves of a batch with their bytes, in the order of the files, valid while the block runs.
