@@ -23,6 +23,7 @@ from wherry.formats.detect import examine, located, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
 from wherry.storage.folders import is_staging
+from wherry.storage.listing_view import walked
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate
 
@@ -84,6 +85,7 @@ def walk(
     location: Location, on_skip: Callable[[SkippedPath], None] | None, min_age: float, *, newest: bool
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
+    location = walked(location)
     if location.entry is None:
         raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))

@@ -16,6 +16,7 @@ from wherry.errors import (
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import open_filesystem, refresh_login, timed
+from wherry.remote.listings import PAGES
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.remote.versions import VERSIONED_READS
 from wherry.storage.location import Entry
@@ -90,6 +91,27 @@ class FsspecStore:
             raise
         found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
+
+    @property
+    def lists_pages(self) -> bool:
+        """Whether `page` is supported."""
+        return self.protocol in PAGES
+
+    def page(self, path: str, start: str) -> tuple[list[tuple[str, Entry]], bool]:
+        """Some of the objects below a folder, in the order of their keys.
+
+        Args:
+            path: the folder.
+            start: path of the first object, or what it begins with.
+
+        Returns:
+            Path and entry of each object; and whether there are more.
+
+        Raises:
+            WherryError: see `translated`.
+        """
+        rows, more = self.call(path, PAGES[self.protocol], self._full(path), start)
+        return [(row["name"], self._entry({**row, "type": "file"})) for row in rows], more
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""

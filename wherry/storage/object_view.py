@@ -105,6 +105,10 @@ class ObjectView:
         with self._lock:
             self._blocks.clear()
 
+    def _folder(self, path: str) -> dict[str, Entry] | None:
+        """The children of a folder by name; None if it was not listed."""
+        return self._folders.get(path)
+
     def _known(self, path: str) -> tuple[bool, Entry | None]:
         """Whether it is known what is at a path, and what: from a look at it, or from the listing of a folder above."""
         path = path.rstrip("/")
@@ -112,7 +116,7 @@ class ObjectView:
             return True, self._entries[path]
         head, _, name = path.rpartition("/")
         while head:
-            folder = self._folders.get(head)
+            folder = self._folder(head)
             if folder is not None:
                 found = folder.get(name)
                 below = f"{head}/{name}" != path
