@@ -76,6 +76,8 @@ def bucket(request, bucket_servers, monkeypatch, tmp_path):
         monkeypatch.setenv(variable, str(value))
     for variable in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
         monkeypatch.setenv(variable, proxy.url)
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "")
+    monkeypatch.delenv("TENSORSTORE_GCS_HTTP_URL")  # which wherry sets, for this process
     for kind in (GCSFileSystem, S3FileSystem):
         kind.clear_instance_cache()
     proxy.clear()

@@ -90,21 +90,22 @@ def load_prices(file: str | os.PathLike[str]) -> PriceTable:
         raise NotFoundError("file not found", uri=place.uri, cure="pass the path of a table of prices")
     try:
         data = tomllib.loads(place.read_whole(MOST_CONFIG).decode())
-        table = PriceTable(data.pop("currency", "USD"), data.pop("stores"))
-        _require_valid(table, data)
+        _require_valid(data)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         cure = "see docs/prices.example.toml"
         raise UsageError(f"invalid table of prices: {error}", uri=place.uri, cure=cure) from error
-    return table
+    return PriceTable(data.get("currency", "USD"), data["stores"])
 
 
-def _require_valid(table: PriceTable, rest: Mapping[str, Any]) -> None:
-    unknown = [*rest, *(name for row in table.stores.values() for name in row if name not in _UNITS)]
+def _require_valid(data: Mapping[str, Any]) -> None:
+    stores: dict[str, dict[str, Any]] = data["stores"]
+    names = (name for row in stores.values() for name in row if name not in _UNITS)
+    unknown = [*(name for name in data if name not in ("currency", "stores")), *names]
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; a store has {', '.join(_UNITS)}")
-    if not isinstance(table.currency, str):
-        raise TypeError(f"currency must be text, got {table.currency!r}")
-    for store, row in table.stores.items():
+    if not isinstance(data.get("currency", ""), str):
+        raise TypeError(f"currency must be text, got {data['currency']!r}")
+    for store, row in stores.items():
         for name, price in row.items():
             if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
                 raise ValueError(f"{name} of {store} must be a number that is not negative, got {price!r}")
