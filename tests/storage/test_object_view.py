@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from wherry.storage.listing_view import walked
 from wherry.storage.location import Entry, Location
 from wherry.storage.object_view import BLOCK, ObjectView, viewed
 from wherry.storage.protocols import GCS, MEMORY
@@ -120,6 +121,8 @@ def test_a_store_without_states_is_read_as_it_is(store):
     view = ObjectView(store)
     assert view.read("b/folder/a", 1, 3) == b"aa"
     assert store.asked == [("read", "b/folder/a", 1, 3)]
+    assert view.stat("b/folder/a").size == 4
+    assert view.first_seen("b/folder/a") is None
 
 
 def test_a_write_forgets_everything(store):
@@ -137,9 +140,10 @@ def test_blocks_are_bounded(store):
     assert sum(map(len, view._blocks.values())) <= 64 * BLOCK
 
 
-def test_only_remote_locations_are_viewed(tmp_path, store):
-    local = locate(tmp_path)
-    assert viewed(local) is local
+def test_only_stores_with_full_listings_are_viewed(tmp_path, store):
+    web = locate("http://127.0.0.1/x")  # its listings have neither sizes nor states
+    for place in (locate(tmp_path), web):
+        assert viewed(place) is walked(place) is place
     once = viewed(Location(store, "b/large", frozenset({"x"})))
     assert viewed(once) is once
     assert (once.opaque, once.uri) == (frozenset({"x"}), "gs://b/large")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.storage.location import Entry, Location
-from wherry.storage.object_view import ObjectView
+from wherry.storage.object_view import ObjectView, has_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +85,9 @@ def _folders(rows: Iterable[tuple[str, Entry]], parent: str) -> dict[str, dict[s
 
 
 def walked(location: Location) -> Location:
-    """A location through a view for a walk; a location of local files as it is."""
+    """A location through a view for a walk; as it is, if no view can be had."""
     store = location.store
-    if store.capabilities.local:
+    if not has_view(store):
         return location
     inner = store.inner if isinstance(store, ObjectView) else store
     return Location(ListingView(inner), location.path, location.opaque)

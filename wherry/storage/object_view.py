@@ -43,9 +43,8 @@ class ObjectView:
         return getattr(self.inner, name)
 
     def first_seen(self, path: str) -> Entry | None:
-        """The entry of an object when it was first looked up or listed; None if it was never seen."""
-        known, found = self._known(path)
-        return found if known else None
+        """The entry of an object in the state that reads name; None if it was never seen, or if they name none."""
+        return self._known(path)[1] if self._pins else None
 
     def stat(self, path: str) -> Entry | None:
         """See Store; the state that was seen first."""
@@ -74,7 +73,7 @@ class ObjectView:
         Raises:
             MismatchError: the object was replaced or removed since.
         """
-        entry = self.stat(path) if self._pins else self.first_seen(path)
+        entry = self.stat(path) if self._pins else self._known(path)[1]
         if entry is None or entry.is_dir or entry.size < 0:
             return self.inner.read(path, start, stop)
         stop = min(stop, entry.size)
@@ -154,9 +153,14 @@ class ObjectView:
         return data
 
 
+def has_view(store: Store) -> bool:
+    """Whether the listings of a store tell as much as a look at each object: not those of plain web servers."""
+    return not store.capabilities.local and bool(store.capabilities.version)
+
+
 def viewed(location: Location) -> Location:
-    """A location through a view of its store; a location of local files, or one that has a view, as it is."""
+    """A location through a view of its store; as it is, if it has one, or if no view can be had (`has_view`)."""
     store = location.store
-    if store.capabilities.local or isinstance(store, ObjectView):
+    if isinstance(store, ObjectView) or not has_view(store):
         return location
     return Location(ObjectView(store), location.path, location.opaque)
