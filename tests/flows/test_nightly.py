@@ -120,11 +120,11 @@ def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, t
     assert "target already exists" in told[0][0].first_error
     assert told[0][0].cure
 
-    again = nightly(spec)
-    assert again["counts"] == {"damaged": 1, "done": 3, "failed": 1}
-    assert again["outcomes"] == []
-    failed = [one for one in again["plans"][0]["passed"] if one["why"] == "failed"]
-    assert failed[0]["uri"] == str(blocked)
+    again = nightly(spec, return_state=True)
+    assert again.is_failed(), "as long as its cause stands"
+    assert "1 of 1 failed; the first: it failed before with the same files and options" in again.message
+    assert told[-1][0].counts == {"damaged": 1, "done": 3, "failed": 1}
+    assert f"{blocked.parent.parent.parent}/out/half/1.safetensors" in page(again)
     (tmp_path / "out" / "half" / "1.safetensors").unlink()
     retried = nightly(spec.model_copy(update={"retry_failed": True}))
     assert retried["counts"] == {"converted": 1, "damaged": 1, "done": 3}

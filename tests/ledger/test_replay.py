@@ -28,6 +28,7 @@ from wherry.ledger.replay import (
     SEEN,
     WRITTEN,
     CheckpointRecord,
+    FailureRecord,
     replay,
 )
 
@@ -162,7 +163,7 @@ def test_the_last_note_of_a_target_counts_and_other_notes_do_not(state):
         ("r", "/checkpoints/b"): "new",
         ("s", "/checkpoints/b"): "last",
     }
-    assert state.failures == {("/s", "f", "1"): {"q": "later", "p": "later"}}
+    assert state.failures == {("/s", "f", "1"): dict.fromkeys("qp", FailureRecord("later"))}
 
 
 def test_conversions_are_found_from_both_ends(state):

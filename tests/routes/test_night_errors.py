@@ -30,7 +30,7 @@ from wherry.ledger import record as ledgers
 from wherry.ledger.replay import FAILURE
 from wherry.lineage.lineage import show
 from wherry.routes import night as nights
-from wherry.routes.report import failure
+from wherry.routes.report import failure, markdown
 from wherry.routes.routes import load_config
 from wherry.runtime.child import NoAnswerError
 from wherry.verifier import native
@@ -59,7 +59,7 @@ def night(tmp_path):
             CONFIG.format(verify=verify, more=more, concurrency=concurrency) + "\n".join(targets)
         )
         config = load_config(tmp_path / "wherry.toml")
-        return SimpleNamespace(run=lambda: nights.run_night(config, config.routes))
+        return SimpleNamespace(run=lambda **how: nights.run_night(config, config.routes, **how))
 
     return loaded
 
@@ -127,6 +127,59 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
     assert dict(report.counts) == {"converted": 1, "failed": 1}
     assert failure(report).exit_code == 7
     assert "was not recorded: the ledger is locked" in caplog.text
+
+
+# Every further night.
+
+
+def occupied(tmp_path):
+    place = tmp_path / "out" / "a-1.npz"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("somebody's")
+    return place
+
+
+def test_a_failure_ends_every_night_until_its_cause_is_removed(night, tmp_path):
+    place = occupied(tmp_path)
+    for came in (["failed"], [], []):
+        report = night(runs=("a", "b")).run()
+        assert [one.came for one in report.outcomes if one.came == "failed"] == came, "it is tried once"
+        assert report.counts["failed"] == 1
+        assert (failure(report).exit_code, len(report.failures)) == (8, 1)
+    assert "--retry-failed" in failure(report).cure
+    assert str(place) in markdown(report).partition("## Failed")[2].partition("##")[0]
+    place.unlink()
+    done = night(runs=("a", "b")).run(retry_failed=True)
+    assert (failure(done), dict(done.counts)) == (None, {"converted": 1, "done": 1})
+    assert failure(night(runs=("a", "b")).run()) is None
+
+
+def test_a_note_without_a_class_is_a_failure_too(night, tmp_path, monkeypatch):
+    occupied(tmp_path)
+    real = nights.failed_notes
+    for kind in ("", "os", "KeyError"):
+        monkeypatch.setattr(
+            nights, "failed_notes", lambda *asked, kind=kind: [{**one, "kind": kind} for one in real(*asked)]
+        )
+        night().run(retry_failed=True)
+        assert failure(night().run()).exit_code == 1
+
+
+def test_what_is_blocked_fails_the_night(night, tmp_path):
+    night().run()
+    shutil.move(tmp_path / "runs" / "a" / "checkpoint-1", tmp_path / "runs" / "a" / "last")
+    report = night(runs=(), targets=[NPZ.replace("{run}", "{run}-{step}")]).run()
+    assert dict(report.counts) == {"blocked": 1}
+    assert failure(report).exit_code == 2
+
+
+@pytest.mark.parametrize("at", ["wherry.routes.survey.examine", "wherry.formats.discover.look"])
+def test_what_cannot_be_read_is_neither_damaged_nor_passed_over(night, monkeypatch, at):
+    loaded = night()
+    monkeypatch.setattr(at, raising(StorageError("the store is unreachable", retryable=True)))
+    report = loaded.run()
+    assert dict(report.counts) == {"unreadable": 1}
+    assert failure(report).exit_code == 10
 
 
 # After the commit.

@@ -15,7 +15,7 @@ import wherry
 from wherry.config.schema import Route
 from wherry.ledger.nodes import present
 from wherry.ledger.record import open_ledger
-from wherry.ledger.replay import ConversionRecord, LedgerState, ProductNote
+from wherry.ledger.replay import ConversionRecord, FailureRecord, LedgerState, ProductNote
 from wherry.routes.night import plan_night
 from wherry.routes.reconcile import estimate, hours, todo
 from wherry.routes.scores import score
@@ -183,7 +183,11 @@ def test_every_standing_of_a_target(one):
     assert standing(way, found, knowing(replace(done, gone="2026")), there=False) == ["pruned"]
     assert standing(way, found, knowing(replace(done, source_fingerprint="old"))) == ["stale"]
     assert standing(way, found, knowing(done, requests={place: "another"})) == ["stale"]
-    failed = {(found.found.uri, found.fingerprint, __version__): {_request(way): "it is full of holes"}}
+    failed = {
+        (found.found.uri, found.fingerprint, __version__): {
+            _request(way): FailureRecord("it is full of holes")
+        }
+    }
     assert standing(way, found, LedgerState(failures=failed), there=False) == ["failed"]
     assert standing(way, found, LedgerState(failures=failed), there=False, retry_failed=True) == ["new"]
     nameless = replace(found, where=replace(found.where, step=None))
@@ -257,7 +261,7 @@ def test_known_reads_notes_of_the_ledger():
     assert facts.requests == {"/t": "q"}
     assert [name for name, _target in facts.products] == ["r"]
     assert facts.failures == {
-        ("/s", "f", __version__): {"q": "e"},
-        ("/s", "g", "0.0.1"): {"q": "e"},
+        ("/s", "f", __version__): {"q": FailureRecord("e")},
+        ("/s", "g", "0.0.1"): {"q": FailureRecord("e")},
     }, "each by the version that failed"
     assert facts.rate is None

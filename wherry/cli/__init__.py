@@ -161,14 +161,23 @@ def inspect(
     shell_complete=names_for("to", written=True),
 )
 @requesting(*CONVERSION, planned=True)
+@click.option(
+    "--price", metavar="TABLE", help="TOML file with prices of stores; prints what the conversion costs."
+)
 @as_json
-def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) -> None:
-    """Show what converting SOURCE to TARGET would do, without writing anything."""
+def plan(source: str, target: str, to: str, json_: bool, price: str | None, given: dict[str, Any]) -> None:
+    """Show what converting SOURCE to TARGET would do, without writing anything.
+
+    Ends with 10 if the disk of TARGET is too small.
+    """
     from wherry.cli import console
     from wherry.converter.plan import plan_request
+    from wherry.converter.prices import load_prices
 
+    prices = load_prices(price) if price else None
     found = plan_request(convert_request(source, [TargetRequest(target, to)], **given))
-    console.show_plan(found, json_=json_)
+    console.show_plan(found, json_=json_, cost=prices.cost(found.traffic.stores) if prices else None)
+    console.require_room(found)
 
 
 @cli.command()
@@ -208,7 +217,9 @@ def convert(
         from wherry.converter.plan import plan_request
 
         for one in request.targets:
-            console.show_plan(plan_request(replace(request, targets=(one,))), json_=json_)
+            found = plan_request(replace(request, targets=(one,)))
+            console.show_plan(found, json_=json_)
+            console.require_room(found)
         return
     signal.signal(signal.SIGTERM, _stop)
     keep_freed_memory()

@@ -17,12 +17,13 @@ import click
 from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
-from wherry.errors import NotRecordedError
+from wherry.errors import NotRecordedError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from wherry.converter.plan import Plan
+    from wherry.converter.prices import Cost
     from wherry.core.detection import Detection
     from wherry.core.progress import OnProgress, Progress
     from wherry.core.receipt import GroupReceipt, Receipt
@@ -167,11 +168,38 @@ def show_inspection(inspection: Inspection, *, json_: bool) -> None:
     print_table(["tensor", "shape", "dtype", *hashed], cells)
 
 
-def show_plan(plan: Plan, *, json_: bool) -> None:
-    """Print what a conversion would do."""
+def require_room(plan: Plan) -> None:
+    """End the command if the disk of a plan that was printed is too small."""
+    from wherry.converter.traffic import require_room
+
+    try:
+        require_room(plan)
+    except StorageError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _traffic_rows(plan: Plan, cost: Cost | None) -> list[tuple[str, str]]:
+    """The rows about the stores, the disk and the money of a plan."""
+    rows = [("store", f"{one.store}: {one.text}") for one in plan.traffic.stores]
+    space = plan.traffic.space
+    if space is not None:
+        least = "at most " if space.compressed else ""
+        rows.append(("disk", f"{least}{show_size(space.needed)} of {show_size(space.free)} that are free"))
+    if cost is not None:
+        parts = [
+            f"{store}: {'no price' if amount is None else f'{amount:.4f}'}"
+            for store, amount in cost.stores.items()
+        ]
+        rows.append(("price", f"{cost.total:.4f} {cost.currency} ({', '.join(parts) or 'no store'})"))
+    return rows
+
+
+def show_plan(plan: Plan, *, json_: bool, cost: Cost | None = None) -> None:
+    """Print what a conversion would do, and what it costs if there are prices."""
     data = plan.to_json()
     if json_:
-        print_json(data)
+        print_json(data | ({"cost": cost.to_json()} if cost else {}))
         return
     parameters = data["parameters"]
     expected = parameters["expected"]
@@ -190,6 +218,7 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         ("layout", _layout_words(data["layout"])),
         ("lossy", f"{len(plan.lossy)} tensors" if plan.lossy else ""),
         ("verify", plan.verify),
+        *_traffic_rows(plan, cost),
         ("plan digest", plan.digest),
     ])  # fmt: skip
     _show_ignored(one.to_json() for one in folded(plan.ignored))

@@ -34,7 +34,7 @@ from wherry.core.request import (
     values_of,
 )
 from wherry.core.units import short
-from wherry.errors import UsageError
+from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
@@ -138,7 +138,10 @@ def in_place_of(target: str, line: str, words: str = "convert again") -> str:
         words: what it does.
     """
     place = locate(target)
-    files = [one for one in dict.fromkeys((place, sidecar_location(place))) if one.entry is not None]
+    try:
+        files = [one for one in dict.fromkeys((place, sidecar_location(place))) if one.entry is not None]
+    except WherryError:  # the storage does not say what is there, for example because the bucket is gone
+        files = []
     if not files:
         return f"{words}: {line}"
     if not isinstance(place.store, LocalStore):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.ignored_entries import require_requested, unprepared
+from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
@@ -94,7 +95,8 @@ def plan_request(request: ConvertRequest) -> Plan:
     """The plan of a request with one target; see `plan`."""
     (target,) = request.targets
     with open_source(named(request.source)) as checkpoint:
-        return plan_target(checkpoint, find_target_format(target.to), target, request)[1]
+        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
+        return replace(found, traffic=traffic_of(seen, found))
 
 
 def plan_target(
@@ -227,6 +229,7 @@ class Plan:
         lossy: target key path → bound of the error after a round trip; empty if every move is exact.
         notes: messages about content that could not be carried or made.
         snippet: code that loads the result with the target's own software, if that is known.
+        traffic: what stores and disks are asked for; empty in the plan of a conversion that is carried out.
     """
 
     source: Detection
@@ -247,6 +250,7 @@ class Plan:
     lossy: Mapping[KeyPath, Bound] = field(default_factory=dict[KeyPath, "Bound"])
     notes: tuple[str, ...] = ()
     snippet: str = ""
+    traffic: Traffic = NO_TRAFFIC
 
     @property
     def tensors(self) -> int:
@@ -343,6 +347,7 @@ class Plan:
             "notes": list(self.notes),
             "snippet": self.snippet,
             "verify": self.verify,
+            **self.traffic.to_json(),
         }
 
 

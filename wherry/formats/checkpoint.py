@@ -20,6 +20,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
+from wherry.storage.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
@@ -63,7 +64,7 @@ class Checkpoint:
     laid_out: bool = False
 
     def __init__(
-        self, opened: Opened, files: PinnedStore | None = None, opaque: Collection[str] = ()
+        self, opened: Opened, files: PinnedStore | ObjectView | None = None, opaque: Collection[str] = ()
     ) -> None:
         """Create a checkpoint from what a format opened.
 
@@ -93,7 +94,7 @@ class Checkpoint:
         return reader
 
     def first_seen(self, location: Location) -> Entry | None:
-        """The entry of a local file at its first read; None if it was never read."""
+        """The entry of a local file at its first read, of an object when it was first seen; None if it never was."""
         return self._files.first_seen(location.path) if self._files is not None else None
 
     @property
@@ -196,6 +197,8 @@ def open_source(source: SourceRequest) -> Checkpoint:
     location, detection = resolve_source(source)
     store = location.store
     files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
+    if isinstance(store, ObjectView):
+        files = store
     place = replace(location, store=files or store)
     return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque)
 

@@ -35,6 +35,7 @@ from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
+from wherry.storage.object_view import ObjectView, viewed
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.storage.stores import LocalStore, locate
 
@@ -109,7 +110,8 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location, step = _existing(source.uri, locate(source.uri, frozenset(source.opaque))), source.step
+    location = _existing(source.uri, viewed(locate(source.uri, frozenset(source.opaque))))
+    step = source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
             "staging area of an unfinished conversion",
@@ -232,7 +234,7 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
         if claim is None:
             passed.append(Evidence(step.name, "skipped: not a checkpoint"))
             continue
-        found = examine(locate(claim.uri, root.opaque), claim)
+        found = examine(located(root, claim.uri), claim)
         if found.verdict == "ok":
             chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
@@ -285,7 +287,7 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
         for step in steps:
             place = root.join(step.name).join(item)
             claim = look(Glimpse(place), rows) if place.entry is not None else None
-            if claim is not None and examine(locate(claim.uri, place.opaque), claim).verdict == "ok":
+            if claim is not None and examine(located(place, claim.uri), claim).verdict == "ok":
                 seen = f"newest step with a complete {item}, of {counted(len(steps), 'step')}"
                 return place, (Evidence(step.name, seen),)
     raise NotFoundError(
@@ -295,9 +297,17 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
     )
 
 
+def located(near: Location, uri: str) -> Location:
+    """The location of a checkpoint that was found near another location, through the same view of its store."""
+    found = locate(uri, near.opaque)
+    if isinstance(near.store, ObjectView) and found.store.protocol == near.store.protocol:
+        return replace(found, store=near.store)
+    return found
+
+
 def _rooted(named: Location, uri: str) -> Location:
     """A checkpoint below the location that the user named, as the root of everything that is read of it."""
-    found = locate(uri, named.opaque)
+    found = located(named, uri)
     if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
         root, inner = named.store.root, found.store.root
         if root is not None and inner is not None and not root.admits(inner.path, inner.real):

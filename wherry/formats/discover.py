@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number, steps_among, unfinished
-from wherry.errors import AmbiguousError, HostileError, NotFoundError, WherryError
-from wherry.formats.detect import examine, look
+from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
+from wherry.formats.detect import examine, located, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
 from wherry.storage.folders import is_staging
+from wherry.storage.listing_view import walked
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate
 
@@ -42,10 +43,17 @@ NEWER_STEP = "a newer step of this run is complete"  # the only reason that the 
 
 
 class SkippedPath(NamedTuple):
-    """A path below the root that is not reported as a checkpoint, and the reason."""
+    """A path below the root that is not reported as a checkpoint.
+
+    Attributes:
+        uri: the path.
+        reason: why.
+        error: the error because of which nothing is known about it; None if it is known not to be one.
+    """
 
     uri: str
     reason: str
+    error: StorageError | None = None
 
 
 def discover(
@@ -77,6 +85,7 @@ def walk(
     location: Location, on_skip: Callable[[SkippedPath], None] | None, min_age: float, *, newest: bool
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
+    location = walked(location)
     if location.entry is None:
         raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))
@@ -111,7 +120,7 @@ class _Walk:
             )
             return
         except WherryError as error:  # one bad folder does not end the walk
-            self._skip(glimpse.location, error.what)
+            self._skip(glimpse.location, error.what, error)
             return
         if found is not None:
             reason = self._unsettled(glimpse, found)
@@ -139,7 +148,7 @@ class _Walk:
                 self._skip(run.join(name), NEWER_STEP)
                 continue
             for found in self.below(Glimpse(run.join(name))):
-                verdict = examine(locate(found.uri, run.opaque), found)
+                verdict = examine(located(run, found.uri), found)
                 done = done or verdict.verdict == "ok"
                 if verdict.verdict == "ok":
                     yield found
@@ -207,8 +216,9 @@ class _Walk:
         markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
         return any(times.get(name) == last for name in (*markers, *OWN_NAMES))
 
-    def _skip(self, location: Location, reason: str) -> None:
-        self.on_skip(SkippedPath(location.uri, reason))
+    def _skip(self, location: Location, reason: str, error: WherryError | None = None) -> None:
+        unknown = error if isinstance(error, StorageError) else None
+        self.on_skip(SkippedPath(location.uri, reason, unknown))
 
 
 def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -105,6 +105,18 @@ class DamageRecord:
     leaf: int | None = None
 
 
+class FailureRecord(NamedTuple):
+    """A conversion that failed for good, as a night noted it.
+
+    Attributes:
+        what: its error.
+        kind: class of the error; empty in notes of releases that did not state it.
+    """
+
+    what: str
+    kind: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ConversionRecord:
     """One conversion that was carried out.
@@ -182,7 +194,7 @@ class LedgerState:
         proved: checkpoint digest → when its bytes were last verified against the recorded digests; UTC.
         damaged: (checkpoint digest, URI) → the verification that found damage, if none has passed since.
         products: (route, target URI) → the last note that the route made it.
-        failures: (source URI, fingerprint, version of wherry) → request that failed permanently → its error.
+        failures: (source URI, fingerprint, version of wherry) → request that failed for good → its error.
         history: promotions, rollbacks and deletions, in order.
         rate: bytes per second of the last conversions, one after the other; None if there are none.
         statements: number of statements.
@@ -203,8 +215,8 @@ class LedgerState:
     products: Mapping[tuple[str, str], ProductNote] = field(
         default_factory=dict[tuple[str, str], ProductNote]
     )
-    failures: Mapping[tuple[str, str, str], Mapping[str, str]] = field(
-        default_factory=dict[tuple[str, str, str], "Mapping[str, str]"]
+    failures: Mapping[tuple[str, str, str], Mapping[str, FailureRecord]] = field(
+        default_factory=dict[tuple[str, str, str], "Mapping[str, FailureRecord]"]
     )
     history: tuple[dict[str, Any], ...] = ()
     rate: float | None = None
@@ -312,7 +324,7 @@ class _Draft:
         self._proved: dict[str, str] = {}
         self._damaged: dict[tuple[str, str], DamageRecord] = {}
         self._products: dict[tuple[str, str], ProductNote] = {}
-        self._failures = defaultdict[tuple[str, str, str], dict[str, str]](dict)
+        self._failures = defaultdict[tuple[str, str, str], dict[str, FailureRecord]](dict)
         self._history: list[dict[str, Any]] = []
         self._end: dict[str, Any] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
@@ -384,7 +396,8 @@ class _Draft:
             self._products[note.route, note.target] = note
         elif body.get("about") == FAILURE and body.keys() >= _FAILURE_FIELDS:
             key = body["source"], body["fingerprint"], body["wherry"]
-            self._failures[key] |= dict.fromkeys(body["requests"], body["error"])
+            said = FailureRecord(body["error"], body.get("kind", ""))
+            self._failures[key] |= dict.fromkeys(body["requests"], said)
 
     def state(self) -> LedgerState:
         """The state after the last statement."""

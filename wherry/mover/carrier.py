@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
 from wherry.mover.batch import Batch, batch_parts, small_move
+from wherry.mover.range_batch import RangeWindow, is_remote, range_parts, ranged_move
+from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.mover.move import Move
     from wherry.mover.output import Output
+    from wherry.mover.range_batch import RangeBatch
     from wherry.mover.readback import StoredPart
     from wherry.mover.source import Source
     from wherry.runtime.threads import Task
@@ -77,6 +80,8 @@ class Carrier:
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
         workers = threads.carrier_count() if self._waits() else threads.worker_count()
+        if self._remote():
+            workers = max(workers, ranged_workers(self.source.pool.budget))
         self.take_up()
         with self.settling():
             self.crew.work(self.tasks(moves), workers, numbers=not self._plain())
@@ -97,7 +102,7 @@ class Carrier:
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """The tasks for the moves that some output still needs; other moves count as done."""
-        batch = Batch()
+        batch, window = Batch(), RangeWindow()
         for path, rows in groupby(moves, key=attrgetter("source")):
             spec = self.specs[path]
             way = self.source.way(spec)
@@ -107,6 +112,10 @@ class Carrier:
                     yield partial(self._flow, wanted)
                 continue
             for move in self._wanted(rows):
+                ranged = ranged_move(move, spec, way)
+                if ranged is not None:
+                    yield from self._ranged(window.add(ranged))
+                    continue
                 small = small_move(move, spec, way)
                 if small is None:
                     yield from self._reads()
@@ -118,6 +127,12 @@ class Carrier:
                 batch.add(small)
         if batch.rows:
             yield partial(self._carry_batch, batch)
+        yield from self._ranged(window.batches())
+
+    def _ranged(self, batches: Iterator[RangeBatch]) -> Iterator[Task]:
+        for one in batches:
+            yield from self._reads()
+            yield partial(self._carry_ranges, one)
 
     def _reads(self) -> Iterator[Task]:
         """The tasks that read back what has become durable."""
@@ -153,6 +168,10 @@ class Carrier:
             return False
         return not any(self.source.access(spec).computes for spec in self.specs.values())
 
+    def _remote(self) -> bool:
+        """Whether raw bytes are read from a remote store, so that workers wait for its answers."""
+        return any(is_remote(self.source.access(spec)) for spec in self.specs.values())
+
     def _plain(self) -> bool:
         """Whether bytes are copied without decoding or encoding, so that no thread needs numpy."""
         kept = all(
@@ -178,15 +197,23 @@ class Carrier:
 
     def _carry_batch(self, batch: Batch) -> None:
         with batch_parts(self.source, batch) as parts:
-            with self._hashing:
-                for move, data in parts:
-                    self._hasher(move.source).update(move.span.start, data)
-            for output in self.outputs:
-                wanted = [(move, data) for move, data in parts if output.wants(move)]
-                for move, data in wanted:
-                    output.deliver(move, data)
-                output.delivered([move for move, _data in wanted], self.hashers)
+            self._deliver_all(parts)
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
+
+    def _carry_ranges(self, batch: RangeBatch) -> None:
+        with range_parts(self.source, batch) as parts:
+            self._deliver_all(parts)
+        self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
+
+    def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> None:
+        with self._hashing:
+            for move, data in parts:
+                self._hasher(move.source).update(move.span.start, data)
+        for output in self.outputs:
+            wanted = [(move, data) for move, data in parts if output.wants(move)]
+            for move, data in wanted:
+                output.deliver(move, data)
+            output.delivered([move for move, _data in wanted], self.hashers)
 
     def _flow(self, moves: list[Move]) -> None:
         """Carry the parts of a tensor as they are decoded, one after another."""

@@ -18,6 +18,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.errors import CorruptError, storage_error
 from wherry.storage.direct import readinto
+from wherry.storage.ranges import LARGEST, read_ranges
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before t
 _WASTE = 16  # but at most this many times the requested bytes
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
+_IN_FLIGHT = 4 * LARGEST  # bytes of requests for one large buffer
 
 
 def fill_region(
@@ -234,6 +236,9 @@ def read_span(
 def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
     """Fill a buffer from an offset of a file; see `read_span`."""
     store = location.store
+    if len(buffer) > LARGEST and not store.capabilities.local:
+        _fill_by_requests(location, offset, buffer)
+        return
     read = (
         partial(readinto, root=store.root) if straight and isinstance(store, LocalStore) else store.readinto
     )
@@ -250,3 +255,9 @@ def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, 
                 path=spec.name,
             )
         filled += count
+
+
+def _fill_by_requests(location: Location, offset: int, buffer: memoryview) -> None:
+    """Fill a large buffer from a file of a remote store, with several requests at a time."""
+    for part in read_ranges(location, [(offset, offset + len(buffer))], _IN_FLIGHT):
+        buffer[part.offset : part.offset + len(part.data)] = part.data

@@ -69,16 +69,21 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
     return fsspec.filesystem(protocol)
 
 
-def timed(fs: Any, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of a file system.
+def timed(
+    fs: Any, name: str | Callable[..., Awaitable[Any]], seconds: float, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a method of a file system, or a coroutine function of ours with the file system.
 
     Raises:
         TimeoutError: it did not end within so many seconds.
         Exception: what the method raised.
     """
-    method = getattr(fs, f"_{name}", None) if getattr(fs, "async_impl", False) else None
-    if method is None:
-        return _in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
+    if isinstance(name, str):
+        method = getattr(fs, f"_{name}", None) if getattr(fs, "async_impl", False) else None
+        if method is None:
+            return _in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
+    else:
+        method, args = name, (fs, *args)
     from fsspec.asyn import sync
 
     try:

@@ -315,7 +315,7 @@ def failed_notes(work: Work, targets: Iterable[RouteTarget], error: WherryError)
     body = {
         "about": FAILURE, "route": work.route, "source": work.source.found.uri,
         "fingerprint": work.source.fingerprint, "requests": [one.request for one in targets],
-        "error": error.what, "wherry": __version__,
+        "error": error.what, "kind": type(error).__name__, "wherry": __version__,
     }  # fmt: skip
     return [body]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry import errors
 from wherry.core.units import parse_size
 from wherry.errors import WherryError
 from wherry.routes.routes import RouteTarget, wanted
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wherry.config.schema import Route
-    from wherry.ledger.replay import LedgerState
+    from wherry.ledger.replay import FailureRecord, LedgerState
 
 _RATE = 200_000_000  # bytes per second, where the ledger has no conversions to measure
 
@@ -111,7 +112,7 @@ def todo(
         try:
             targets = wanted(route, candidate.found, candidate.where)
         except WherryError as error:
-            passed.append(Omission(candidate.found.uri, "blocked", f"{error.what}; {error.cure}"))
+            passed.append(Omission(candidate.found.uri, "blocked", f"{error.what}; {error.cure}", error))
             continue
         work = _work(route, candidate, targets, known, exists, passed, retry_failed=retry_failed)
         works += [work] if work is not None else []
@@ -158,11 +159,8 @@ def _work(
     for one in targets:
         why, reason = _standing(candidate, one, known, exists)
         if why == "new" and one.request in failures:
-            why, reason = (
-                "failed",
-                f"it failed before with the same files and options: {failures[one.request]}",
-            )
-        if why == "new":
+            passed.append(_failed_before(candidate, one, failures[one.request]))
+        elif why == "new":
             open_.append((one, reason))
         else:
             passed.append(Omission(candidate.found.uri, why, f"{one.place}: {reason}"))
@@ -170,6 +168,17 @@ def _work(
         return None
     chosen, reasons = zip(*open_, strict=True)
     return Work(route.name, candidate, chosen, candidate.nbytes, reasons)
+
+
+def _failed_before(candidate: Candidate, one: RouteTarget, noted: FailureRecord) -> Omission:
+    """A target that is not tried again; its error is of the class of the first night, where the note states it."""
+    what = f"it failed before with the same files and options: {noted.what}"
+    found = getattr(errors, noted.kind, None)
+    kind = found if isinstance(found, type) and issubclass(found, WherryError) else WherryError
+    cure = "remove the cause and add --retry-failed; a source that has changed is tried again by itself"
+    return Omission(
+        candidate.found.uri, "failed", f"{one.place}: {what}", kind(what, uri=one.place, cure=cure)
+    )
 
 
 def _standing(

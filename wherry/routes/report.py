@@ -111,9 +111,14 @@ class NightReport:
 
     @property
     def failures(self) -> list[tuple[str | None, WherryError]]:
-        """Errors of this night with their URIs, in order; without work that failed before and was not retried."""
+        """Errors with their URIs, in order: of this night, then of what it passed over because it cannot be converted.
+
+        What failed on an earlier night, or is blocked, is a failure of every night until its cause is removed.
+        """
         found = [(plan.error.uri, plan.error) for plan in self.plans if plan.error is not None]
-        return [*found, *self._errors("failed")]
+        omitted = [one for plan in self.plans for one in plan.todo.passed]
+        standing = [(one.error.uri or one.uri, one.error) for one in omitted if one.error is not None]
+        return [*found, *self._errors("failed"), *standing]
 
     @property
     def unrecorded(self) -> list[tuple[str | None, WherryError]]:
@@ -175,7 +180,7 @@ def markdown(report: NightReport) -> str:
         (one.why, one.uri, one.reason)
         for plan in report.plans
         for one in plan.todo.passed
-        if one.why != "done"
+        if one.why != "done" and one.error is None
     ]
     rows += [
         (one.came, one.source, str(one.error and one.error.what)) for one in report.outcomes if _odd(one)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from wherry.errors import NotFoundError, WherryError
+from wherry.errors import MissingExtraError, NotFoundError, StorageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
@@ -27,18 +27,28 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route
     from wherry.core.detection import Detection
 
-Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
+Why = Literal["not taken", "not settled", "ours", "damaged", "unreadable", "vanished", "no score"]
+# Errors that say nothing about the checkpoint: it is not known whether the route selects it.
+_UNKNOWN = (StorageError, MissingExtraError)
 _NANOSECONDS = 1_000_000_000
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """A checkpoint below the root that is not converted now, and why."""
+    """A checkpoint below the root that is not converted now, and why.
+
+    Attributes:
+        uri: the checkpoint, or a folder about which nothing is known.
+        why: the kind of reason.
+        reason: the reason, as text.
+        error: why the night has failed as long as this stands; None if nothing is wrong with the night.
+    """
 
     uri: str
     why: str
     reason: str
+    error: WherryError | None = None
 
     def to_json(self) -> dict[str, str]:
         """The fields by name."""
@@ -106,6 +116,9 @@ def _placed(
     route: Route, products: Collection[str], tell: Callable[[Omission], None]
 ) -> Iterator[tuple[Detection, Whereabouts]]:
     def skipped(one: SkippedPath) -> None:
+        if one.error is not None:
+            tell(_unusable(one.uri, one.error))
+            return
         tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"
@@ -126,7 +139,7 @@ def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
     try:
         sidecar = read_sidecar(locate(uri))
     except WherryError as error:
-        tell(Omission(uri, "damaged", error.what))
+        tell(_unusable(uri, error))
         return True
     receipt = None if sidecar is None else sidecar.receipt
     return receipt is not None and not is_live(receipt.source.uri)
@@ -169,7 +182,8 @@ def _best(
         try:
             value = score(found.uri, chosen.metric)
         except WherryError as error:
-            tell(Omission(found.uri, "no score", error.what))
+            told = _unusable(found.uri, error)
+            tell(told if told.error else Omission(found.uri, "no score", error.what))
             continue
         if value is None:
             tell(Omission(found.uri, "no score", f"no file next to it states {chosen.metric}"))
@@ -211,7 +225,7 @@ def _candidate(
         tell(Omission(found.uri, "vanished", "it was removed during the survey"))
         return None
     except WherryError as error:
-        tell(Omission(found.uri, "damaged", error.what))
+        tell(_unusable(found.uri, error))
         return None
     if since is not None and written is not None and written < since:
         tell(Omission(found.uri, "not taken", f"it was written before {since.isoformat()}"))
@@ -219,6 +233,12 @@ def _candidate(
     metric = route.retention.metric
     value = _kept_by(found.uri, metric) if value is None and metric else value
     return Candidate(verdict, where, mark, sum(max(member.size, 0) for member in members), value)
+
+
+def _unusable(uri: str, error: WherryError) -> Omission:
+    """A checkpoint that cannot be opened: it is damaged, or its storage could not be read."""
+    unknown = isinstance(error, _UNKNOWN)
+    return Omission(uri, "unreadable" if unknown else "damaged", error.what, error if unknown else None)
 
 
 def _kept_by(uri: str, metric: str) -> float | None:

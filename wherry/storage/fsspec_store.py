@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.errors import MissingExtraError, StorageError, UsageError, WherryError, missing_extra
+from wherry.errors import (
+    MismatchError,
+    MissingExtraError,
+    StorageError,
+    UsageError,
+    WherryError,
+    missing_extra,
+)
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import open_filesystem, refresh_login, timed
+from wherry.remote.listings import PAGES
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
+from wherry.remote.versions import VERSIONED_READS
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
@@ -24,6 +33,7 @@ _PROBES: dict[str, Callable[[str], tuple[str, tuple[Any, ...], dict[str, Any]]]]
     "gcs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
     "s3": lambda bucket: ("call_s3", ("list_objects_v2",), {"Bucket": bucket, "MaxKeys": 1}),
 }
+_Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 _answered: set[str] = set()  # buckets and hosts that have answered in this process
 
 
@@ -36,12 +46,12 @@ class FsspecStore:
         self.policy = policy
         self.fs: Any = open_filesystem(protocol, policy.timeout)
 
-    def call(self, path: str, name: str, *args: Any, nbytes: int = 0, **kwargs: Any) -> Any:
+    def call(self, path: str, name: _Method, *args: Any, nbytes: int = 0, **kwargs: Any) -> Any:
         """Call a method of the file system, as often as the policy allows.
 
         Args:
             path: what is read or written.
-            name: the method.
+            name: the method, or a coroutine function that gets the file system.
             args: its arguments.
             nbytes: size of the transfer.
             kwargs: its arguments.
@@ -82,9 +92,51 @@ class FsspecStore:
         found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
 
+    @property
+    def lists_pages(self) -> bool:
+        """Whether `page` is supported."""
+        return self.protocol in PAGES
+
+    def page(self, path: str, start: str) -> tuple[list[tuple[str, Entry]], bool]:
+        """Some of the objects below a folder, in the order of their keys.
+
+        Args:
+            path: the folder.
+            start: path of the first object, or what it begins with.
+
+        Returns:
+            Path and entry of each object; and whether there are more.
+
+        Raises:
+            WherryError: see `translated`.
+        """
+        rows, more = self.call(path, PAGES[self.protocol], self._full(path), start)
+        return [(row["name"], self._entry({**row, "type": "file"})) for row in rows], more
+
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
+
+    def read_version(self, path: str, start: int, stop: int, mark: str) -> bytes:
+        """Bytes [start, stop) of an object in one state; only where `Capabilities.version` is a generation or an ETag.
+
+        Args:
+            path: of the object.
+            start: of the bytes.
+            stop: of the bytes, within the object.
+            mark: generation or ETag of the state, as in its entry.
+
+        Raises:
+            MismatchError: the object was replaced or removed.
+            WherryError: see `translated`.
+        """
+        read, nbytes = VERSIONED_READS[self.protocol], stop - start
+        try:
+            return self.call(path, read, self._full(path), start, stop, mark, nbytes=nbytes)
+        except FileNotFoundError as error:
+            what = "the object was replaced or removed while it was read"
+            uri = f"{self.protocol}://{path}"
+            raise MismatchError(what, uri=uri, cure="convert it again once nothing writes to it") from error
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
@@ -146,9 +198,9 @@ class FsspecStore:
         _answered.add(self._bucket(path))
         return result
 
-    def _once(self, path: str, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
+    def _once(self, path: str, name: _Method, seconds: float, *args: Any, **kwargs: Any) -> Any:
         with library_errors(self.protocol, path):
-            if protocol_of(self.protocol).in_process:
+            if isinstance(name, str) and protocol_of(self.protocol).in_process:
                 return getattr(self.fs, name)(*args, **kwargs)
             refresh_login(self.fs, seconds)
             try:

@@ -6,6 +6,8 @@ on an object store a request costs as much time as moving 1 to 4 MiB over its co
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ GAP = 1 << 20  # a smaller gap between two ranges is read with them
 LARGEST = 8 << 20  # bytes of one request at most; the parts of a larger range have at least half
 MOST_REQUESTS = 16  # at a time
 _DEFAULT_MEMORY = 64 << 20
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,42 @@ def read_ranges(
             yield from _read_ahead(place, planned, most, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_together(requests: Sequence[tuple[Location, RangeRequest]]) -> Iterator[bytes]:
+    """The bytes of requests to files of a remote store, in their order, as many at a time as there are connections.
+
+    The caller bounds the memory: all of them are held until they are taken.
+
+    Raises: what `read_ranges` does.
+    """
+    if len(requests) == 1:
+        yield _read(*requests[0])
+        return
+    futures = [request_pool().submit(_read, place, request) for place, request in requests]
+    try:
+        yield from (future.result() for future in futures)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def request_pool() -> ThreadPoolExecutor:
+    """The threads of this process that wait for requests; a task of it must not wait for another one."""
+    global _pool  # noqa: PLW0603  state of the process
+    with _pool_lock:
+        if _pool is None:
+            _pool = threads.executor(MOST_REQUESTS, "wherry-requests", numbers=False)
+        return _pool
+
+
+def _begin_anew() -> None:
+    """In a child of a fork: the threads do not exist there."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _read_ahead(

@@ -71,12 +71,28 @@ def base_spec(location: Location) -> JsonObject:
         return {"driver": "file", "path": path}
     if location.store.protocol in _BUCKETS:
         bucket, _, key = path.lstrip("/").partition("/")
-        return {"driver": _BUCKETS[location.store.protocol], "bucket": bucket, "path": key}
+        spec: JsonObject = {"driver": _BUCKETS[location.store.protocol], "bucket": bucket, "path": key}
+        return spec | _endpoint(spec["driver"])
     raise UnsupportedError(
         f"unsupported storage {location.store.protocol}:// for zarr and OCDBT",
         uri=location.uri,
         cure="copy the checkpoint to a local folder, gs:// or s3:// first",
     )
+
+
+def _endpoint(driver: str) -> JsonObject:
+    """The server and region that the environment names for the libraries of a store, which tensorstore does not ask.
+
+    For Google Cloud Storage, tensorstore takes its server from a variable of its own.
+    """
+    if driver != "s3":
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        if emulator:
+            os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
+        return {}
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return {"endpoint": url, "aws_region": region} if url else {}
 
 
 def store_spec(location: Location, *, ocdbt: bool, writable: bool = False) -> JsonObject:

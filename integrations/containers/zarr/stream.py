@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
 import deflate
@@ -26,6 +26,7 @@ from isal import isal_zlib as zlib
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.reader import Block, EncodedChunk, Extent
+from wherry.storage.read_ahead import STEP, ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,7 @@ class StoredChunk:
         length: number of bytes.
         name: the name in errors.
         inline: the bytes, or empty.
+        ahead: reads them in order from a remote store.
     """
 
     place: Location | None
@@ -65,6 +67,7 @@ class StoredChunk:
     length: int
     name: str
     inline: bytes = b""
+    ahead: ReadAhead | None = None
 
     @property
     def uri(self) -> str | None:
@@ -74,6 +77,8 @@ class StoredChunk:
     def read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop), fewer at the end."""
         stop = min(stop, self.length)
+        if self.ahead is not None:
+            return self.ahead.read(start, stop)
         if self.place is None:
             return self.inline[self.offset + start : self.offset + stop]
         return self.place.read(self.offset + start, self.offset + stop) if start < stop else b""
@@ -81,6 +86,12 @@ class StoredChunk:
     def part(self, offset: int, length: int) -> StoredChunk:
         """A part of the chunk; the caller has checked the range."""
         return StoredChunk(self.place, self.offset + offset, length, self.name, self.inline)
+
+    def in_order(self) -> StoredChunk:
+        """The same bytes, for reading them in order in small pieces."""
+        if self.place is None or self.place.store.capabilities.local:
+            return self
+        return replace(self, ahead=ReadAhead(self.place, self.offset, self.length))
 
     def corrupt(self, reason: str) -> NoReturn:
         """Raise the error for invalid bytes."""
@@ -103,7 +114,12 @@ def held(array: ZarrArray, stored: StoredChunk) -> int:
         return nbytes + stored.length
     if array.codec == "zstd" and stored.length:  # a window larger than the chunk is not fully used
         state = min(_window(stored), nbytes)
-    return 2 * PIECE + _CODEC_BYTES + state
+    return 2 * PIECE + _CODEC_BYTES + state + _read_ahead(stored)
+
+
+def _read_ahead(stored: StoredChunk) -> int:
+    """Bytes of memory that reading it from a remote store takes."""
+    return 0 if stored.in_order() is stored else 2 * min(2 * STEP, stored.length)
 
 
 def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> EncodedChunk | None:
@@ -189,6 +205,7 @@ def _pieces(codec: str, stored: StoredChunk, nbytes: int, at_once: int = AT_ONCE
 
     A deflate chunk of at most `at_once` bytes is inflated at once.
     """
+    stored = stored.in_order()
     if codec == "none":
         return _copied(stored, nbytes)
     if codec not in _WBITS:

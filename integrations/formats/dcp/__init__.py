@@ -22,6 +22,7 @@ from wherry.integrations.containers.torch.writer import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
     SUFFIX,
+    UNCOMMITTED,
     DcpContents,
     metadata_names,
     read_contents,
@@ -54,7 +55,9 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     """
     evidence = seen(glimpse)
     if evidence is not None:
-        return _detection(glimpse.location, evidence)
+        found = _detection(glimpse.location, evidence)
+        committed = metadata_names(glimpse.entries)
+        return found if committed else replace(found, verdict="incomplete", reason=UNCOMMITTED)
     model = model_of_step(glimpse)
     found = seen(Glimpse(glimpse.location.join(model))) if model else None
     if model is None or found is None:

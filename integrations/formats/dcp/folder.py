@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from wherry.storage.stores import Entry, Location
 
 METADATA = ".metadata"
+UNCOMMITTED = "file not found: .metadata; the save was never committed"
 SUFFIX = ".distcp"
 _OF_RANK = re.compile(r"__\d+\.metadata")
 _EXPANSION = 64  # torch writes expanded tensors in full; metadata that claims more than this factor is forged
@@ -97,7 +98,7 @@ def read_contents(location: Location) -> DcpContents:
     marks = metadata_names(names)
     if not marks:
         raise IncompleteError(
-            "file not found: .metadata; the save was never committed",
+            UNCOMMITTED,
             uri=location.uri,
             cure="use another checkpoint; data files cannot be read without .metadata",
         )

@@ -1,0 +1,149 @@
+"""A plan says what stores and disks are asked for, what that costs, and refuses what cannot fit."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import fsspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+from tests.support.infra import ROOT
+from wherry.cli import cli
+from wherry.converter.convert import convert
+from wherry.converter.plan import plan
+from wherry.converter.prices import load_prices
+from wherry.converter.traffic import StoreTraffic
+from wherry.errors import NotFoundError, UsageError
+from wherry.storage.stores import locate
+
+TENSORS = {f"layers.{number}.w": np.full((300, 250), number, np.float32) for number in range(40)}
+NBYTES = 40 * 300_000
+ONE = StoreTraffic("s3://models", reads=2_000_000, writes=1_000_000, lists=0, egress=10**12, ingress=5)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkpoint in a store in memory, which is remote for the engine."""
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/bucket/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+    yield "memory://bucket/model.safetensors"
+    memory.store.clear()
+
+
+def test_the_reads_of_the_plan_are_those_of_the_conversion(source, tmp_path, monkeypatch):
+    found = plan(source, tmp_path / "out.npz", to="npz").traffic
+    (store,) = found.stores
+    assert (store.store, store.writes, store.ingress) == ("memory://bucket", 0, 0)
+    assert NBYTES <= store.egress < NBYTES * 1.01
+    kind, reads = type(locate(source).store), []
+    real = kind.read
+    monkeypatch.setattr(
+        kind, "read", lambda self, path, *range_: reads.append(range_) or real(self, path, *range_)
+    )
+    convert(source, tmp_path / "out.npz", to="npz", lineage=False)
+    large = [(start, stop) for start, stop in reads if start and stop - start > 1 << 20]
+    assert len(large) == 2
+    assert len(large) <= store.reads <= len(reads) + 4
+    assert NBYTES <= found.space.needed <= found.space.free
+
+
+def test_a_target_on_a_store_is_written_and_read_back(tmp_path, source):
+    local = str(tmp_path / "model.safetensors")
+    (store,) = plan(local, "memory://other/x", to="orbax").traffic.stores
+    assert (store.store, store.egress, store.ingress) == ("memory://other", NBYTES, NBYTES)
+    assert store.writes >= 1
+    assert store.reads >= 1
+    (unread,) = plan(local, "memory://other/x", to="orbax", verify="none").traffic.stores
+    assert (unread.egress, unread.reads) == (0, 0)
+    (both,) = plan(source, "memory://bucket/x", to="orbax").traffic.stores
+    assert both.egress > NBYTES + store.egress - 1
+    assert both.writes == store.writes
+
+
+@pytest.mark.parametrize("free", [NBYTES - 1, 1 << 40])
+def test_a_disk_that_is_too_small_is_refused(source, tmp_path, monkeypatch, free):
+    monkeypatch.setattr(
+        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=free)
+    )
+    line = ["plan", source, str(tmp_path / "new" / "out.safetensors"), "--to", "safetensors"]
+    done = CliRunner().invoke(cli, line)
+    assert done.exit_code == (10 if free < NBYTES else 0)
+    assert ("the disk is too small: 12.0 MB are needed" in done.stderr) == (free < NBYTES)
+    as_json = CliRunner().invoke(cli, [*line, "--json"])
+    assert json.loads(as_json.stdout)["space"] == {
+        "needed": NBYTES, "free": free, "compressed": False, "fits": free >= NBYTES,
+    }  # fmt: skip
+    assert as_json.exit_code == done.exit_code
+
+
+def test_what_an_interrupted_run_holds_is_room(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000)
+    )
+    area = tmp_path / ".wherry-out.safetensors.12345678"
+    area.mkdir()
+    (area / "data").write_bytes(bytes(1 << 20))
+    held = plan(source, tmp_path / "out.safetensors", to="safetensors").traffic.space.free
+    assert held >= 1000 + (1 << 20)
+    assert plan(source, tmp_path / "other.safetensors", to="safetensors").traffic.space.free == 1000
+
+
+def test_a_compressed_target_may_fit(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000)
+    )
+    space = plan(source, tmp_path / "out", to="orbax", options={"compression": "zstd"}).traffic.space
+    assert (space.compressed, space.fits) == (True, True)
+
+
+def test_prices_turn_traffic_into_money(tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text(
+        'currency = "EUR"\n[stores.s3]\nreads = 0.4\nwrites = 5\negress = 90.0\n[stores."s3://free"]\n'
+    )
+    cost = load_prices(file).cost([ONE, StoreTraffic("s3://free", reads=9), StoreTraffic("gs://x", reads=9)])
+    assert cost.stores == {"s3://models": pytest.approx(0.8 + 5 + 90), "s3://free": 0.0, "gs://x": None}
+    assert (cost.total, cost.currency) == (pytest.approx(95.8), "EUR")
+
+
+def test_the_example_is_a_table():
+    table = load_prices(ROOT / "docs" / "prices.example.toml")
+    assert {"s3", "gs"} <= set(table.stores)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "", "stores = 3", "[stores.s3]\nread = 1", "[stores.s3]\nreads = -1", '[stores.s3]\nreads = "1"',
+     "[stores.s3]\nreads = true", "currency = 3\n[stores.s3]", "more = 1\n[stores.s3]", "[stores.s3]\nreads = nan"],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(tmp_path, text):
+    (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises(UsageError, match="invalid table of prices"):
+        load_prices(tmp_path / "prices.toml")
+    with pytest.raises(NotFoundError):
+        load_prices(tmp_path / "none.toml")
+
+
+def test_the_command_prints_both(source, tmp_path):
+    (tmp_path / "prices.toml").write_text("[stores.memory]\nreads = 1000000\n")
+    line = [
+        "plan",
+        source,
+        str(tmp_path / "out.npz"),
+        "--to",
+        "npz",
+        "--price",
+        str(tmp_path / "prices.toml"),
+    ]
+    done = CliRunner().invoke(cli, line)
+    assert done.exit_code == 0, done.output
+    rows = dict(row.split(":", 1) for row in done.output.splitlines() if ": " in row)
+    assert rows["store"].strip().startswith("memory://bucket: about ")
+    assert "USD (memory://bucket: " in rows["price"]
+    data = json.loads(CliRunner().invoke(cli, [*line, "--json"]).stdout)
+    assert data["cost"]["total"] == data["stores"][0]["reads"] > 0

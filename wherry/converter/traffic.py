@@ -1,0 +1,232 @@
+"""traffic: what a planned conversion asks of stores and disks: requests, bytes in and out, and room.
+
+The numbers follow from metadata alone. Reads of raw tensors are counted as the mover makes them; reads of encoded
+chunks, writes and lists are estimates, which leave out retries. Bytes that leave a store are what its provider bills as
+egress: those of the source, and those of the target that are read back.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.units import show_size
+from wherry.errors import StorageError
+from wherry.mover.move import Way, chunk_count
+from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
+from wherry.storage.folders import PREFIX
+from wherry.storage.ranges import LARGEST
+from wherry.storage.read_ahead import STEP
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.converter.plan import Plan
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.reader import Reader
+    from wherry.storage.location import Location
+
+PART_BYTES = 32 << 20  # of an object that is uploaded in parts
+_PAGE = 1000  # entries of one answer to a list request
+_METADATA_READS = 4  # names and headers, when a checkpoint is opened
+_SMALL_WRITES = 6  # lease, journal, sidecar, commit member, and beginning and end of an upload
+_LISTINGS = 2  # of each folder: when it is opened, and before the commit
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTraffic:
+    """What one store is asked for.
+
+    Attributes:
+        store: protocol and bucket.
+        reads, writes, lists: number of requests.
+        egress: bytes that leave the store.
+        ingress: bytes that are written to it.
+    """
+
+    store: str
+    reads: int = 0
+    writes: int = 0
+    lists: int = 0
+    egress: int = 0
+    ingress: int = 0
+
+    @property
+    def text(self) -> str:
+        """As `wherry plan` prints it."""
+        return (
+            f"about {self.reads:,} reads, {self.writes:,} writes, {self.lists:,} lists; "
+            f"{show_size(self.egress)} leave it, {show_size(self.ingress)} are written"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The disk of a local target.
+
+    Attributes:
+        needed: bytes of the target, and of spill files beside it.
+        free: bytes that are free, and those that an interrupted run holds for the same target.
+        compressed: whether the target is compressed, so that it needs fewer bytes.
+    """
+
+    needed: int
+    free: int
+    compressed: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is not certain that the disk is too small."""
+        return self.compressed or self.needed <= self.free
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The stores and the disk of one conversion.
+
+    Attributes:
+        stores: remote stores, the source's first.
+        space: the disk of the target; None if it is on a remote store.
+    """
+
+    stores: tuple[StoreTraffic, ...] = ()
+    space: DiskSpace | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry plan --json`."""
+        space = self.space and {**asdict(self.space), "fits": self.space.fits}
+        return {"stores": [asdict(one) for one in self.stores], "space": space}
+
+
+NO_TRAFFIC = Traffic()
+
+
+def traffic_of(seen: Checkpoint, plan: Plan) -> Traffic:
+    """The traffic of a plan.
+
+    Args:
+        seen: the opened source, or its view in the layout of the target's system.
+        plan: the plan.
+    """
+    target, stores = locate(plan.target), list[StoreTraffic]()
+    source = locate(seen.original.uri)
+    if _is_remote(source):
+        stores.append(_of_source(source, seen, plan))
+    if _is_remote(target):
+        stores.append(_of_target(target, plan))
+    joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
+    space = _space(target, plan) if target.store.capabilities.local else None
+    return Traffic((_joined(*stores),) if joined else tuple(stores), space)
+
+
+def require_room(plan: Plan) -> None:
+    """Refuse a target for which its disk is too small.
+
+    Raises:
+        StorageError: it does not fit.
+    """
+    space = plan.traffic.space
+    if space is not None and not space.fits:
+        raise StorageError(
+            f"the disk is too small: {show_size(space.needed)} are needed, {show_size(space.free)} are free",
+            uri=plan.target,
+            cure="free some space, or choose another target",
+        )
+
+
+def _is_remote(place: Location) -> bool:
+    return not place.store.capabilities.local and bool(place.store.protocol != "live")
+
+
+def _joined(one: StoreTraffic, other: StoreTraffic) -> StoreTraffic:
+    sums = {name: value + getattr(other, name) for name, value in asdict(one).items() if name != "store"}
+    return StoreTraffic(one.store, **sums)
+
+
+def _store_name(place: Location) -> str:
+    return "/".join(place.uri.split("/", 3)[:3])
+
+
+def _of_source(place: Location, seen: Checkpoint, plan: Plan) -> StoreTraffic:
+    original = seen.original
+    wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
+    specs = [spec for path, spec in original.manifest.tensors.items() if path in wanted]
+    sizes = [*_tensor_reads(original.reader, specs), *_companion_reads(plan)]
+    folders: dict[str, int] = {}
+    for member in original.reader.members():
+        folder = member.name.rpartition("/")[0]
+        folders[folder] = folders.get(folder, 0) + 1
+    pages = sum(-(-count // _PAGE) for count in folders.values())
+    return StoreTraffic(
+        _store_name(place), reads=len(sizes) + _METADATA_READS, lists=_LISTINGS * pages, egress=sum(sizes)
+    )
+
+
+def _of_target(place: Location, plan: Plan) -> StoreTraffic:
+    companions = [companion.size for companion in plan.manifest.companions]
+    written = plan.nbytes_out + sum(companions)
+    parts = -(-plan.nbytes_out // PART_BYTES) + sum(max(-(-size // PART_BYTES), 1) for size in companions)
+    read_back = plan.nbytes_out if plan.verify == "digest" else 0
+    return StoreTraffic(
+        _store_name(place), reads=-(-read_back // LARGEST), writes=parts + _SMALL_WRITES, lists=_LISTINGS,
+        egress=read_back, ingress=written,
+    )  # fmt: skip
+
+
+def _tensor_reads(reader: Reader, specs: list[TensorSpec]) -> Iterator[int]:
+    """The bytes of each request that reads these tensors."""
+    window = RangeWindow()
+    for spec in specs:
+        way = Way(reader.access(spec))
+        if way.access.raw is None:
+            yield from _decoded_reads(reader, spec)
+            continue
+        for move in way.moves(spec, ()):
+            ranged = ranged_move(move, spec, way)
+            if ranged is not None:
+                for batch in window.add(ranged):
+                    yield from request_sizes(batch)
+    for batch in window.batches():
+        yield from request_sizes(batch)
+
+
+def _decoded_reads(reader: Reader, spec: TensorSpec) -> Iterator[int]:
+    chunks = reader.encoded(spec)
+    if chunks is not None:
+        for chunk in chunks:
+            yield from _cut(chunk.extent.length, STEP)
+        return
+    count = chunk_count(spec.shape, spec.chunks) if spec.chunks else 1
+    yield from (math.ceil(spec.nbytes / count) for _ in range(count))
+
+
+def _companion_reads(plan: Plan) -> Iterator[int]:
+    for companion in plan.manifest.companions:
+        yield from _cut(companion.size, LARGEST)
+
+
+def _cut(nbytes: int, step: int) -> Iterator[int]:
+    return (min(step, nbytes - start) for start in range(0, max(nbytes, 1), step))
+
+
+def _space(target: Location, plan: Plan) -> DiskSpace:
+    folder = Path(target.path)
+    parent = next(one for one in folder.parents if one.is_dir())
+    held = _held_by_staging(folder)
+    needed = plan.nbytes_out + plan.spill + sum(companion.size for companion in plan.manifest.companions)
+    compressed = str(plan.options.get("compression") or "none") != "none"
+    return DiskSpace(needed, shutil.disk_usage(parent).free + held, compressed)
+
+
+def _held_by_staging(target: Path) -> int:
+    """Bytes on disk of what interrupted runs have staged beside a target."""
+    if not target.parent.is_dir():
+        return 0
+    areas = (one for one in target.parent.iterdir() if one.name.startswith(f"{PREFIX}{target.name}."))
+    files = (file for area in areas for file in area.rglob("*") if file.is_file())
+    return sum(file.lstat().st_blocks * 512 for file in files)
