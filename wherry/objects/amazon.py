@@ -155,14 +155,14 @@ class AmazonObjects:
             raise
 
     def parts(self, upload: Upload) -> list[Part]:
-        """See ObjectStore."""
-        found: list[Part] = []
+        """See ObjectStore. SeaweedFS lists what a part replaced too, before it."""
+        found: dict[int, Part] = {}
         after: dict[str, Any] = {}
         while True:
             page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
-            found += [_listed(row) for row in page.get("Parts", ())]
+            found |= {row["PartNumber"]: _listed(row) for row in page.get("Parts", ())}
             if not page.get("IsTruncated"):
-                return found
+                return [part for _number, part in sorted(found.items())]
             after = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
