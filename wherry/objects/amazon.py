@@ -82,7 +82,10 @@ class AmazonObjects:
             return found
 
     def remove_object(self, path: str, mark: str) -> bool:
-        """See ObjectStore. The state is compared here too, because not every store compares it."""
+        """See ObjectStore. The state is compared here too, because not every store compares it.
+
+        A client repeats a removal whose answer is lost, and S3 then answers that the state is another one.
+        """
         sent = 0
 
         async def remove(fs: Any) -> bool:
@@ -95,10 +98,8 @@ class AmazonObjects:
 
         try:
             return self._store.request(path, remove)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
-            return sent > 0  # an attempt whose answer was lost has removed it
+        except (FileExistsError, FileNotFoundError):
+            return sent > 0 and self.head(path) is None
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore. If the answer is lost, an upload without parts remains, which `uploads` finds."""
