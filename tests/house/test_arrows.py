@@ -27,7 +27,7 @@ ROOMS: Mapping[str, str] = {
     "runtime": "errors core",
     "remote": "errors core",
     "storage": "errors core runtime remote",
-    "objects": "errors storage",
+    "objects": "errors runtime remote storage",
     "staging": "errors core storage",
     "formats": "errors core storage",
     "format": "formats",
