@@ -21,12 +21,22 @@ class Fault:
         act: gets the handler, and answers instead of it.
         times: how many requests it happens to.
         method, path: the requests; those whose path contains the text.
+        after: how many of them it leaves alone before.
     """
 
     act: object
     times: int = 1
     method: str = ""
     path: str = ""
+    after: int = 0
+
+    def applies(self, method, path):
+        """Whether it happens to a request, which is counted."""
+        if not self.times or self.method not in ("", method) or self.path not in path:
+            return False
+        self.after -= 1
+        self.times -= self.after < 0
+        return self.after < 0
 
 
 @dataclass
@@ -38,6 +48,9 @@ class Proxy:
         upstream: port of the server behind it.
         faults: the first that applies to a request is taken.
         requests: every request: method and path.
+        rules: what the server behind it does not enforce: gets the handler and the body, and returns an answer (status,
+            headers and body) or None.
+        gone: what the rules keep: ids of uploads that were completed or aborted.
     """
 
     port: int = 0
@@ -45,13 +58,16 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+    rules: object = None
+    gone: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.port}"
 
-    def inject(self, act, times=1, method="", path=""):
-        self.faults.append(Fault(act, times, method, path))
+    def inject(self, act, times=1, method="", path="", after=0):
+        self.faults.append(Fault(act, times, method, path, after))
 
     def clear(self):
         self.faults.clear()
@@ -59,11 +75,7 @@ class Proxy:
 
     def take(self, method, path):
         self.requests.append((method, path))
-        for fault in self.faults:
-            if fault.times and fault.method in ("", method) and fault.path in path:
-                fault.times -= 1
-                return fault.act
-        return None
+        return next((fault.act for fault in self.faults if fault.applies(method, path)), None)
 
 
 @contextmanager
@@ -122,6 +134,18 @@ def lose_answer(handler, body):
     handler.close_connection = True
 
 
+def flip_sent(handler, body):
+    """Change a bit of the body on its way to the server."""
+    altered = bytearray(body)
+    altered[len(body) // 2] ^= 1
+    handler.reply(*handler.forward(bytes(altered)))
+
+
+def cut_sent(handler, body):
+    """Close the connection when half of the body has arrived: the server sees nothing of it."""
+    handler.close_connection = True
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Forwards a request, or lets a fault answer it."""
 
@@ -143,14 +167,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def forward(self, body):
         """What the server answers: status, headers and body."""
+        if self.proxy.rules is None:
+            return self.ask(self.command, self.path, body)
+        with self.proxy.lock:
+            return self.proxy.rules(self, body) or self.ask(self.command, self.path, body)
+
+    def ask(self, method, path, body=b""):
+        """What the server answers to a request with the headers of this one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
         sent = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
-        connection.request(self.command, self.path, body, sent | {"Content-Length": str(len(body))})
+        connection.request(method, path, body, sent | {"Content-Length": str(len(body))})
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP]
-        if self.command != "HEAD" and not any(name.lower() == "content-length" for name, _ in kept):
+        if method != "HEAD" and not any(name.lower() == "content-length" for name, _ in kept):
             kept.append(("Content-Length", str(len(data))))
         return answer.status, kept, data
 

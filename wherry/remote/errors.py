@@ -5,11 +5,22 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
-from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, TIMEOUT, kind_of, region_of, retry_after_of
+from wherry.remote.failures import (
+    ABSENT,
+    BROKEN,
+    EXISTS,
+    FAILURES,
+    NO_BUCKET,
+    TIMEOUT,
+    kind_of,
+    region_of,
+    retry_after_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,11 +37,14 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
 
     Raises:
         FileNotFoundError: the library reported a missing file with an exception of its own.
+        FileExistsError: the same for an object that exists, or is not in the state that was required.
         WherryError: see `translated`.
     """
+    handled = sys.exception()
     try:
         yield
     except Exception as error:
+        _separate(error, handled)
         found = translated(error, protocol, path)
         if found is None:
             raise
@@ -44,6 +58,8 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     kind = kind_of(error)
     if kind == ABSENT and not isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{protocol}://{path}")
+    if kind == EXISTS and not isinstance(error, FileExistsError):
+        return FileExistsError(f"{protocol}://{path}")
     if kind == NO_BUCKET:
         return bucket_not_found(protocol, path)
     if kind in FAILURES:
@@ -57,12 +73,34 @@ def timed_out(uri: str) -> StorageError:
     return _failed(TimeoutError(), TIMEOUT, protocol, path)
 
 
+def altered(uri: str, expected: str, got: str) -> StorageError:
+    """The error for bytes whose checksum, as the store computed it, differs from ours; sending them again can help."""
+    what = f"the store received altered bytes: expected {expected}, got {got}"
+    error = StorageError(
+        what,
+        uri=uri,
+        cure="run it again; if it happens often, check this machine's memory and network",
+        retryable=True,
+    )
+    error.kind = BROKEN
+    return error
+
+
 def bucket_not_found(protocol: str, path: str) -> NotFoundError:
     """The error for a path in a bucket that does not exist."""
     bucket = f"{protocol}://{path.partition('/')[0]}"
     return NotFoundError(
         "bucket not found", uri=bucket, cure="check the name of the bucket, or create it: wherry creates none"
     )
+
+
+def _separate(error: BaseException, handled: BaseException | None) -> None:
+    """Take an exception that was handled before a call out of the chain of what the call raised: it is no cause."""
+    found: BaseException | None = error
+    while found is not None and handled is not None:
+        if found.__context__ is handled:
+            found.__context__ = None
+        found = found.__context__
 
 
 def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageError:

@@ -108,7 +108,11 @@ class ObjectStore(Protocol):
         ...
 
     def remove_object(self, path: str, mark: str) -> bool:
-        """Remove an object in one state; False if it is in another state or does not exist."""
+        """Remove an object in one state; False if it is in another state or does not exist.
+
+        Of two runs that remove the same state at the same time, both may be told True, because an answer that was lost
+        looks the same: what follows is decided by a put that creates.
+        """
         ...
 
     def begin(self, path: str, run: str) -> Upload:
@@ -133,6 +137,23 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
+        """Create an object of all bytes of another one of the same bucket, without moving them over the network.
+
+        Only where `Capabilities.object_copy` holds.
+
+        Args:
+            source: path of the object that is copied.
+            mark: the state that it must have.
+            path: of the new object.
+            run: id of the run, which the new object carries instead of that of the source.
+
+        Raises:
+            FileExistsError: an object exists at the path that another run created.
+            FileNotFoundError: the source no longer exists, or is in another state.
+        """
+        ...
+
     def parts(self, upload: Upload) -> list[Part]:
         """The parts that the store has, by number.
 
@@ -143,6 +164,11 @@ class ObjectStore(Protocol):
 
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
         """Make the object of all parts, in one step.
+
+        Args:
+            upload: that has the parts.
+            parts: all of them, by number; at least one, which may be empty.
+            create_only: whether an object at the path is not replaced.
 
         Raises:
             FileExistsError: an object exists at the path that another run created; the upload is still there.
@@ -155,5 +181,8 @@ class ObjectStore(Protocol):
         ...
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Uploads of objects whose path begins with a prefix, that are not assembled."""
+        """Uploads of objects whose path begins with a prefix, that are not assembled.
+
+        Their `run` is empty where the store does not tell it.
+        """
         ...
