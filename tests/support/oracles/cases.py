@@ -93,13 +93,14 @@ T5X_PAIRS = [
 
 
 def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
-    """The leaves below `params/params`, and with them the router's bias that lies outside.
+    """The leaves below `params/params`, the router's bias stacked on the scan axis as all others.
 
-    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and its scan stacks that on the first axis,
-    wherever parameters are stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
+    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and loads it from there or, with
+    `load_parameters_path`, from among the parameters. Its scan stacks that on the first axis, wherever parameters are
+    stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
     """
-    leaves = files.below(found, "params/params/")
-    for name, bias in files.below(found, "nnx_aux/model/").items():
-        assert name.endswith("/gate/bias"), name
+    leaves = {**files.below(found, "params/params/"), **files.below(found, "nnx_aux/model/")}
+    for name in (name for name in leaves if name.endswith("/gate/bias")):
+        bias = leaves[name]
         leaves[name] = np.moveaxis(bias, 0, config.get("param_scan_axis", 1)) if bias.ndim > 1 else bias
     return Leaves(leaves)
