@@ -27,8 +27,8 @@ SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "uns
 # Models that differ little from another one.
 RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
 # MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
-_DEEPSEEK3 = {"model_name": "deepseek3-671b"}
-_GEMMA3 = {"model_name": "gemma3-4b"}
+_DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
+_GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
 MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA3, "gemma3-no-remainder": _GEMMA3, "deepseek-v3": _DEEPSEEK3, "deepseek-v3-yarn": _DEEPSEEK3,
 }  # fmt: skip
