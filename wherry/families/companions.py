@@ -190,6 +190,17 @@ def facts_beside(
     return facts
 
 
+def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
+    """The sizes that a config of any system of a family states, for a source that has none.
+
+    Raises:
+        NotFoundError, UnrepresentableError, UsageError: the file cannot be read, or is of another family.
+    """
+    given = config_file(path) if path else None
+    own = config_system(given, family.systems.values()) if given is not None else None
+    return dict(tell(own, given, path or "").sizes) if own is not None else {}
+
+
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes

@@ -20,7 +20,13 @@ from wherry.families import (
     system_of_format,
     system_of_tree,
 )
-from wherry.families.companions import facts_beside, outfit, source_config, target_config
+from wherry.families.companions import (
+    facts_beside,
+    outfit,
+    sizes_stated,
+    source_config,
+    target_config,
+)
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -99,6 +105,7 @@ def view(
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
         facts=facts_beside(checkpoint, family, source, wish.config),
+        sizes=None if config else sizes_stated(family, wish.config),
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
@@ -123,7 +130,12 @@ def _require_options(
 def _needed(
     source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
 ) -> bool:
-    return asked or wish.explicit or (source is not target and not _plain(checkpoint, row))
+    return asked or wish.explicit or (source is not target and not _kept(checkpoint, row, wish))
+
+
+def _kept(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
+    """Whether the tree is kept: a config that the user names for a system's target says what the tensors are."""
+    return _plain(checkpoint, row) and not (wish.config and row.system)
 
 
 def _plain(checkpoint: Checkpoint, row: Format) -> bool:
@@ -144,7 +156,7 @@ def _family(
     name = written.get("family") or (family_of_config(config) if config else None)
     if name in families():
         return load_family(name or "")
-    if _plain(checkpoint, row) and not (asked or wish.explicit):
+    if _kept(checkpoint, row, wish) and not (asked or wish.explicit):
         return None
     if name is not None:
         raise UsageError(
