@@ -94,7 +94,7 @@ def test_t5x_divides_tied_logits_that_the_source_does_not_divide(tmp_path):
     """The refusal is judged by what it warns of: the logits of T5X are those of the source times d_model ** -0.5."""
     source = judge.source("t5-undivided")
     with pytest.raises(
-        UnrepresentableError, match="scaled_output is False .* but t5x always uses True"
+        UnrepresentableError, match=r"scaled_output is False .* but t5x always uses True"
     ) as error:
         wherry.plan(source, tmp_path / "out", to="t5x-orbax")
     assert "--set scaled_output=true" in str(error.value.cure)
