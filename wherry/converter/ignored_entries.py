@@ -11,17 +11,17 @@ import posixpath
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.account import ITEMS, OTHERS, IgnoredEntry, folded
+from wherry.core.account import FILES, ITEMS, OTHERS, IgnoredEntry, folded, ignored_file
 from wherry.errors import UnrepresentableError
 from wherry.formats.companions import ignored_companion
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from wherry.core.manifest import Manifest
-    from wherry.core.request import ConvertRequest
-    from wherry.formats.format import Format
+    from wherry.core.request import ConvertRequest, RewriteRequest
+    from wherry.formats.format import Change, Format
 
 _SHOWN = 3
 _OUTSIDE = "it is not part of the source, which is one item of the step"
@@ -38,6 +38,14 @@ def unprepared(mapped: Manifest, prepared: Manifest, row: Format) -> list[Ignore
     kept = {one.name for one in prepared.companions}
     reason = f"{row.name} does not take it with these options"
     return [ignored_companion(one.name, reason) for one in mapped.companions if one.name not in kept]
+
+
+def not_copied(change: Change) -> Iterator[IgnoredEntry]:
+    """What a rewrite does not copy to its target: entries of the step around the item, and files that it replaces."""
+    found = {one.name: one for one in change.opened.ignored}
+    yield from (one for one in found.values() if one.path[0] == "..")
+    for name in change.left:
+        yield found.get(name) or ignored_file(name, FILES, "a file of metadata", "the rewrite replaces it")
 
 
 def within_source(ignored: Iterable[IgnoredEntry], source: str, opened: str) -> tuple[IgnoredEntry, ...]:
@@ -67,7 +75,9 @@ def _around(entry: IgnoredEntry) -> bool:
     return entry.rule == ITEMS or entry.path[0] == ".."
 
 
-def require_requested(ignored: Iterable[IgnoredEntry], request: ConvertRequest, uri: str) -> None:
+def require_requested(
+    ignored: Iterable[IgnoredEntry], request: ConvertRequest | RewriteRequest, uri: str
+) -> None:
     """Refuse to leave out weights unless the request says so.
 
     Who names an item of a step says that the other items stay.
