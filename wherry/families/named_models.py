@@ -1,7 +1,7 @@
 """Completing a MaxText config that names a model: what it leaves out is what the model's own file states.
 
 MaxText reads base.yml, over it `configs/models/NAME.yml`, and over that the command line. So the values of base.yml do
-not hold for an attribute that the model's file sets. `systems/maxtext_models.toml` has these files' values; of a model
+not hold for an attribute that the model's file sets. `tables/maxtext_models.toml` has these files' values; of a model
 that it does not have, a config must state everything.
 """
 
@@ -18,7 +18,7 @@ from wherry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FILE = Path(__file__).parent / "systems" / "maxtext_models.toml"
+_FILE = Path(__file__).parent / "tables" / "maxtext_models.toml"
 _BLOCK, _NAME, _OVERRIDE, _PARENT = "decoder_block", "model_name", "override_model_config", "base_config"
 _NONE = "default"
 _INSTRUCT = "-Instruct"  # MaxText takes the file of the model without it

@@ -16,7 +16,6 @@ from wherry.families import (
     family_of_config,
     load_family,
     load_family_file,
-    side_by_side,
     system_of_format,
     system_of_tree,
 )
@@ -51,13 +50,16 @@ def layout_options() -> frozenset[str]:
     return frozenset([SCAN, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))])
 
 
-def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """Parameter → system → key paths and axes, the output of `wherry layouts`.
+def table(family: str | None = None, family_file: str | None = None) -> dict[str, Any]:
+    """The layouts, facts and judges of a family, the output of `wherry layouts`; see `overview`.
 
     Raises:
         UsageError: the family is unknown, or the file does not declare a family.
     """
-    return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
+    from wherry.families.overview import overview
+
+    found = load_family_file(family_file) if family_file else load_family(family or "")
+    return overview(found, own=not family_file)
 
 
 def view(
