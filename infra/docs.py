@@ -30,9 +30,9 @@ from wherry.config.config import VARIABLES
 from wherry.config.schema import Retention, Route, Settings, TargetRule
 from wherry.errors import WherryError
 from wherry.families import families, load_family
-from wherry.families.overview import WAYS, facts_side_by_side, judged, judges
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
+from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

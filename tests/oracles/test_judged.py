@@ -8,7 +8,7 @@ from tests.support.infra import load
 from tests.support.oracles import cases
 from tests.support.oracles.huggingface import MODELS
 from wherry.families import families, load_family
-from wherry.families.overview import judged, judges
+from wherry.view.overview import judged, judges
 
 FORWARD, LIBRARY = {"forward"}, {"library"}
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
-from wherry.families.config_files import parse_config, render_config
+from wherry.families.config_files import completed, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import tell
-from wherry.families.named_models import completed
 from wherry.layout.expr import evaluate
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate

@@ -15,9 +15,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
+from wherry.families.config_files import completed
 from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
 from wherry.families.facts import ConfigFacts, assumed, tell
-from wherry.families.named_models import completed
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
     Raises:
         UsageError: the family is unknown, or the file does not declare a family.
     """
-    from wherry.families.overview import overview
+    from wherry.view.overview import overview
 
     found = load_family_file(family_file) if family_file else load_family(family or "")
     return overview(found, own=not family_file)

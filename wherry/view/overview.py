@@ -1,8 +1,8 @@
 """overview: what a family declares, side by side for its systems: layouts, facts, and the judges of its conversions.
 
 `wherry layouts FAMILY` prints it, and pages of the documentation are generated from it. The judges are the oracles of
-the tests (`tables/judged.toml`), which compare what two systems compute from one model; they judge the families that
-come with wherry, not those of a user's file.
+the tests (`families/tables/judged.toml`), which compare what two systems compute from one model; they judge the
+families that come with wherry, not those of a user's file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry import families
 from wherry.families import side_by_side
 from wherry.layout.expr import names_in
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from wherry.families.schema import Family, System
 
-_JUDGED = Path(__file__).parent / "tables" / "judged.toml"
+_JUDGED = Path(families.__file__).parent / "tables" / "judged.toml"
 _JUDGES = {"forward": "forward pass", "library": "own library"}
 _REFERENCE = "huggingface"  # the system with which the others are compared
 WAYS = {"into": "to the system", "out_of": "from the system"}

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from wherry.cli import cli
 from wherry.families import families, load_family
-from wherry.families.overview import overview
+from wherry.view.overview import overview
 
 
 def shown(*words):
