@@ -15,7 +15,6 @@ import inspect
 import json
 import re
 import textwrap
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,15 @@ from wherry.errors import WherryError
 from wherry.families import families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
+from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
+
+    from wherry.families.schema import Family
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
@@ -112,28 +114,30 @@ def family_table() -> str:
     return table(("family", "models", "systems"), told)
 
 
-JUDGES = {"forward": "forward pass", "library": "own library"}
+def fact_tables() -> str:
+    """A table for each model family: its facts, and where each system has them."""
+    return "\n\n".join(fact_table(load_family(name)) for name in families())
+
+
+def fact_table(family: Family) -> str:
+    """One row for each fact of a family."""
+    systems = list(family.systems)
+    rows = [
+        (f"`{name}`", row["about"], *(row["systems"][system] for system in systems))
+        for name, row in facts_side_by_side(family).items()
+    ]
+    return f"### Facts of `{family.name}`\n\n{table(('fact', 'meaning', *systems), rows).strip()}"
 
 
 def judged_table() -> str:
     """One row for each family and system: what judges the conversions to it, and those from it."""
-    judged = tomllib.loads((ROOT / "infra" / "judged.toml").read_text())
     rows = [
-        (
-            f"`{name}`",
-            system,
-            *(judges(judged.get(name, {}).get(system, {}), way) for way in ("into", "out_of")),
-        )
+        (f"`{name}`", system, *(judges(judged().get(name, {}).get(system, {}), way) for way in WAYS))
         for name in families()
         for system in load_family(name).systems
         if system != "huggingface"
     ]
-    return table(("family", "system", "to the system", "from the system"), rows)
-
-
-def judges(row: Mapping[str, Sequence[str]], way: str) -> str:
-    """A cell of the table of judged pairs."""
-    return ", ".join(JUDGES[name] for name in row.get(way, ())) or "not judged"
+    return table(("family", "system", *WAYS.values()), rows)
 
 
 def rewrite_table() -> str:
@@ -326,6 +330,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "commands": help_blocks,
     "deployments": deployments_table,
     "exit_codes": exit_code_table,
+    "facts": fact_tables,
     "families": family_table,
     "formats": format_table,
     "hooks": hooks,

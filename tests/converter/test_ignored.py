@@ -182,7 +182,7 @@ def step(tmp_path):
     return tmp_path / "run" / "3"
 
 
-@pytest.mark.parametrize("uri", [".", "..", "params"])
+@pytest.mark.parametrize("uri", [".", ".."])
 def test_the_other_items_of_a_step(step, uri, tmp_path):
     assert set(said(step / uri)) == {"../ema", "../extra", "../moments", "../opt_state"}
     with pytest.raises(UnrepresentableError, match=r"left out: \.\./ema \(an item with arrays\) \("):
@@ -191,6 +191,19 @@ def test_the_other_items_of_a_step(step, uri, tmp_path):
     assert {row["path"]: row["rule"] for row in ignored} == {
         "../ema": "items", "../extra": "items", "../moments": "training state", "../opt_state": "training state",
     }  # fmt: skip
+
+
+def test_an_item_that_is_the_source_leaves_nothing_out(step, tmp_path):
+    """What lies beside it in the step is named, as no part of the source."""
+    receipt = wherry.convert(step / "params", tmp_path / "out", to="orbax")
+    rows = {row["path"]: row["reason"] for row in receipt.ignored}
+    assert set(rows) == {"../ema", "../extra", "../moments", "../opt_state"}
+    assert set(rows.values()) == {"it is not part of the source, which is one item of the step"}
+    text = run("plan", step / "params", tmp_path / "text", "--to", "safetensors").stdout
+    assert "ignored ../ema (an item with arrays) by rule items: it is not part of the source" in text
+    [row] = [row for row in wherry.plan(step, tmp_path / "no", to="orbax", item="params").ignored
+             if row.name == "../ema"]  # fmt: skip
+    assert row.reason == "one item of a step is converted"
 
 
 def test_who_names_an_item_says_that_the_others_stay(step, tmp_path):
@@ -256,3 +269,24 @@ def test_values_for_which_a_layout_has_no_place_are_named(corpus, tmp_path):
     rows = [row.to_json() for row in plan.ignored]
     assert values == {row["path"] for row in rows if row["what"] == "value"} != set()
     assert {"consolidated": "the same weights in one file"}.items() <= named(rows).items()
+
+
+def test_rewrite_names_and_refuses_as_convert_does(tmp_path):
+    items = {name: ocp.args.StandardSave({"w": {"value": np.ones(3)}}) for name in ("params", "ema")}
+    with ocp.CheckpointManager(tmp_path / "run", item_names=tuple(items)) as manager:
+        manager.save(3, args=ocp.args.Composite(**items))
+        manager.wait_until_finished()
+    step, words = tmp_path / "run" / "3", ("--as", "unbox", "--no-lineage")
+    with pytest.raises(UnrepresentableError, match=r"left out: \.\./ema \(an item with arrays\)"):
+        wherry.rewrite(step, tmp_path / "out", as_="unbox")
+    assert not (tmp_path / "out").exists()
+    done = run("rewrite", step, tmp_path / "out", *words, "--ignore", "others", "--dry-run")
+    assert (
+        "  ignored ../ema (an item with arrays) by rule items: one item of a step is converted" in done.stdout
+    )
+    done = run("rewrite", step, tmp_path / "out", *words, "--ignore", "others", "--json")
+    assert [row["path"] for row in json.loads(done.stdout)["ignored"]] == ["../ema"]
+    done = wherry.rewrite(step / "params", tmp_path / "own", as_="unbox", lineage=False)
+    assert [row["reason"] for row in done.receipt.ignored] == [
+        "it is not part of the source, which is one item of the step"
+    ]

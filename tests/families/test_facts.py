@@ -205,6 +205,21 @@ def test_the_router_s_bias_inside_params_is_stacked_as_other_parameters():
                       ("aux", "1"): (layers, experts)}  # fmt: skip
 
 
+def test_the_router_s_bias_is_among_the_parameters_where_no_moments_are_carried():
+    """MaxText 0.2.5 loads parameters alone only so; a train state has the bias where MaxText saves it."""
+    family = load_family("deepseek")
+    system = family.system("maxtext")
+    adam = system.optimizers["adamw"].slots
+    for moments, root in ((False, "params"), (True, "nnx_aux")):
+        slots = {"params": system.slots["params"][:1], **(adam if moments else {})}
+        forms = {"scan_layers": "true", "param_scan_axis": "1", "router_bias": "aux"}
+        begun = made(family, "maxtext", forms, without=("dense_query", "moe_query", "head"), slots=slots)
+        there = convert_layout(
+            begun.manifest, family, "maxtext", "maxtext", source_options=forms, sizes=SIZES
+        )
+        assert {path[0] for path in there.targets if path[-2:] == ("gate", "bias")} == {root}
+
+
 # ---- Through the front door
 
 

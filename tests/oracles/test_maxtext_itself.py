@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 SINGLE, ROUNDED = 2e-5, 5e-3
-# MaxText 0.2.5 loads parameters alone (`load_parameters_path`) with the router's bias among them.
-OPTIONS = {
-    "deepseek-v3": {"router_bias": "params_first"},
-    "deepseek-v3-yarn": {"router_bias": "params_first"},
-}
 
 SCRIPT = """
 import json, sys, traceback
@@ -79,8 +74,7 @@ def stated(label: str, config: dict) -> list[str]:
 def job(folder: Path, label: str, form: str) -> dict:
     """Convert a model; what the script is told of it."""
     target = folder / "there"
-    options = {**FORMS[form], **OPTIONS.get(label, {})}
-    wherry.convert(judge.source(label), target, to="maxtext", options=options, lineage=False)
+    wherry.convert(judge.source(label), target, to="maxtext", options=FORMS[form], lineage=False)
     file = target / "items" / "assets" / "maxtext_config.yml"
     return {
         "tokens": TOKENS.tolist(), "config": str(file), "items": str(target / "items"),

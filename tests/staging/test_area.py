@@ -377,3 +377,23 @@ def test_an_area_cleaned_away_while_its_owner_was_stopped_ends_it_with_8(
     assert outcome.error["exit_code"] == 8
     assert os.listdir(target.parent) == []
     assert convert(sources["huggingface"], target)["already"] is False
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(errno.EIO, OSError), (errno.ENOENT, None)])
+def test_a_folder_of_an_area_that_cannot_be_listed_is_not_trusted(code, outcome, tmp_path, monkeypatch):
+    """What could not be examined is an error of the storage; what its owner removed meanwhile is not."""
+    (tmp_path / "area" / "inner").mkdir(parents=True, mode=0o700)
+    (tmp_path / "area").chmod(0o700)
+    scandir = os.scandir
+
+    def failing(path):
+        if str(path).endswith("inner"):
+            raise OSError(code, os.strerror(code), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    if outcome is None:
+        assert area.distrusted(tmp_path / "area") is None
+    else:
+        with pytest.raises(outcome, match="Input/output"):
+            area.distrusted(tmp_path / "area")

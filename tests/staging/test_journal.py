@@ -154,6 +154,19 @@ def test_of_two_that_make_the_key_the_first_counts(wherry_home, monkeypatch):
     assert os.listdir(wherry_home) == ["journal.key"]
 
 
+@pytest.mark.parametrize(("code", "kept"), [(errno.EPERM, ["journal.key"]), (errno.EIO, [])])
+def test_a_key_is_renamed_only_where_links_are_unknown(code, kept, wherry_home, monkeypatch, caplog):
+    """Another failure is reported, and nothing that another run made meanwhile is replaced."""
+
+    def failing(*_names):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", failing)
+    assert len(key.journal_key()) == 32
+    assert os.listdir(wherry_home) == kept
+    assert ("cannot be signed" in caplog.text) == (not kept)
+
+
 @pytest.mark.parametrize("fault", ["open to others", "link", "fifo", "short", "no home"])
 def test_without_a_key_a_run_works_and_is_not_resumed(
     path, wherry_home, monkeypatch, caplog, fault, tmp_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +97,20 @@ def test_a_source_that_was_converted_is_known(foreign, tmp_path):
     assert wherry.verify(foreign, level="digest").verdict == "ok"
     flip(foreign)
     assert wherry.verify(foreign, level="digest").verdict == "altered"
+
+
+def test_an_altered_source_that_only_the_ledger_knows_says_how_to_name_its_tensors(foreign, tmp_path):
+    wherry.convert(foreign, tmp_path / "out", to="orbax")
+    copy = tmp_path / "copy.safetensors"
+    shutil.copy(foreign, copy)
+    flip(foreign)
+    [failure] = wherry.verify(foreign, level="digest").failed
+    assert failure.path == ""
+    assert "the ledger has no digests of single tensors" in failure.reason
+    assert f"`wherry verify {foreign} --against COPY`" in failure.reason
+    for other in (copy, tmp_path / "out"):  # a copy, and what was converted from it
+        rows = wherry.verify(foreign, level="digest", against=other).failed
+        assert len([one for one in rows if one.path]) == 1
 
 
 def test_a_companion_that_was_exchanged_is_told_from_the_tensors(tmp_path):

@@ -221,11 +221,12 @@ def show_plan(plan: Plan, *, json_: bool, cost: Cost | None = None) -> None:
         *_traffic_rows(plan, cost),
         ("plan digest", plan.digest),
     ])  # fmt: skip
-    _show_ignored(one.to_json() for one in folded(plan.ignored))
+    show_ignored(one.to_json() for one in folded(plan.ignored))
     _show_notes(plan.notes, plan.snippet)
 
 
-def _show_ignored(rows: Iterable[Mapping[str, str]]) -> None:
+def show_ignored(rows: Iterable[Mapping[str, str]]) -> None:
+    """Print what is left out, one entry a line with its rule and reason."""
     for row in rows:
         click.echo(f"  ignored {row['path']} ({row['what']}) by rule {row['rule']}: {row['reason']}")
 
@@ -272,7 +273,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
-    _show_ignored(receipt.ignored)
+    show_ignored(receipt.ignored)
     _show_notes(receipt.warnings, receipt.snippet)
 
 

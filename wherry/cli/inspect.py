@@ -12,7 +12,7 @@ from wherry.cli.options import as_json
 @click.option("--family-file", metavar="FILE", help="TOML file that declares or changes a model family.")
 @as_json
 def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
-    """List the families, or show the layouts of FAMILY in all systems side by side."""
+    """List the families, or show the layouts, facts and judges of FAMILY in all systems side by side."""
     from wherry.cli import console
     from wherry.view.system import table
 
@@ -23,12 +23,21 @@ def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
     if json_:
         console.print_json(found)
         return
-    for parameter, systems in found.items():
-        click.echo(parameter)
-        rows = [(system, text) for system, texts in systems.items() for text in texts]
-        width = max((len(system) for system, _text in rows), default=0)
-        for system, text in rows:
-            click.echo(f"  {system:<{width}}  {text}")
+    for parameter, systems in found["parameters"].items():
+        _show_group(parameter, [(system, text) for system, texts in systems.items() for text in texts])
+    for name, fact in found["facts"].items():
+        _show_group(f"fact {name}: {fact['about']}", list(fact["systems"].items()))
+    _show_group("judges, apart from the way there and back", [
+        (system, f"{ways['into']} (to {system}); {ways['out_of']} (from {system})")
+        for system, ways in found["judged"].items()
+    ])  # fmt: skip
+
+
+def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
+    click.echo(heading)
+    width = max((len(system) for system, _text in rows), default=0)
+    for system, text in rows:
+        click.echo(f"  {system:<{width}}  {text}")
 
 
 def _list_families(*, json_: bool) -> None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Check everything and show what would be done, without writing."
 )
-@requesting(RewriteRequest, SourceRequest, order=("verify", "if_exists", "meta", "lineage", "memory", *ORDER))
+@requesting(
+    RewriteRequest,
+    SourceRequest,
+    order=("ignore", "verify", "if_exists", "meta", "lineage", "memory", *ORDER),
+)
 @quiet
 @as_json
 def rewrite(
@@ -57,6 +61,7 @@ def rewrite(
 
 def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
     from wherry.cli import console
+    from wherry.core.account import folded
     from wherry.core.units import show_size
 
     if json_:
@@ -70,10 +75,10 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("tensors", f"{rewriting.tensors:,}"),
         ("written", ", ".join(rewriting.files)),
         ("carried", "" if rewriting.in_place else f"{files:,} files, {show_size(nbytes)}"),
-        ("left behind", ", ".join(rewriting.left)),
         ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
+    console.show_ignored(row.to_json() for row in folded(rewriting.ignored))
     for old, new in rewriting.renamed.items():
         click.echo(f"  {old} → {new}")
 

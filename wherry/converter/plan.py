@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.ignored_entries import require_requested, unprepared
+from wherry.converter.ignored_entries import require_requested, unprepared, within_source
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
@@ -123,7 +123,8 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
-    ignored = (*checkpoint.ignored, *mapped.ignored, *unprepared(mapped.manifest, prepared, row))
+    found = (*checkpoint.ignored, *mapped.ignored, *unprepared(mapped.manifest, prepared, row))
+    ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import agree_with_source, reference, source_reference
+from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
@@ -288,6 +289,7 @@ def _receipt(
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
         asked=dict(wanted.asked),
+        ignored=[row.to_json() for row in folded(rewriting.ignored)],
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
 from wherry.converter.if_exists import existing_result
+from wherry.converter.ignored_entries import not_copied, require_requested, within_source
 from wherry.converter.in_place import changed, replace_sidecar
 from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
@@ -39,6 +40,7 @@ from wherry.storage.stores import locate, make_folder
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
+    from wherry.core.account import IgnoredEntry
     from wherry.core.progress import OnProgress
     from wherry.formats.format import Change, Rewrite
     from wherry.storage.location import Location
@@ -77,6 +79,7 @@ def rewrite(
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     verify: str = "digest",
+    ignore: tuple[str, ...] = (),
     if_exists: str | None = None,
     lineage: bool = True,
     meta: Mapping[str, str] | None = None,
@@ -93,6 +96,7 @@ def rewrite(
         progress: called a few times a second.
         verify: with `digest` every tensor is read at the source and again at the target, and compared; with `none`
             only the metadata is, and nothing is recorded unless the source's digests are known.
+        ignore: `others` leaves weights of the step behind, as in `convert`.
         if_exists: as in `convert`.
         lineage: whether the ledger records it.
         meta: metadata of the user to store with the checkpoint.
@@ -103,6 +107,7 @@ def rewrite(
             given.
         UnsupportedError: the rewrite does not support this checkpoint.
         IncompleteError: something that the result needs is missing.
+        UnrepresentableError: weights of the step would be left behind, and `ignore` does not say so.
         MismatchError: the result differs from the source; nothing is committed, files in place are restored.
         TargetExistsError, TargetInUseError, StorageError: the target cannot be made.
         NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
@@ -110,7 +115,7 @@ def rewrite(
     named_target = None if target is None else os.fspath(target)
     request = RewriteRequest(
         source=SourceRequest(os.fspath(source), **which), target=named_target, as_=as_, in_place=in_place,
-        memory=memory, if_exists=if_exists or "resume", verify=verify, meta=meta or {}, lineage=lineage,
+        memory=memory, ignore=ignore, if_exists=if_exists or "resume", verify=verify, meta=meta or {}, lineage=lineage,
     )  # fmt: skip
     return carry_out(request, progress=progress)
 
@@ -169,7 +174,9 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         missing = absence(checkpoint.reader)
         if missing is not None:
             raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is incomplete")
-        rewriting = _rewriting(change, location, home, (name, value or None), in_place=in_place)
+        rows = () if in_place else within_source(not_copied(change), request.source.uri, location.uri)
+        require_requested(rows, request, location.uri)
+        rewriting = _rewriting(change, location, home, (name, value or None), rows, in_place=in_place)
         yield _Ready(rewriting, change, location, home, checkpoint, pin)
 
 
@@ -185,8 +192,9 @@ def _find(format: str, name: str, location: Location) -> Rewrite:
 
 
 def _rewriting(
-    change: Change, source: Location, target: Location, asked: tuple[str, str | None], *, in_place: bool
-) -> RewritePlan:
+    change: Change, source: Location, target: Location, asked: tuple[str, str | None],
+    ignored: tuple[IgnoredEntry, ...], *, in_place: bool,
+) -> RewritePlan:  # fmt: skip
     sizes = listed(source)
     renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
     # Contents are left out: a commit time in them would make every request different.
@@ -200,7 +208,7 @@ def _rewriting(
         in_place=in_place,
         files=tuple(change.files),
         carried=(len(change.carried), sum(sizes[name].size for name in change.carried)),
-        left=change.left,
+        ignored=ignored,
         renamed=renamed,
         tensors=len(change.opened.manifest.tensors),
         digest=sha256_of("rewrite", named),

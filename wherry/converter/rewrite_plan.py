@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.account import folded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.account import IgnoredEntry
     from wherry.core.receipt import Receipt
 
 
@@ -23,7 +26,7 @@ class RewritePlan:
         in_place: whether files of the source itself are replaced.
         files: small files that are written.
         carried: number and total bytes of the files that are copied unchanged.
-        left: files of the source that are not copied.
+        ignored: what of the source is not copied, each with its rule; nothing in place.
         renamed: printed key path → new key path, of the tensors that are renamed.
         tensors: number of tensors.
         digest: identity of the request.
@@ -37,7 +40,7 @@ class RewritePlan:
     in_place: bool
     files: tuple[str, ...]
     carried: tuple[int, int]
-    left: tuple[str, ...]
+    ignored: tuple[IgnoredEntry, ...]
     renamed: Mapping[str, str]
     tensors: int
     digest: str
@@ -53,7 +56,7 @@ class RewritePlan:
             "in_place": self.in_place,
             "files": list(self.files),
             "carried": {"files": 0 if self.in_place else files, "bytes": 0 if self.in_place else nbytes},
-            "left": list(self.left),
+            "ignored": [one.to_json() for one in folded(self.ignored)],
             "renamed": dict(self.renamed),
             "tensors": self.tensors,
             "plan_digest": self.digest,

@@ -274,6 +274,10 @@ class RewriteRequest:
     target: str | None
     as_: str
     in_place: bool = False
+    ignore: tuple[str, ...] = _same(
+        "ignore",
+        "What to leave behind: others, which are weights of the step beside the item (comma-separated).",
+    )
     verify: str = _same("verify", "Read every tensor of source and target and compare them.")
     if_exists: str = _same(
         "if_exists",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
-from wherry.families.config_files import parse_config, render_config
+from wherry.families.config_files import completed, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import tell
 from wherry.layout.expr import evaluate
@@ -59,7 +59,6 @@ _CARRIED = (
     "README.md",
 )
 _PARENT = "base_config"  # the file from which MaxText takes the other attributes
-_BLOCK, _NAME = "decoder_block", "model_name"  # MaxText's attributes
 _MODEL = "tokenizer.model"
 _MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
 
@@ -160,7 +159,7 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
         **beside,
         **{one: place for one, place in above.items() if place.exists()},
     }.items():
-        found = parse_config(name, location.read_whole(MOST_CONFIG))
+        found = completed(parse_config(name, location.read_whole(MOST_CONFIG)), name)
         if config_system(found, [system]):
             return found, name
     return None, "no config"
@@ -190,6 +189,17 @@ def facts_beside(
     return facts
 
 
+def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
+    """The sizes that a config of any system of a family states, for a source that has none.
+
+    Raises:
+        NotFoundError, UnrepresentableError, UsageError: the file cannot be read, or is of another family.
+    """
+    given = config_file(path) if path else None
+    own = config_system(given, family.systems.values()) if given is not None else None
+    return dict(tell(own, given, path or "").sizes) if own is not None else {}
+
+
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
@@ -207,17 +217,14 @@ def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
 def config_file(path: str) -> dict[str, Any]:
     """A config that the user names: JSON, YAML or gin, by its file name extension.
 
-    A file of MaxText's `configs/models` has the name of its model, at which MaxText looks: it is part of the config.
+    A config of MaxText is completed by what the model that it names means.
 
     Raises:
         NotFoundError: the file was not found.
         UsageError: it cannot be read.
     """
     location = locate(path)
-    found = parse_config(location.name, location.read_whole(MOST_CONFIG))
-    if _BLOCK in found and not {_PARENT, _NAME} & found.keys():
-        found[_NAME] = location.name.rpartition(".")[0]
-    return found
+    return completed(parse_config(location.name, location.read_whole(MOST_CONFIG)), location.name)
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
+from wherry.families.config_files import completed
 from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
 from wherry.families.facts import ConfigFacts, assumed, tell
 from wherry.layout.expr import evaluate, names_in
@@ -225,7 +226,8 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     """The written config must state the known sizes and facts when it is read back."""
     system, bound = projected.system, projected.source
     try:
-        written = tell(system, config, str(system.write.file))
+        name = str(system.write.file)
+        written = tell(system, completed(dict(config), name), name)
         if system is not bound.system:
             require_carried(bound.family, bound.system, system, bound.told, names, written)
         wrong = contradictions(written, system, names)

@@ -103,9 +103,9 @@ def _fact(row: Any, where: str) -> Fact:
 
 
 def _system(name: str, row: Mapping[str, Any], where: str) -> System:
-    known = (set(System.__slots__) | {"bare"}) - {"name", "empties", "zeros"}
+    known = (set(System.__slots__) | {"bare"}) - {"name", "empties", "zeros", "bare_forms"}
     bare = row.get("bare", {})
-    _no_others(bare, {"empties", "zeros"}, where)
+    _no_others(bare, {"empties", "zeros", "forms"}, where)
     _no_others(row, known, where)
     return System(
         name=name,
@@ -123,6 +123,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         tied=_texts(row.get("tied", {})),
         empties=_texts(bare.get("empties", {})),
         zeros=_texts(bare.get("zeros", {})),
+        bare_forms=_texts(bare.get("forms", {})),
         names=_texts(row.get("names", {})),
         ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),

@@ -82,7 +82,7 @@ def project(
         bound: the source.
         system: the target's system.
         conventions: a choice for each of its conventions.
-        forms: the forms of the target; the system's defaults otherwise.
+        forms: the forms of the target; the system's defaults otherwise, without moments those of `bare`.
         only: `params` omits the optimizer's state.
         dtype: element type of the parameters; the source's by default.
         pads: axis → multiple to which dimensions marked ~ are padded.
@@ -97,7 +97,8 @@ def project(
     slots = {"params": system.slots["params"][:1]}
     if tree:
         slots.update({slot: sized(written(tree, slot), bound.solved.sizes) for slot in moments})
-    chosen, kept = _placed(bound, system, slots, conventions, _checked(system, forms or {}), tree)
+    wanted = _checked(system, {**({} if tree else system.bare_forms), **(forms or {})})
+    chosen, kept = _placed(bound, system, slots, conventions, wanted, tree)
     pieces = bound.pieces
     targets = {one.spec.path: one for one in placed(bound, system, kept, pieces, dtype, pads or {})}
     targets.update({one.spec.path: one for one in tied(bound, system, chosen, targets)})

@@ -26,8 +26,8 @@ and pass the same checks. An unknown field is an error.
                            for a part that varies, and then `written` states where slots and scalars are written:
                            an entry that begins with + is for stacked layers (%axis% is the size of their axis), the
                            others for all other layers; a scalar is repeated for every layer there
-      bare                 {empties, zeros}: entries of the target's tree if no moments are carried: nodes, and
-                           key path → element type of a number that is 0
+      bare                 {empties, zeros, forms}: the target's tree if no moments are carried: its nodes,
+                           key path → element type of a number that is 0, and forms other than the default
       scalars.N            key paths of one number that belongs to the run (step); the first is written, all are read
       tied.P               the key path of a second copy of the parameter that P is tied to, which this system stores
       names                the system's names for axes, if its checkpoints store names
@@ -271,6 +271,7 @@ class System:
     tied: Mapping[str, str]
     empties: Mapping[str, str]
     zeros: Mapping[str, str]
+    bare_forms: Mapping[str, str]
     names: Mapping[str, str]
     ignore: tuple[tuple[str, str], ...]
     accepts: tuple[tuple[str, str], ...]

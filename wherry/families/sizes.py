@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from wherry.families.templates import Template
     from wherry.layout.layout import Dimension, Layout
 
-_CURE = "pass the model's config with --config"
+_CURE = "pass the model's config with --config FILE"
+_COMMON = "config.json"
 
 
 def solved_sizes(
@@ -37,13 +38,20 @@ def solved_sizes(
         ),
     ]
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
-    first = solve(stated, list(_equations(system, sure)), wanted=(), cure=_CURE)
+    cure = _cure(system)
+    first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
     matches = [_decided(options, first.sizes) for options in matching.found.values()]
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
     offsets = {name for one in used for index in one.layouts[0].indices for name in index.offset}
-    return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=_CURE), matches
+    return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=cure), matches
+
+
+def _cure(system: System) -> str:
+    """The cure of a size that no tensor states, with the names of the files that state it."""
+    files = dict.fromkeys(one for one in (system.write.file, _COMMON) if one)
+    return f"{_CURE} (its {' or '.join(files)})"
 
 
 def _decided(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:

@@ -101,7 +101,7 @@ def distrusted(area: Path) -> str | None:
         return "it belongs to another user"
     if status.st_mode & 0o077:
         return "other users had access to it"
-    for folder, folders, files in os.walk(area):
+    for folder, folders, files in os.walk(area, onerror=_unless_removed):
         for name in (*folders, *files):
             try:
                 one = os.lstat(os.path.join(folder, name))  # noqa: PTH118  twice as fast as Path, of thousands
@@ -112,6 +112,12 @@ def distrusted(area: Path) -> str | None:
             if not (stat.S_ISDIR(one.st_mode) or (stat.S_ISREG(one.st_mode) and one.st_nlink == 1)):
                 return f"{name} in it is a link or a special file"
     return None
+
+
+def _unless_removed(error: OSError) -> None:
+    """Raise the error of a folder that cannot be listed: what is in it was not examined."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def take_up(left: FormerArea, area: Path, dead: str | None) -> Path | None:

@@ -15,6 +15,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, UsageError
+from wherry.staging.lease import NO_LINKS
 from wherry.storage.home import ensure_home
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def _made(path: Path) -> bytes:
             os.link(draft, path)
         except FileExistsError:
             pass
-        except OSError:  # the file system has no hard links
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
             draft.rename(path)
     finally:
         os.close(descriptor)

@@ -152,7 +152,8 @@ def _with_the_ledger(
         present = present.with_digests(_hashed(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
-    failed = list(replaced(entry, digest, same_weights=same_weights))
+    recorded = sidecar is not None
+    failed = list(replaced(entry, digest, same_weights=same_weights, tensors_recorded=recorded))
     return (DIFFERENT if failed else EQUAL), failed
 
 

@@ -7,6 +7,7 @@ A ledger that cannot be read does not stop a verification; the outcome says that
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -126,20 +127,34 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
             return
 
 
-def replaced(entry: LedgerEntry, found: str, *, same_weights: bool) -> Iterator[Failure]:
+def replaced(
+    entry: LedgerEntry, found: str, *, same_weights: bool, tensors_recorded: bool
+) -> Iterator[Failure]:
     """The difference from the checkpoint that the ledger last recorded at the place.
+
+    The ledger has one digest of all weights; the digests of single tensors are in sidecars only.
 
     Args:
         entry: of the place; its node is known.
         found: checkpoint digest of what is there now, by the algorithm of the entry.
         same_weights: whether its tensors are those of the entry.
+        tensors_recorded: whether a sidecar has the digest of each tensor, with which they are compared too.
     """
     assert entry.node is not None
     expected = entry.node.checkpoint_digest
     if expected != found:
-        part = "; its tensors are the same, a companion file or a value is not" if same_weights else ""
+        part = "" if tensors_recorded else f"; {_unnamed(entry.node.uri)}"
+        part = "; its tensors are the same, a companion file or a value is not" if same_weights else part
         yield Failure(
             "",
             f"not the checkpoint that the ledger recorded here on {entry.seen}: expected {short(expected)}, "
             f"got {short(found)}{part}",
         )
+
+
+def _unnamed(uri: str) -> str:
+    """Why no tensor is named, and what names them: another checkpoint with the same tensors."""
+    return (
+        "the ledger has no digests of single tensors: name those that differ with "
+        f"`wherry verify {shlex.quote(uri)} --against COPY`, where COPY is a copy or a conversion of it"
+    )

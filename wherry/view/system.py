@@ -16,11 +16,16 @@ from wherry.families import (
     family_of_config,
     load_family,
     load_family_file,
-    side_by_side,
     system_of_format,
     system_of_tree,
 )
-from wherry.families.companions import facts_beside, outfit, source_config, target_config
+from wherry.families.companions import (
+    facts_beside,
+    outfit,
+    sizes_stated,
+    source_config,
+    target_config,
+)
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -45,13 +50,16 @@ def layout_options() -> frozenset[str]:
     return frozenset([SCAN, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))])
 
 
-def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """Parameter → system → key paths and axes, the output of `wherry layouts`.
+def table(family: str | None = None, family_file: str | None = None) -> dict[str, Any]:
+    """The layouts, facts and judges of a family, the output of `wherry layouts`; see `overview`.
 
     Raises:
         UsageError: the family is unknown, or the file does not declare a family.
     """
-    return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
+    from wherry.view.overview import overview
+
+    found = load_family_file(family_file) if family_file else load_family(family or "")
+    return overview(found, own=not family_file)
 
 
 def view(
@@ -99,6 +107,7 @@ def view(
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
         facts=facts_beside(checkpoint, family, source, wish.config),
+        sizes=None if config else sizes_stated(family, wish.config),
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
@@ -123,7 +132,12 @@ def _require_options(
 def _needed(
     source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
 ) -> bool:
-    return asked or wish.explicit or (source is not target and not _plain(checkpoint, row))
+    return asked or wish.explicit or (source is not target and not _kept(checkpoint, row, wish))
+
+
+def _kept(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
+    """Whether the tree is kept: a config that the user names for a system's target says what the tensors are."""
+    return _plain(checkpoint, row) and not (wish.config and row.system)
 
 
 def _plain(checkpoint: Checkpoint, row: Format) -> bool:
@@ -144,7 +158,7 @@ def _family(
     name = written.get("family") or (family_of_config(config) if config else None)
     if name in families():
         return load_family(name or "")
-    if _plain(checkpoint, row) and not (asked or wish.explicit):
+    if _kept(checkpoint, row, wish) and not (asked or wish.explicit):
         return None
     if name is not None:
         raise UsageError(

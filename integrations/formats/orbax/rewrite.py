@@ -17,6 +17,7 @@ exists, including chunks that are all zeros; if its writer omitted those, it is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from wherry.errors import (
 from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.orbax import aggregate, layout, marks
 from wherry.integrations.containers.orbax.item import open_item
+from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.orbax import relink, renames
 from wherry.storage.copy import listed
@@ -77,7 +79,7 @@ def _committing(
 ) -> Change:
     """An item with commit members in place of the files of a killed save."""
     try:
-        opened = open_item(location, detection, uncommitted=True)
+        opened = _opened(location, detection, uncommitted=True)
     except IncompleteError as error:
         error.cure = _TOO_EARLY
         raise
@@ -99,7 +101,7 @@ def _committing(
 def _unbox(location: Location, detection: Detection, _value: str | None) -> Change:
     """Drop the trailing `value` (or `raw_value`) of every leaf that is the only child of its node."""
     _item(location)
-    opened = open_item(location, detection)
+    opened = _opened(location, detection)
     tensors = opened.manifest.tensors
     boxed = marks.wrapped(tensors, marks.BOX) | marks.wrapped(tensors, marks.OLD_VARIABLE)
     if not boxed:
@@ -111,7 +113,7 @@ def _unbox(location: Location, detection: Detection, _value: str | None) -> Chan
 def _box(location: Location, detection: Detection, value: str | None) -> Change:
     """Append `value` to the key paths of arrays."""
     _item(location)
-    opened = open_item(location, detection)
+    opened = _opened(location, detection)
     known = {path: render(path) for path in opened.manifest.tensors}
     chosen: set[KeyPath] = set()
     for pattern in (value or "*").split(","):
@@ -204,6 +206,12 @@ def sync(folder: Location) -> None:
         sync_everything(Path(folder.path))
     except OSError as error:
         raise storage_error(error, folder.uri) from error
+
+
+def _opened(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:
+    """The item, and what its step holds beside it."""
+    opened = open_item(location, detection, uncommitted=uncommitted)
+    return replace(opened, ignored=other_items(location, location))
 
 
 def _item(location: Location) -> layout.OrbaxItem:

@@ -128,7 +128,7 @@ def test_ranks_that_saved_without_collectives_get_one_metadata(tmp_path):
     """
     two_ranks(script, tmp_path)
     done = wherry.rewrite(tmp_path / "a", tmp_path / "b", as_="for-torch")
-    assert done.rewriting.left == ("__0.metadata", "__1.metadata")
+    assert [one.name for one in done.rewriting.ignored] == ["__0.metadata", "__1.metadata"]
     state = {"w": torch.arange(42.0).reshape(7, 6), "of.0": torch.zeros(2), "of.1": torch.ones(2)}
     assert same(load(tmp_path / "b", state), state)
 
@@ -181,7 +181,11 @@ def test_stale_data_files_stay_behind(tmp_path):
     (source / "__7_0.distcp").write_bytes(b"of an older, wider save")
     (source / "notes.txt").write_text("a companion")
     done = wherry.rewrite(source, tmp_path / "b", as_="for-torch")
-    assert done.rewriting.left == ("__7_0.distcp",)
+    assert [one.to_json() for one in done.rewriting.ignored] == done.receipt.ignored
+    assert done.receipt.ignored == [{
+        "path": "__7_0.distcp", "rule": "files", "what": "a file of another save",
+        "reason": ".metadata does not name it",
+    }]  # fmt: skip
     assert (tmp_path / "b" / "notes.txt").read_text() == "a companion"
     assert canonical(opened(tmp_path / "b", "dcp"), ("a",)) == as_bytes(torch.arange(3.0))
 

@@ -27,8 +27,8 @@ SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "uns
 # Models that differ little from another one.
 RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
 # MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
-_DEEPSEEK3 = {"model_name": "deepseek3-671b"}
-_GEMMA3 = {"model_name": "gemma3-4b"}
+_DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
+_GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
 MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA3, "gemma3-no-remainder": _GEMMA3, "deepseek-v3": _DEEPSEEK3, "deepseek-v3-yarn": _DEEPSEEK3,
 }  # fmt: skip
@@ -89,17 +89,19 @@ T5X_PAIRS = [
     ("t5", "minimal", "t5x-orbax"), ("t5-1.1", "minimal", "t5x-legacy"), ("umt5", "scalable", "t5x-orbax"),
     ("mt5", "minimal", "t5x-orbax"), ("umt5", "scanned", "t5x-legacy"),
     ("umt5", "scanned-axis-0", "t5x-orbax"), ("t5-encoder", "minimal", "t5x-orbax"),
+    ("t5-encoder-one", "minimal", "t5x-orbax"), ("umt5-encoder-one", "scalable", "t5x-orbax"),
 ]  # fmt: skip
 
 
 def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
-    """The leaves below `params/params`, and with them the router's bias that lies outside.
+    """The leaves below `params/params`, the router's bias stacked on the scan axis as all others.
 
-    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and its scan stacks that on the first axis,
-    wherever parameters are stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
+    MaxText 0.2.5 saves what is no `nnx.Param` below `nnx_aux/model`, and loads it from there or, with
+    `load_parameters_path`, from among the parameters. Its scan stacks that on the first axis, wherever parameters are
+    stacked (layers/nnx_decoders.py: `StateAxes({Param: param_scan_axis, ...: 0})`).
     """
-    leaves = files.below(found, "params/params/")
-    for name, bias in files.below(found, "nnx_aux/model/").items():
-        assert name.endswith("/gate/bias"), name
+    leaves = {**files.below(found, "params/params/"), **files.below(found, "nnx_aux/model/")}
+    for name in (name for name in leaves if name.endswith("/gate/bias")):
+        bias = leaves[name]
         leaves[name] = np.moveaxis(bias, 0, config.get("param_scan_axis", 1)) if bias.ndim > 1 else bias
     return Leaves(leaves)

@@ -80,10 +80,14 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
+                                 "scale_decoder_outputs": False}, "t5"),
     "t5-1.1": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, "t5"),
     "mt5": Model("MT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
     "umt5": Model("UMT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
     "t5-encoder": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
+    "t5-encoder-one": Model("T5", {**_T5, "num_layers": 1, "feed_forward_proj": "relu"}, "t5"),
+    "umt5-encoder-one": Model("UMT5", {**_T5, "num_layers": 1, "feed_forward_proj": "gated-gelu"}, "t5"),
 }  # fmt: skip
 UNTIED = ("t5-1.1", "mt5", "umt5")
 _CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
@@ -98,7 +102,10 @@ def save(label: str, folder: Path, seed: int = 0) -> Path:
     kind, settings, _family = MODELS[label]
     torch.manual_seed(seed)
     config = getattr(transformers, f"{kind}Config")(**settings)
-    name = "T5EncoderModel" if label == "t5-encoder" else _CLASSES.get(kind, f"{kind}ForCausalLM")
+    classes = (
+        {**_CLASSES, "T5": "T5EncoderModel", "UMT5": "UMT5EncoderModel"} if "encoder" in label else _CLASSES
+    )
+    name = classes.get(kind, f"{kind}ForCausalLM")
     model = getattr(transformers, name)(config)
     with torch.no_grad():
         biases = [one for name, one in model.named_buffers() if name.endswith("e_score_correction_bias")]

@@ -1,0 +1,94 @@
+"""A MaxText config that names a model means the values of that model's file, never silently those of base.yml."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wherry.errors import UsageError
+from wherry.families import load_family
+from wherry.families.companions import config_file, config_system
+from wherry.families.facts import tell
+
+BARE = {"base_config": "base.yml", "model_name": "deepseek3-671b"}
+
+
+def read(folder, config, name="run.yml"):
+    path = folder / name
+    path.write_text(json.dumps(config))  # JSON is YAML too
+    return config_file(str(path))
+
+
+def facts(config, family):
+    return tell(load_family(family).system("maxtext"), config).facts
+
+
+@pytest.mark.parametrize("name", ["run.yml", "run.json"])
+def test_a_bare_config_means_the_file_of_its_model(tmp_path, name):
+    """By base.yml the routing would be softmax's, 1 expert for each token, unscaled, and positions unscaled."""
+    config = read(tmp_path, BARE, name)
+    family = load_family("deepseek")
+    assert config_system(config, family.systems.values()) is family.system("maxtext")
+    found = facts(config, "deepseek")
+    assert (found["experts_per_token"], found["routing_score"], found["routed_scaling"]) == (
+        8,
+        "sigmoid",
+        2.5,
+    )
+    assert found["rope_scaling"]["rope_type"] == "yarn"
+    assert found["norm_eps"] == 1e-6
+
+
+@pytest.mark.parametrize(("model", "family", "wanted"), [
+    ("llama3.1-8b-Instruct", "llama", {"rope_theta": 500_000}),
+    ("mistral-7b", "mistral", {"rope_theta": 1_000_000}),
+    ("mixtral-8x7b", "mixtral", {"experts_per_token": 2}),
+    ("qwen3-30b-a3b", "qwen", {"experts_per_token": 8, "norm_eps": 1e-6}),
+    ("gemma-2b", "gemma", {"activation": "gelu_pytorch_tanh"}),
+    ("gemma2-9b", "gemma2", {"final_softcap": 30.0, "attention_softcap": 50.0, "sliding_window": 4096}),
+    ("gemma3-27b", "gemma3", {"local_rope_theta": 10_000, "query_pre_attn_scalar": 5376 // 32}),
+])  # fmt: skip
+def test_every_family_s_models_are_known(tmp_path, model, family, wanted):
+    found = facts(read(tmp_path, {"base_config": "base.yml", "model_name": model}), family)
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_an_unknown_model_is_asked_for(tmp_path):
+    with pytest.raises(UsageError, match=r"unknown model 'deepseek9'.*routed_score_func") as caught:
+        read(tmp_path, {**BARE, "model_name": "deepseek9", "base_emb_dim": 32, "decoder_block": "deepseek"})
+    assert "--config configs/models/deepseek9.yml" in str(caught.value)
+    whole = read(tmp_path, {**BARE, "decoder_block": "deepseek"})
+    named = {
+        **whole,
+        "model_name": "deepseek9",
+        **dict.fromkeys(("n_routing_groups", "topk_routing_group"), -1),
+    }
+    named |= {"use_indexer": False, "mhc_expansion_rate": 1, "beta_slow": 1}
+    assert read(tmp_path, named) == named
+
+
+def test_a_value_that_maxtext_would_replace_is_asked_for(tmp_path):
+    changed = {**BARE, "rope_factor": 4}
+    with pytest.raises(
+        UsageError, match="rope_factor: 4, but the file of its model deepseek3-671b states 40"
+    ):
+        read(tmp_path, changed)
+    overridden = read(tmp_path, {**changed, "override_model_config": True})
+    assert facts(overridden, "deepseek")["rope_scaling"]["factor"] == 4
+    whole = {**read(tmp_path, BARE), "rope_factor": 4}  # as MaxText logs it
+    assert read(tmp_path, whole) == whole
+
+
+def test_the_file_of_a_model_has_its_name_and_else_base_yml(tmp_path):
+    found = read(tmp_path, {"decoder_block": "llama2", "base_emb_dim": 12}, "llama3.1-mine.yml")
+    assert found["model_name"] == "llama3.1-mine"
+    assert facts(found, "llama")["norm_eps"] == 1e-5
+
+
+def test_other_systems_configs_and_the_default_model_are_unchanged(tmp_path):
+    for config in (
+        {"model_type": "llama", "model_name": "mine", "hidden_size": 12},
+        {"base_config": "base.yml", "model_name": "default", "base_emb_dim": 12},
+    ):
+        assert read(tmp_path, config) == config

@@ -1,0 +1,47 @@
+"""`wherry layouts FAMILY` shows layouts, facts and judges; a family of a user has no judge."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from wherry.cli import cli
+from wherry.families import families, load_family
+from wherry.view.overview import overview
+
+
+def shown(*words):
+    done = CliRunner().invoke(cli, ["layouts", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_shows_where_each_system_has_a_fact_and_who_judges_it():
+    text = shown("mistral")
+    assert "fact sliding_window: " in text
+    assert "  huggingface  sliding_window" in text
+    assert "  maxtext      always 0" in text
+    assert "  penzai   own library (to penzai); own library (from penzai)" in text
+
+
+def test_the_json_has_all_three():
+    found = json.loads(shown("gemma2", "--json"))
+    assert set(found["parameters"]["embedding"]) == {"huggingface", "maxtext"}
+    scale = found["facts"]["query_pre_attn_scalar"]
+    assert scale["systems"] == {"huggingface": "query_pre_attn_scalar", "maxtext": "in the weights"}
+    assert found["judged"] == {"maxtext": {"into": "own library, forward pass", "out_of": "forward pass"}}
+
+
+def test_every_fact_that_changes_outputs_has_a_place_in_every_system():
+    for name in families():
+        facts = overview(load_family(name), own=True)["facts"]
+        assert set(facts) == set(load_family(name).facts)
+        for fact, row in facts.items():
+            assert not row["outputs"] or "not stated" not in row["systems"].values(), (name, fact)
+
+
+def test_a_family_of_a_user_is_not_judged(tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "mistral"\nabout = "mine"\n')
+    found = json.loads(shown("--family-file", str(tmp_path / "mine.toml"), "--json"))
+    assert {text for ways in found["judged"].values() for text in ways.values()} == {"not judged"}

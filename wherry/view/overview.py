@@ -1,0 +1,86 @@
+"""overview: what a family declares, side by side for its systems: layouts, facts, and the judges of its conversions.
+
+`wherry layouts FAMILY` prints it, and pages of the documentation are generated from it. The judges are the oracles of
+the tests (`families/tables/judged.toml`), which compare what two systems compute from one model; they judge the
+families that come with wherry, not those of a user's file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry import families
+from wherry.families import side_by_side
+from wherry.layout.expr import names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.families.schema import Family, System
+
+_JUDGED = Path(families.__file__).parent / "tables" / "judged.toml"
+_JUDGES = {"forward": "forward pass", "library": "own library"}
+_REFERENCE = "huggingface"  # the system with which the others are compared
+WAYS = {"into": "to the system", "out_of": "from the system"}
+
+
+def overview(family: Family, *, own: bool) -> dict[str, Any]:
+    """Everything that a family declares, as `wherry layouts --json` prints it.
+
+    Args:
+        family: the family.
+        own: whether it comes with wherry, so that its conversions have judges.
+    """
+    rows = judged().get(family.name, {}) if own else {}
+    return {
+        "family": family.name,
+        "parameters": side_by_side(family),
+        "facts": facts_side_by_side(family),
+        "judged": {
+            name: {way: judges(rows.get(name, {}), way) for way in WAYS}
+            for name in family.systems
+            if name != _REFERENCE
+        },
+    }
+
+
+@cache
+def judged() -> Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]:
+    """Family → system → direction → by what its conversions are judged."""
+    rows = tomllib.loads(_JUDGED.read_text(encoding="utf-8"))
+    return {
+        family: {
+            system: {way: tuple(names) for way, names in ways.items()} for system, ways in systems.items()
+        }
+        for family, systems in rows.items()
+    }
+
+
+def judges(row: Mapping[str, tuple[str, ...]], way: str) -> str:
+    """The judges of one direction in words."""
+    return ", ".join(_JUDGES[name] for name in row.get(way, ())) or "not judged"
+
+
+def facts_side_by_side(family: Family) -> dict[str, dict[str, Any]]:
+    """Fact → its meaning, whether it changes what the model computes, and where each system has it."""
+    return {
+        name: {
+            "about": fact.about,
+            "outputs": fact.outputs,
+            "systems": {one.name: _place_of(name, one) for one in family.systems.values()},
+        }
+        for name, fact in family.facts.items()
+    }
+
+
+def _place_of(fact: str, system: System) -> str:
+    """Where a system has a fact: attributes of its config, one value of its software, or the weights."""
+    if fact in system.config.facts:
+        return ", ".join(sorted(names_in(system.config.facts[fact])))
+    if fact in system.assumes:
+        value = system.assumes[fact]
+        return f"always {value if isinstance(value, str) else repr(value)}"
+    return "in the weights" if fact in system.absorbs else "not stated"
