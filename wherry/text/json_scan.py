@@ -12,11 +12,19 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from itertools import chain
 from json.decoder import JSONDecoder, scanstring
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from wherry.errors import CorruptError
-from wherry.text.json_document import BEFORE_VALUES, decoder, require_depth, require_size, too_deep
+from wherry.text.json_document import (
+    BEFORE_VALUES,
+    decoder,
+    parse_json,
+    require_depth,
+    require_size,
+    too_deep,
+)
 from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, scaled
 
 if TYPE_CHECKING:
@@ -30,6 +38,10 @@ DROPPED: Any = object()  # a value that is not kept
 Rows: TypeAlias = "Callable[[Any, Any], Any] | Mapping[str, Rows]"
 
 _SPACE = re.compile(r"[ \t\n\r]*").match
+_MOST_WHOLE, _MOST_WHOLE_BYTES = (
+    1 << 18,
+    10 << 20,
+)  # values and bytes up to which a document is parsed as a whole
 _MOST_WINDOW = 16 << 20  # characters of one entry
 _ENDS = frozenset(" \t\n\r,]}")  # characters after a value
 _NEAR = 32  # characters: an error so near to the end of the window may be caused by that end
@@ -62,6 +74,12 @@ def scan_json(
         CorruptError: it is not JSON.
         HostileError: it exceeds a limit.
     """
+    head, rest = _head(pieces)
+    most = min(_MOST_WHOLE, scaled(limits.nodes))
+    if rest is None and sum(head.count(sign) for sign in BEFORE_VALUES.encode()) <= most:
+        whole = parse_json(head, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
+        return _converted(whole, rows, what, uri, limits)
+    pieces = chain(file_pieces(lambda start, stop: head[start:stop], 0, len(head)), rest or ())
     scanner = _Scanner(pieces, what, uri, limits, decoder(unique=unique, constants=constants), unique=unique)
     try:
         found = scanner.value(rows)
@@ -71,6 +89,35 @@ def scan_json(
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CorruptError(f"invalid JSON in {what}: {scanner.located(error)}", uri=uri, cure=cure) from error
     return found
+
+
+def _head(pieces: Iterable[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
+    """The first bytes of a document, and the pieces after them; None if there are none."""
+    left, parts, size = iter(pieces), list[bytes](), 0
+    for piece in left:
+        parts.append(piece)
+        size += len(piece)
+        if size > _MOST_WHOLE_BYTES:
+            return b"".join(parts), left
+    return b"".join(parts), None
+
+
+def _converted(found: Any, rows: Rows, what: str, uri: str | None, limits: JsonLimits) -> Any:
+    """A small document, which was parsed as a whole, with its entries converted."""
+    if rows is DROPPED or type(found) not in (dict, list):
+        return DROPPED if rows is DROPPED else found
+    if len(found) > scaled(limits.rows):
+        raise beyond(what, scaled(limits.rows), "entries", uri=uri)
+    kept: dict[Any, Any] = {}
+    for key, value in found.items() if type(found) is dict else enumerate(found):
+        if callable(rows):
+            entry = rows(key, value)
+        else:
+            row = _row_of(rows, str(key)) if type(found) is dict else rows.get("*")
+            entry = value if row is None else _converted(value, row, what, uri, limits)
+        if entry is not DROPPED:
+            kept[key] = entry
+    return kept if type(found) is dict else list(kept.values())
 
 
 class _Scanner:
@@ -139,7 +186,6 @@ class _Scanner:
                 return
 
     def _object(self, rows: Rows) -> dict[str, Any]:
-        convert = rows if callable(rows) else None
         found: dict[str, Any] = {}
         self._at += 1
         if self._sign() == "}":
@@ -147,19 +193,57 @@ class _Scanner:
             return found
         most = scaled(self._limits.rows)
         while True:
-            if convert is None:
-                key = self._key()
-                value = self.value(_row_of(cast("Mapping[str, Rows]", rows), key))
+            if callable(rows):
+                self._entries(rows, found, most)
+            key = self._key()
+            if callable(rows):
+                value, self._at = self._scanned()
+                value = rows(key, value)
             else:
-                key, value = self._member()
-                value = convert(key, value)
+                value = self.value(_row_of(cast("Mapping[str, Rows]", rows), key))
             if self._unique and key in found:
                 raise self._error(f"duplicate key {key!r}")
             if value is not DROPPED:
                 found[key] = value
-            self._count(len(key), most)
+            self._count(1, len(key), most)
             if not self._goes_on("}"):
                 return found
+
+    def _entries(self, convert: Callable[[Any, Any], Any], found: dict[str, Any], most: int) -> None:
+        """Read entries as long as they are in the window and in usual form; never the last of the object.
+
+        This is most of the work for large objects: it calls nothing that it could do itself.
+        """
+        text, at, scan, unique = self._text, self._at, self._scan, self._unique
+        rows = names = 0
+        try:
+            while rows <= most:
+                if text[at] != '"':
+                    break
+                key, end = scanstring(text, at + 1, True)
+                if text[end] != ":":
+                    break
+                value, end = scan(text, end + 2 if text[end + 1] == " " else end + 1)
+                if text[end] != ",":
+                    break
+                after = end + 1
+                if text[after] != '"':
+                    after = _SPACE(text, after).end()  # pyright: ignore[reportOptionalMemberAccess]
+                    if after == len(text):
+                        break
+                if unique and key in found:
+                    break
+                value = convert(key, value)
+                if value is not DROPPED:
+                    found[key] = value
+                at = after
+                rows += 1
+                names += len(key)
+        except (ValueError, StopIteration, IndexError):
+            pass  # the entry goes on behind the window, or is not valid: it is read again, with errors
+        finally:
+            self._at = at
+        self._count(rows, names, most)
 
     def _array(self, rows: Rows) -> list[Any]:
         found: list[Any] = []
@@ -177,14 +261,14 @@ class _Scanner:
                 value = self.value(rows.get("*"))
             if value is not DROPPED:
                 found.append(value)
-            self._count(0, most)
+            self._count(1, 0, most)
             number += 1
             if not self._goes_on("]"):
                 return found
 
-    def _count(self, name: int, most: int) -> None:
-        self._rows += 1
-        self._names += name
+    def _count(self, rows: int, names: int, most: int) -> None:
+        self._rows += rows
+        self._names += names
         if self._rows > most:
             raise beyond(self._what, most, "entries", uri=self._uri)
         if self._names > scaled(MOST_NAME_TEXT):
@@ -217,23 +301,6 @@ class _Scanner:
         self._at += 1
         self._sign()
         return key
-
-    def _member(self) -> tuple[str, Any]:
-        """Key and value of an entry, both in the window in almost all cases."""
-        text = self._text
-        try:
-            if text[self._at] == '"':
-                key, at = scanstring(text, self._at + 1, True)
-                if text[at] == ":":
-                    value, end = self._scan(text, at + 1 + (text[at + 1] == " "))
-                    if text[end] in _ENDS:
-                        self._at = end
-                        return key, value
-        except (ValueError, StopIteration, IndexError):
-            pass  # the entry goes on behind the window, or is not valid, or has other white space
-        key = self._key()
-        value, self._at = self._scanned()
-        return key, value
 
     def _scanned(self) -> tuple[Any, int]:
         """The value at the position and its end; a value at the end of the window may go on behind it."""
