@@ -175,10 +175,7 @@ def test_files_that_are_changed_missing_or_added_are_named(bundle):
     assert check_bundle(bundle).problems == ["extra: unknown file; a program in the bundle could import it"]
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(bundle, "a") as archive:
         archive.writestr("report.md", "x")
-    assert check_bundle(bundle).problems[0] == "extra: unknown file; a program in the bundle could import it"
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(changed, "a") as archive:
-        archive.writestr("report.md", "x")
-    assert "report.md: duplicate file in the bundle" in check_bundle(changed).problems
+    assert "report.md: duplicate file in the bundle" in check_bundle(bundle).problems
     bundle.write_bytes(b"PK not")
     assert "invalid evidence bundle" in check_bundle(bundle).problems[0]
 

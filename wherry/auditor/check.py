@@ -1,11 +1,12 @@
 """The offline check of an evidence bundle: a module that needs only the standard library, so every bundle contains it.
 
 `wherry audit --check BUNDLE.zip` runs this module and compares the copy in the bundle with it. `python BUNDLE.zip` runs
-that copy, and so whatever the maker of the bundle put there: use it only for bundles of your own. The check proves that every file has the digest that the index states; that the ledger's statements form an
-unbroken chain from the first one to the report's anchor; that every audited checkpoint and model version is stated in
-that chain; and that every manifest has the digest under which its checkpoint was audited. It proves nothing about
-storage, which the audit itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was
-rewritten completely is consistent, too.
+that copy, and so whatever the maker of the bundle put there: use it only for bundles of your own. The check proves
+that every file has the digest that the index states; that the ledger's statements form an unbroken chain from the
+first one to the report's anchor; that every audited checkpoint and model version is stated in that chain; and that
+every manifest has the digest under which its checkpoint was audited. It proves nothing about storage, which the audit
+itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was rewritten completely is
+consistent, too.
 
 Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose, including
 BLAKE3, which is used if the package `blake3` is not installed. In bundles of schema 1 the digests of checkpoints are
