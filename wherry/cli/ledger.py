@@ -259,6 +259,8 @@ def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, 
     else:
         for name, reason in found.failed:
             say(f"{name}: {reason}")
+        for name in found.unsigned:
+            say(f"{name}: not covered by the signature")
         console.print_rows(
             [
                 ("signature", "ok" if found.ok else "MISMATCH"),

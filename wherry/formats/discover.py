@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
 _NANOSECONDS = 1_000_000_000
-_DEEPEST = 100  # nested folders below the root; each level is a call within the one above
+DEEPEST = 100  # nested folders below the root; each level is a call within the one above
 
 NEWER_STEP = "a newer step of this run is complete"  # the only reason that the caller chooses, with `newest`
 
@@ -101,8 +101,8 @@ class _Walk:
 
     def below(self, glimpse: Glimpse) -> Iterator[Detection]:
         """The checkpoint at this location, or the checkpoints below it."""
-        if glimpse.location.path.count("/") - self.top > _DEEPEST:
-            self._skip(glimpse.location, f"folders are nested more than {_DEEPEST} levels deep")
+        if glimpse.location.path.count("/") - self.top > DEEPEST:
+            self._skip(glimpse.location, f"folders are nested more than {DEEPEST} levels deep")
             return
         try:
             found = look(glimpse, self.rows)

@@ -13,7 +13,7 @@ import codecs
 import json
 import re
 from itertools import chain
-from json.decoder import JSONDecoder, scanstring
+from json import decoder as json_decoder
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from wherry.errors import CorruptError
@@ -29,7 +29,10 @@ from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, sca
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from json.decoder import JSONDecoder
 
+# Functions of the standard library that its type hints do not declare: a string after its first quote, and its end.
+_scanstring: Callable[[str, int, bool], tuple[str, int]] = vars(json_decoder)["scanstring"]
 PIECE = 1 << 20  # bytes that are read at a time
 DROPPED: Any = object()  # a value that is not kept
 
@@ -136,7 +139,7 @@ class _Scanner:
         self._pieces = iter(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._what, self._uri, self._limits, self._unique = what, uri, limits, unique
-        self._scan: Callable[[str, int], tuple[Any, int]] = values.scan_once
+        self._scan: Callable[[str, int], tuple[Any, int]] = vars(values)["scan_once"]
         self._text, self._at, self._before = "", 0, 0
         self._bytes = self._rows = self._names = self._nodes = 0
         self._ended = False
@@ -220,7 +223,7 @@ class _Scanner:
             while rows <= most:
                 if text[at] != '"':
                     break
-                key, end = scanstring(text, at + 1, True)
+                key, end = _scanstring(text, at + 1, True)
                 if text[end] != ":":
                     break
                 value, end = scan(text, end + 2 if text[end + 1] == " " else end + 1)
@@ -291,7 +294,7 @@ class _Scanner:
             if self._text[self._at] != '"':
                 raise self._error("Expecting property name enclosed in double quotes")
             try:
-                key, end = scanstring(self._text, self._at + 1, True)
+                key, end = _scanstring(self._text, self._at + 1, True)
                 break
             except json.JSONDecodeError as error:
                 self._extend_or(error)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CHUNKED = "__msgpack_chunked_array__"
 DEEPEST = 200
-_MOST_NODES = 600_000  # two for each tensor and its group, at most
+_MOST_NODES = 500_000  # two for each tensor and its group, at most
 _MOST_TEXT = 48 << 20
 _LONGEST_KEY = 1 << 20
 _MOST_DIMENSIONS = 64
