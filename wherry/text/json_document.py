@@ -50,7 +50,11 @@ def parse_json(
     except RecursionError as error:
         raise too_deep(what, limits, uri) from error
     except ValueError as error:
-        raise CorruptError(f"invalid JSON in {what}: {error}", uri=uri, cure=cure) from error
+        ours = (
+            isinstance(error, json.JSONDecodeError) and not error.doc
+        )  # of `_unique`, which knows no position
+        reason = str(error).partition(":")[0] if ours else error
+        raise CorruptError(f"invalid JSON in {what}: {reason}", uri=uri, cure=cure) from error
     require_depth(found, what, limits, uri)
     return found
 

@@ -122,10 +122,10 @@ def read_tree(location: Location) -> JsonObject:
 
     Raises: what `read_json` does.
     """
-    return read_json(location.join(TREE), {"tree_metadata": _Shared(), "value_metadata_tree": DROPPED})
+    return read_json(location.join(TREE), {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
 
 
-class _Shared:
+class _RowReduction:
     """Reduces rows of a tree to what is read of them; a key or type that occurs in many rows is kept once."""
 
     def __init__(self) -> None:

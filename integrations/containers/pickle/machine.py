@@ -73,8 +73,8 @@ class Machine:
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
         """Interpret opcodes up to STOP; return the one value that is then on the stack."""
-        data, memo, position, size, stack = self.data, self.memo, self.position, self.size, self.stack
-        made = 0
+        data, memo, position, stack = self.data, self.memo, self.position, self.stack
+        size, made = self.size, 0
         for _ in range(-(-MAX_OPCODES // _CHECKED)):
             self._require_memory(made)
             for _ in range(_CHECKED):
@@ -111,12 +111,10 @@ class Machine:
                     self.position = position
                     self.call(stack.pop())
                 elif opcode == _TUPLE1:
-                    stack[-1] = (stack[-1],)
-                    made += _TUPLE_BYTES
+                    stack[-1], made = (stack[-1],), made + _TUPLE_BYTES
                 elif opcode == _TUPLE2:
                     last = stack.pop()
-                    stack[-1] = (stack[-1], last)
-                    made += _TUPLE_BYTES
+                    stack[-1], made = (stack[-1], last), made + _TUPLE_BYTES
                 elif opcode == _LONG_BINPUT:
                     self.stack = stack
                     self.put(int.from_bytes(data[position : position + 4], "little"))
