@@ -4,6 +4,8 @@ The generators are those of `infra/attack`; here the limits are lowered, so that
 the files of the attack themselves.
 """
 
+import subprocess
+
 import pytest
 
 import wherry
@@ -77,8 +79,14 @@ def test_a_sparse_file_of_terabytes_is_refused(name, tmp_path, monkeypatch):
     assert wherry.detect(path).verdict != "ok"
 
 
-def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, monkeypatch):
-    load("attacks.bombs", monkeypatch).deep_folders(tmp_path / "deep", 480)
+@pytest.fixture
+def deep(tmp_path, monkeypatch):
+    """A tree that Python cannot remove, since `rmtree` calls itself for each level."""
+    yield load("attacks.bombs", monkeypatch).deep_folders(tmp_path / "deep", 3000)
+    subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
+
+
+def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, deep):
     skipped = []
     found = list(wherry.discover(tmp_path / "deep", on_skip=skipped.append))
     assert [one.uri for one in found] == [str(tmp_path / "deep" / "model")]
