@@ -83,16 +83,16 @@ class WherryError(Exception):
         lines = [self.what + (f" ({', '.join(where)})" if where else "")]
         if self.cure:
             lines.append(f"cure: {self.cure}")
-        return "\n".join(lines)
+        return "\n".join(printable(redact(line)) for line in lines)
 
     def to_json(self) -> dict[str, object]:
         """The error as JSON, for `--json` and the flows' artifacts."""
         return {
             "error": type(self).__name__,
-            "what": self.what,
-            "uri": self.uri,
+            "what": redact(self.what),
+            "uri": self.uri and redact(self.uri),
             "path": self.path,
-            "cure": self.cure,
+            "cure": self.cure and redact(self.cure),
             "stage": self.stage,
             "retryable": self.retryable,
             "exit_code": self.exit_code,
@@ -251,22 +251,59 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
 }
 
 
+# Characters of names that a terminal obeys or that change how the text around them is read: controls (C0, DEL, C1),
+# marks of writing direction, separators of lines and paragraphs, and parts of surrogate pairs.
+_OBEYED = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""The text with escapes (`\x1b`) in the place of characters that a terminal obeys; for people, not for programs.
+
+    Args:
+        text: text with names from checkpoints, paths or servers.
+        lines: whether the text has several lines: line ends and tabs stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return re.sub(
+        _OBEYED, lambda found: found[0] if lines and found[0] in "\n\t" else _escape(found[0]), text
+    )
+
+
+def _escape(sign: str) -> str:
+    return sign.encode("unicode_escape", "surrogatepass").decode()
+
+
+ACCESS_KEY = r"(\b)(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # of Amazon
 # Each pattern matches the text before a credential, as a group, and the credential. The password of a URL may contain
 # characters that end it elsewhere; a number before a slash is a port.
-_NAMES = r"token(?!iz)|secret|password|passwd|signature|api[-_]?key|sig"
+_NAMES = r"token(?!iz)|secret|password|passwd|signature|api[-_]?key|(?<![A-Za-z])sig"
 _CREDENTIALS = (
     r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)(?=@)",
     rf"(?i)((?:(?:{_NAMES})[\w-]*['\"]?\s*=|(?:{_NAMES})s?['\"]?\s*:)\s*['\"]?)[^\s&,;'\"]+",
     r"(?i)([?&](?:[\w-]*credential|policy|key-pair-id)=)[^\s&'\"]+",
+    ACCESS_KEY,
     r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:\w+\s+)?)[^\s,;'\"]+",
 )
 
 
+_HINT = r"(?i)://|AKIA|ASIA|token|secret|passw|sig|api[-_]?key|credential|policy|key-pair|authorization"
+
+
 def redact(text: str) -> str:
-    """The text without passwords, tokens and signatures."""
+    """The text without passwords, tokens, signatures and names of access keys."""
+    if not re.search(_HINT, text):
+        return text
     for pattern in _CREDENTIALS:
         text = re.sub(pattern, r"\1***", text)  # compiled on first use: most commands never fail
     return text
+
+
+def redact_values(values: Mapping[str, str]) -> dict[str, str]:
+    """Name and value pairs of a user without credentials, by the name (`token`) or in the value."""
+    return {
+        name: "***" if redact(f"{name}=x") != f"{name}=x" else redact(value) for name, value in values.items()
+    }
 
 
 def wherry_error(

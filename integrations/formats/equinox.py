@@ -9,7 +9,6 @@ Source: equinox/_serialisation.py of 0.13.8; the records are described in `conta
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core.detection import Detection, Evidence
@@ -20,6 +19,8 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
 from wherry.storage.location import Entry
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -102,8 +103,8 @@ def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:
         return {}, 0
     line, found, _ = head.partition(b"\n")
     try:
-        said: Any = json.loads(line.decode()) if found else None
-    except (ValueError, RecursionError) as error:
+        said: Any = parse_json(line, "the first line", limits=SMALL) if found else None
+    except CorruptError as error:
         raise CorruptError(
             "invalid JSON in the first line", uri=location.uri, cure="restore the file"
         ) from error

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
 SINGLE = "consolidated.pth"
 _PARAMS = "params.json"
-_LARGEST_PARAMS = 16 << 20
 _EMBEDDINGS = b"tok_embeddings.weight"
 _WRAPPER = re.compile(
     rb"(X\x05\0\0\0|\x8c\x05)(model|optim)"
@@ -72,7 +71,7 @@ def _parts(location: Location, names: Collection[str]) -> list[str]:
 
 def _is_of_lingua(location: Location, names: Collection[str]) -> bool:
     try:
-        params = read_json(location.join(_PARAMS), _LARGEST_PARAMS) if _PARAMS in names else {}
+        params = read_json(location.join(_PARAMS)) if _PARAMS in names else {}
     except CorruptError:
         return False
     return isinstance(params.get("model"), dict)

@@ -67,6 +67,8 @@ class SignatureCheck:
         files: number of files in the statement.
         failed: files that differ from the signed statement: name and reason.
         identity: the signed digests of the checkpoint; empty in a signature of another tool.
+        unsigned: files that no signature covers, such as those in `.git/`; a loader that is given their names reads
+            them.
     """
 
     uri: str
@@ -75,6 +77,7 @@ class SignatureCheck:
     files: int
     failed: tuple[tuple[str, str], ...] = ()
     identity: dict[str, Any] = field(default_factory=dict[str, Any])
+    unsigned: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -84,7 +87,13 @@ class SignatureCheck:
     def to_json(self) -> dict[str, Any]:
         """The JSON form that `verify-signature --json` prints."""
         failed = [{"name": name, "reason": reason} for name, reason in self.failed]
-        rest = {"signer": self.signer, "files": self.files, "failed": failed, "identity": self.identity}
+        rest: dict[str, Any] = {
+            "signer": self.signer,
+            "files": self.files,
+            "failed": failed,
+            "identity": self.identity,
+        }
+        rest["unsigned"] = [*self.unsigned]
         return {"uri": self.uri, "signature": self.signature, "ok": self.ok, **rest}
 
 
@@ -162,8 +171,10 @@ def verify(
     predicate = opened(place, public)
     signed = {row["name"]: row["digest"] for row in predicate["resources"]}
     ignored = predicate["serialization"].get("ignore_paths", [])
-    present = _names(location, (*_IGNORED, *ignored, *_inside(place, location)))
+    everything = _names(location, (*_signature_names(location), *_inside(place, location)))
+    present = [name for name in everything if name in signed or not _is_ignored(name, (*_IGNORED, *ignored))]
     failed = [(name, "was added after signing") for name in present if name not in signed]
+    unsigned = tuple(name for name in everything if name not in present)
     failed += [(name, "is missing") for name in signed if name not in present]
     kept = [name for name in present if name in signed]
     found = _digests(location, kept, predicate["serialization"]["hash_type"], progress)
@@ -172,7 +183,9 @@ def verify(
     sidecar = read_sidecar(location) if identity else None
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
         failed.append(("the sidecar", "has another checkpoint digest than the signed one"))
-    return SignatureCheck(location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity)
+    return SignatureCheck(
+        location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity, unsigned
+    )
 
 
 def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> dict[str, Any]:
@@ -249,6 +262,16 @@ def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]
         one.name for one in location.walk() if one.name not in ignored and not one.name.startswith(prefixes)
     ]
     return sorted(found)
+
+
+def _signature_names(location: Location) -> tuple[str, ...]:
+    """The signature's usual name, if it is a file: a folder of that name is nothing of ours."""
+    entry = location.join(SIGNATURE_NAME).entry
+    return () if entry is not None and entry.is_dir else (SIGNATURE_NAME,)
+
+
+def _is_ignored(name: str, ignored: tuple[str, ...]) -> bool:
+    return name in ignored or name.startswith(tuple(f"{one}/" for one in ignored))
 
 
 def _inside(place: Location, location: Location) -> tuple[str, ...]:

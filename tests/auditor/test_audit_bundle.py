@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -171,12 +172,60 @@ def test_files_that_are_changed_missing_or_added_are_named(bundle):
     assert check_bundle(changed).problems == ["report.md: digest mismatch with the index"]
     with zipfile.ZipFile(bundle, "a") as archive:
         archive.writestr("extra", "x")
-    assert check_bundle(bundle).problems == ["extra: not in the index"]
+    assert check_bundle(bundle).problems == ["extra: unknown file; a program in the bundle could import it"]
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(bundle, "a") as archive:
         archive.writestr("report.md", "x")
     assert "report.md: duplicate file in the bundle" in check_bundle(bundle).problems
     bundle.write_bytes(b"PK not")
     assert "invalid evidence bundle" in check_bundle(bundle).problems[0]
+
+
+@pytest.mark.parametrize("name", ["__main__.py", "README.txt"])
+def test_a_program_or_readme_of_another_maker_is_named(bundle, name):
+    forged = rewritten(bundle, lambda member, data: data + b"\nprint('owned')\n" if member == name else data)
+    checked = check_bundle(forged)
+    assert not checked.ok
+    assert checked.problems[0].startswith(f"{name}: not the ")
+
+
+def test_a_module_that_the_program_would_import_is_named(bundle):
+    with zipfile.ZipFile(bundle, "a") as archive:
+        archive.writestr("hashlib.py", "print('owned')")
+    assert check_bundle(bundle).problems == [
+        "hashlib.py: unknown file; a program in the bundle could import it"
+    ]
+
+
+def test_the_readme_of_a_bundle_names_the_way_to_trust_first(bundle):
+    with zipfile.ZipFile(bundle) as archive:
+        text = archive.read("README.txt").decode()
+    assert text.index(f"wherry audit --check {bundle.name}") < text.index(f"python {bundle.name}")
+
+
+def bomb(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        files = {"report.json": b"{}", "anchor.json": b"{}", "ledger.jsonl": b"", **members}
+        for name, data in files.items():
+            archive.writestr(name, data)
+        rows = {
+            name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in files.items()
+        }
+        archive.writestr("index.json", json.dumps({"schema": 2, "files": rows}))
+    return path
+
+
+def test_a_bundle_that_becomes_much_more_than_it_is_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "_NODES_MAX", 1000)
+    monkeypatch.setattr(check, "_RATIO_FREE", 50_000)
+    wide = bomb(tmp_path / "wide.zip", **{"report.json": b"[" + b"{}," * 2000 + b"{}]"})
+    assert "report.json exceeds the limit of 1000 JSON values" in check_bundle(wide).problems[0]
+    line = bomb(tmp_path / "line.zip", **{"ledger.jsonl": b"[" + b"{}," * 2000 + b"{}]"})
+    assert "ledger.jsonl exceeds the limit" in check_bundle(line).problems[0]
+    zeros = bomb(tmp_path / "zeros.zip", **{"report.md": bytes(1 << 20)})
+    assert "report.md: 1048576 bytes in" in check_bundle(zeros).problems[0]
+    monkeypatch.setattr(check, "_MEMBERS_MAX", 3)
+    assert "exceeds the limit of 3 files" in check_bundle(wide).problems[0]
 
 
 def test_anchors_as_hash_and_as_file(bundle, tmp_path):

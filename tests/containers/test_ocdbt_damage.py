@@ -220,7 +220,7 @@ def test_a_node_has_no_more_bytes_than_any_real_one(tmp_path, monkeypatch):
     read(tmp_path, nodes)
     assert nodes[0].length > (tmp_path / "manifest.ocdbt").stat().st_size
     monkeypatch.setattr(ocdbt_reader, "_MOST_BYTES", nodes[0].length - 1)
-    with pytest.raises(HostileError, match=r"OCDBT node of \d+ bytes exceeds the limit of 512 MiB") as caught:
+    with pytest.raises(HostileError, match=r"OCDBT node of \d+ bytes exceeds the limit of 104 MiB") as caught:
         read(tmp_path)
     assert caught.value.uri == str(tmp_path / "d" / "nodes")
 

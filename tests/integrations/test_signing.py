@@ -175,6 +175,30 @@ def test_added_and_removed_files_are_named(source, tmp_path, keys):
     }
 
 
+def test_files_that_no_signature_covers_are_named(source, tmp_path, keys):
+    uri = made(source, tmp_path, "huggingface")
+    folder = tmp_path / "huggingface"
+    (folder / ".git").mkdir()
+    (folder / ".git" / "model.safetensors").write_bytes(b"x")
+    signing.sign(uri, keys[0])
+    found = signing.verify(uri, keys[1])
+    assert (found.ok, found.unsigned) == (True, (".git/model.safetensors",))
+    assert found.to_json()["unsigned"] == [".git/model.safetensors"]
+    (folder / ".github").mkdir()
+    (folder / ".github" / "a.bin").write_bytes(b"x")
+    assert signing.verify(uri, keys[1]).unsigned == (".git/model.safetensors", ".github/a.bin")
+
+
+def test_a_folder_with_the_name_of_the_signature_hides_nothing(source, tmp_path, keys):
+    uri = made(source, tmp_path, "huggingface")
+    signing.sign(uri, keys[0], out=tmp_path / "out.sig")
+    hidden = tmp_path / "huggingface" / "wherry.sig"
+    hidden.mkdir()
+    (hidden / "model.safetensors").write_bytes(b"x")
+    found = signing.verify(uri, keys[1], signature=tmp_path / "out.sig")
+    assert found.failed == (("wherry.sig/model.safetensors", "was added after signing"),)
+
+
 def test_another_key_and_altered_envelopes_are_refused(source, tmp_path, keys):
     place = signing.sign(source, keys[0])
     other = write_keys(tmp_path, ec.generate_private_key(CURVES["p256"]), "other")

@@ -37,6 +37,24 @@ def test_triggers_abort(url, sql):
         assert check_chain(ledger).altered is None
 
 
+@pytest.mark.parametrize("name", ["statement_no_update", "edge_no_delete", "statement_continues"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_ledger_without_its_triggers_is_named(tmp_path, name, replaced):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        assert check_chain(ledger).altered is None
+        with ledger.write() as connection:
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
+            if replaced:
+                connection.exec_driver_sql(
+                    f"CREATE TRIGGER {name} BEFORE UPDATE ON location BEGIN SELECT 1; END"
+                )
+        assert check_chain(ledger).altered == (
+            f"all rows match, but triggers that refuse changes are missing or altered: {name}"
+        )
+
+
 ZERO = "0" * 64
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -32,11 +33,19 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
 
+# SHA-256 of the programs in bundles of earlier releases, which stay valid; a release that changes `check.py` adds one.
+FORMER_PROGRAMS = frozenset(
+    {
+        "df335ab6af4e845f2a147e02ed6adfd22ae8597100d649c6de1bedfc127de4e2",
+        "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
+    }
+)
 _STAMP = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the digest of a bundle does not depend on it
 _README = """Evidence of an audit by wherry.
 
-Check it offline:  python {name}          (runs the check in the bundle)
-or, independent of the bundle:  wherry audit --check {name} [--anchor HASH]
+Check it offline:  wherry audit --check {name} [--anchor HASH]
+with a wherry that you installed yourself. `python {name}` runs the program in this bundle, which is that
+of whoever made the bundle; the command above compares it with the known program and reports a difference.
 
 report.md, report.json   the checked checkpoints and the findings
 manifests/               the recorded contents of each checkpoint, with a digest per tensor
@@ -44,6 +53,14 @@ ledger.jsonl             the ledger's statements, each with the hash of the one 
 anchor.json              the end of that chain; compare it with an anchor that was kept elsewhere
 index.json               size and SHA-256 of each file
 """
+_FORMER_READMES = (
+    """Evidence of an audit by wherry.
+
+Check it offline:  python {name}          (runs the check in the bundle)
+or, independent of the bundle:  wherry audit --check {name} [--anchor HASH]
+"""
+    + _README[_README.index("\nreport.md") :],
+)
 
 
 def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
@@ -139,9 +156,31 @@ def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> C
             "evidence bundle not found", uri=location.uri, cure="check the path", stage="audit"
         )
     try:
-        return check.check(location.path, anchor_hash(anchor))
+        checked = check.check(location.path, anchor_hash(anchor))
+        if checked.ok:
+            _check_texts(location.path, checked)
     except OSError as error:
         raise storage_error(error, location.uri) from error
+    return checked
+
+
+def _check_texts(path: str, checked: CheckReport) -> None:
+    """Compare what is no data in a bundle, its program and its README, with the texts that wherry writes."""
+    with zipfile.ZipFile(path) as archive:
+        program, readme = (archive.read(name) for name in ("__main__.py", "README.txt"))
+    known = hashlib.sha256(Path(check.__file__).read_bytes()).hexdigest()
+    if hashlib.sha256(program).hexdigest() not in {known, *FORMER_PROGRAMS}:
+        checked.say(
+            "__main__.py: not the check of any known release of wherry; do not run `python` on this bundle"
+        )
+    text = readme.decode("utf-8", "replace")
+    if not any(re.fullmatch(_pattern(known), text) for known in (_README, *_FORMER_READMES)):
+        checked.say("README.txt: not the text that wherry writes; do not follow it")
+
+
+def _pattern(readme: str) -> str:
+    """A README with the name of any file; only its first lines name the bundle."""
+    return r"[^\n]{1,255}".join(map(re.escape, readme.split("{name}")))
 
 
 def anchor_hash(anchor: str | None) -> str | None:

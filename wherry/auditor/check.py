@@ -1,11 +1,12 @@
 """The offline check of an evidence bundle: a module that needs only the standard library, so every bundle contains it.
 
-`python BUNDLE.zip` runs the copy inside the bundle; `wherry audit --check BUNDLE.zip` runs this one; use it for bundles
-from other people. It proves that every file has the digest that the index states; that the ledger's statements form an
-unbroken chain from the first one to the report's anchor; that every audited checkpoint and model version is stated in
-that chain; and that every manifest has the digest under which its checkpoint was audited. It proves nothing about
-storage, which the audit itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was
-rewritten completely is consistent, too.
+`wherry audit --check BUNDLE.zip` runs this module and compares the copy in the bundle with it. `python BUNDLE.zip` runs
+that copy, and so whatever the maker of the bundle put there: use it only for bundles of your own. The check proves
+that every file has the digest that the index states; that the ledger's statements form an unbroken chain from the
+first one to the report's anchor; that every audited checkpoint and model version is stated in that chain; and that
+every manifest has the digest under which its checkpoint was audited. It proves nothing about storage, which the audit
+itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was rewritten completely is
+consistent, too.
 
 Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose, including
 BLAKE3, which is used if the package `blake3` is not installed. In bundles of schema 1 the digests of checkpoints are
@@ -36,9 +37,19 @@ INDEX, REPORT, LEDGER, ANCHOR, MANIFESTS = (
     "anchor.json",
     "manifests/",
 )
-_WHOLE_MAX = 512 << 20  # maximum bytes of a file that is read at once
-_LINE_MAX = 64 << 20  # maximum bytes of one statement
+_WHOLE_MAX = 64 << 20  # maximum bytes of a file that is read at once
+_LINE_MAX = 16 << 20  # maximum bytes of one statement
+_NODES_MAX = 2_000_000  # JSON values of one file or statement; a manifest of 100,000 tensors has 1,500,000
+_MEMBERS_MAX = 200_000  # files
+_DIRECTORY_MAX = 32 << 20  # bytes of the list of files
+_RATIO_MAX, _RATIO_FREE = (
+    100,
+    16 << 20,
+)  # inflated bytes for each stored one, and how many may be more than that
+_NAMES = frozenset({"README.txt", "report.md", REPORT, ANCHOR, "__main__.py", LEDGER, INDEX})
 _PIECE = 1 << 20
+_END_BYTES = (1 << 16) + 200
+_END, _END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q")
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -117,6 +128,10 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
     checked = CheckReport(bundle)
     with open(bundle, "rb") as file:  # noqa: PTH123  a module that stands alone
         checked.sha256 = _digest(file)
+        problem = _directory_problem(file)
+    if problem:
+        checked.say(problem)
+        return checked
     try:
         with zipfile.ZipFile(bundle) as archive:
             _check(archive, checked, anchor)
@@ -149,6 +164,13 @@ def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: Check
     checked.files = len(files)
     for name in sorted(name for name, count in Counter(names).items() if count > 1):
         checked.say(f"{name}: duplicate file in the bundle")
+    for info in archive.infolist():
+        if info.file_size > max(_RATIO_FREE, info.compress_size * _RATIO_MAX):
+            checked.say(f"{info.filename}: {info.file_size} bytes in {info.compress_size} exceed the limits")
+    for name in sorted(name for name in {*names} if name not in _NAMES and not name.startswith(MANIFESTS)):
+        checked.say(f"{name}: unknown file; a program in the bundle could import it")
+    if checked.problems:
+        return
     for name in sorted({*names} ^ {*files, INDEX}):
         checked.say(f"{name}: {'not in the index' if name in names else 'missing file'}")
     for name in sorted({*names} & {*files}):
@@ -161,14 +183,14 @@ def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainConten
     stated = _ChainContents()
     with archive.open(LEDGER) as file:
         while line := file.readline(_LINE_MAX):
-            row = json.loads(line)
+            row = _loaded(line, LEDGER)
             fault = _fault(row, checked.head, checked.statements + 1)
             if fault:
                 checked.say(f"{LEDGER}: statement {row.get('seq')}: {fault}")
                 return stated
             checked.statements, checked.head = row["seq"], row["hash"]
             stated.hashes[row["hash"]] = row["seq"]
-            body = json.loads(row["body"])
+            body = _loaded(row["body"].encode(), LEDGER)
             stated.digests.update(_digests(body))
             if row["kind"] == "registration":
                 named = f"{body['name']} version {body['version']}"
@@ -181,7 +203,7 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
         return f"missing statement {seq}"
     if row["prev"] != prev:
         return "it does not contain the hash of the statement before it"
-    if row["content"] != _sha256_of(row["kind"], json.loads(row["body"])):
+    if row["content"] != _sha256_of(row["kind"], _loaded(row["body"].encode(), LEDGER)):
         return "its contents were altered"
     if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
         return "hash mismatch with its contents"
@@ -378,7 +400,32 @@ def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
         data = file.read(_WHOLE_MAX + 1)
     if len(data) > _WHOLE_MAX:
         raise ValueError(f"{name} exceeds the limit of {_WHOLE_MAX} bytes")
+    return _loaded(data, name)
+
+
+def _loaded(data: bytes, name: str) -> Any:
+    """JSON that cannot become much more than its text: each value but the first follows one of four characters."""
+    if sum(data.count(sign) for sign in b",:[{") > _NODES_MAX:
+        raise ValueError(f"{name} exceeds the limit of {_NODES_MAX} JSON values")
     return json.loads(data)
+
+
+def _directory_problem(file: IO[bytes]) -> str | None:
+    """Why the list of files must not be read: Python takes a kilobyte of memory for each of them."""
+    end = file.seek(0, 2)
+    start = max(end - _END_BYTES, 0)
+    file.seek(start)
+    tail = file.read()
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        return None  # which reading it reports
+    count, size, _offset = _END.unpack_from(tail, at)[4:7]
+    wide = tail.rfind(b"PK\6\6", 0, at)
+    if wide >= 0 and at - wide >= _END64.size:
+        count, size = _END64.unpack_from(tail, wide)[7:9]
+    if count > _MEMBERS_MAX or size > _DIRECTORY_MAX:
+        return f"the bundle exceeds the limit of {_MEMBERS_MAX} files: {count} files, listed in {size} bytes"
+    return None
 
 
 def main(arguments: list[str]) -> int:

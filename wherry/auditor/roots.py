@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.auditor.report import Finding
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
-from wherry.formats.discover import SkippedPath, discover, is_folder_link
+from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
 from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
@@ -160,7 +160,9 @@ def _reason(location: Location, found: Detection, known: LedgerState) -> str | N
     return None if now in fingerprints else "changed since it was converted"
 
 
-def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: RootSurvey) -> None:
+def _unknown_files(
+    root: Location, claimed: Mapping[str, Detection], result: RootSurvey, depth: int = 0
+) -> None:
     """Find the files below a root that belong to no checkpoint."""
     if root.uri in claimed or root.entry is None:
         return
@@ -172,8 +174,8 @@ def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Roo
         place = root.join(name)
         if place.uri in claimed or name in parts or is_staging(name) or is_folder_link(place, entry):
             continue
-        if entry.is_dir:
-            _unknown_files(place, claimed, result)
+        if entry.is_dir and depth < DEEPEST:  # what is deeper is listed as one unknown folder
+            _unknown_files(place, claimed, result, depth + 1)
         elif len(result.unknown) < LISTED:
             result.unknown.append(place.uri)
         else:

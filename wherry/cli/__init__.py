@@ -46,6 +46,7 @@ from wherry.cli.options import (
 from wherry.cli.registry_notice import show_waits
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
+from wherry.cli.say import say_lines
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
 from wherry.version import __version__
@@ -384,7 +385,7 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
         with suppress(OSError):  # the reader has closed the pipe
             click.echo(json.dumps(document(error)))
     with suppress(OSError):
-        click.echo("\n".join([f"error: {error}", *(f"note: {note}" for note in notes)]), err=True)
+        say_lines("\n".join([f"error: {error}", *(f"note: {note}" for note in notes)]), err=True)
     flush_output()
     sys.exit(error.exit_code)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet
+from wherry.cli.say import say, say_lines
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
             [{"name": one.name, "labels": dict(one.labels), "value": one.value} for one in found]
         )
     else:
-        click.echo(text(found), nl=False)
+        say_lines(text(found), nl=False)
 
 
 def _show(report: AuditReport, *, json_: bool) -> None:
@@ -131,16 +132,16 @@ def _show(report: AuditReport, *, json_: bool) -> None:
     console.print_rows(summary(report))
     for one in report.findings[:_SHOWN]:
         tensor = f" {one.path}" if one.path else ""
-        click.echo(f"{one.severity}: {one.kind}: {one.uri or ''}{tensor}: {one.what}")
+        say(f"{one.severity}: {one.kind}: {one.uri or ''}{tensor}: {one.what}")
         if one.severity != "note":
             console.print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
         for child in one.affected:
             models = f" ({', '.join(child.models)})" if child.models else ""
-            click.echo(
+            say(
                 f"  derived from it: {child.format} {', '.join(child.uris) or child.checkpoint_digest}{models}"
             )
     if len(report.findings) > _SHOWN:
-        click.echo(f"and {len(report.findings) - _SHOWN} more; see --json or --markdown")
+        say(f"and {len(report.findings) - _SHOWN} more; see --json or --markdown")
 
 
 def _show_checked(checked: CheckReport, *, json_: bool) -> None:
@@ -154,5 +155,5 @@ def _show_checked(checked: CheckReport, *, json_: bool) -> None:
             (name, value) for name, value in data.items() if name not in ("schema", "problems")
         )
         for problem in checked.problems:
-            click.echo(f"problem: {problem}")
+            say(f"problem: {problem}")
     sys.exit(0 if checked.ok else _ALTERED)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.cli.say import say, say_lines
 from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
-from wherry.errors import NotRecordedError, StorageError
+from wherry.errors import NotRecordedError, StorageError, printable, redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
     """Print name and value, one row per line; rows without a value are left out."""
     for name, value in rows:
         if value not in (None, ""):
-            click.echo(f"{name + ':':<16}{value}")
+            say(f"{name + ':':<16}{value}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -57,7 +58,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(redact(cell) if "://" in cell else cell) for cell in row))
     Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(table)
 
 
@@ -84,7 +85,7 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
         def report(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
-            shown.update(tasks[now.stage], completed=now.done, current=now.current)
+            shown.update(tasks[now.stage], completed=now.done, current=printable(now.current))
 
         yield report
 
@@ -113,13 +114,12 @@ def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_:
             click.echo(json.dumps(detection.to_json()))
         else:
             step = "" if detection.step is None else f"step {detection.step}"
-            click.echo(f"{detection.format:<14}{detection.format_version or '':<28}{step:<12}{detection.uri}")
+            say(f"{detection.format:<14}{detection.format_version or '':<28}{step:<12}{detection.uri}")
     for row in skipped:
-        click.echo(
-            json.dumps({"skipped": row.uri, "reason": row.reason})
-            if json_
-            else f"skipped       {row.uri}: {row.reason}"
-        )
+        if json_:
+            click.echo(json.dumps({"skipped": row.uri, "reason": row.reason}))
+        else:
+            say(f"skipped       {row.uri}: {row.reason}")
 
 
 def show_detection(found: Detection, *, json_: bool) -> None:
@@ -134,7 +134,7 @@ def show_detection(found: Detection, *, json_: bool) -> None:
     )
     print_rows([("also", ", ".join(found.also))])
     for seen in found.evidence:
-        click.echo(f"  {seen.file}: {seen.seen}")
+        say(f"  {seen.file}: {seen.seen}")
 
 
 def show_inspection(inspection: Inspection, *, json_: bool) -> None:
@@ -175,7 +175,7 @@ def require_room(plan: Plan) -> None:
     try:
         require_room(plan)
     except StorageError as error:
-        click.echo(f"error: {error}", err=True)
+        say_lines(f"error: {error}", err=True)
         sys.exit(error.exit_code)
 
 
@@ -228,7 +228,7 @@ def show_plan(plan: Plan, *, json_: bool, cost: Cost | None = None) -> None:
 def show_ignored(rows: Iterable[Mapping[str, str]]) -> None:
     """Print what is left out, one entry a line with its rule and reason."""
     for row in rows:
-        click.echo(f"  ignored {row['path']} ({row['what']}) by rule {row['rule']}: {row['reason']}")
+        say(f"  ignored {row['path']} ({row['what']}) by rule {row['rule']}: {row['reason']}")
 
 
 def _layout_words(layout: dict[str, Any] | None) -> str:
@@ -244,9 +244,9 @@ def _layout_words(layout: dict[str, Any] | None) -> str:
 
 def _show_notes(warnings: Iterable[str], snippet: str) -> None:
     for warning in warnings:
-        click.echo(f"  warning: {warning}")
+        say(f"  warning: {warning}")
     if snippet:
-        click.echo(snippet.rstrip())
+        say_lines(snippet.rstrip())
 
 
 def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
@@ -260,7 +260,7 @@ def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
 
 def _show_receipt(receipt: Receipt) -> None:
     if receipt.already:
-        click.echo("already converted; nothing was written")
+        say("already converted; nothing was written")
     rate = receipt.bytes_written / receipt.seconds if receipt.seconds else 0
     checked = receipt.verification
     print_rows([
@@ -282,23 +282,23 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
     if json_:
         print_json(verification.to_json())
         return
-    click.echo(
+    say(
         f"{verification.verdict}: {verification.checked} tensors at level {verification.level}, "
         f"{show_size(verification.nbytes)} read in {show_seconds(verification.seconds)}"
     )
     if (found := verification.measured) is not None:
-        click.echo(
+        say(
             f"  {found.tensors} tensors changed as planned: by at most {found.error:.2g}, "
             f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:
-        click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
+        say(f"  method: {seen.evidence}; devices: {seen.devices}")
     for failure in verification.failed:
-        click.echo(f"  {failure.path}: {failure.reason}" if failure.path else f"  {failure.reason}")
+        say(f"  {failure.path}: {failure.reason}" if failure.path else f"  {failure.reason}")
     if verification.full_read is not None:
         _show_full_read(verification, verification.full_read)
     if verification.lineage:
-        click.echo(f"  lineage: {verification.lineage}")
+        say(f"  lineage: {verification.lineage}")
 
 
 def _show_full_read(verification: Verification, read: FullRead) -> None:
@@ -306,9 +306,9 @@ def _show_full_read(verification: Verification, read: FullRead) -> None:
     from wherry.verifier.full_read import DIFFERENT
 
     where = shlex.quote(verification.uri)
-    click.echo(f"  ledger: {read.ledger}")
+    say(f"  ledger: {read.ledger}")
     if read.ledger == DIFFERENT:
-        click.echo(
+        say(
             f"  if the change was intended: wherry inspect --digest --write {where}; wherry ledger record {where}"
         )
     if verification.failed or read.proved:
@@ -316,10 +316,10 @@ def _show_full_read(verification: Verification, read: FullRead) -> None:
     node = read.subject
     print_rows([("  checkpoint", node.checkpoint_digest), ("  weights", node.weights_digest)])
     for path, digest in sorted(read.digests.items()):
-        click.echo(f"  {digest}  {render(path)}")
-    click.echo("  unproved: nothing is recorded that these bytes could be compared with")
+        say(f"  {digest}  {render(path)}")
+    say("  unproved: nothing is recorded that these bytes could be compared with")
     if not verification.lineage:
-        click.echo(f"  to record these digests: wherry verify {where} --level digest --record")
+        say(f"  to record these digests: wherry verify {where} --level digest --record")
 
 
 def show_registration(registration: Registration, *, json_: bool) -> None:
@@ -337,7 +337,7 @@ def show_lineage(tree: LineageTree, *, json_: bool) -> None:
     if json_:
         print_json(tree.to_json())
     else:
-        click.echo(render(tree))
+        say_lines(render(tree))
 
 
 def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None:
@@ -346,12 +346,12 @@ def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None
         print_json([row._asdict() for row in rows])
         return
     if not rows:
-        click.echo("nothing to clean")
+        say("nothing to clean")
     for row in rows:
         word = (
             "removed" if row.removed else ("would remove" if dry_run and row.reason == "dry run" else "kept")
         )
-        click.echo(f"{word} {row.uri} ({show_size(row.nbytes)}; {row.reason})")
+        say(f"{word} {row.uri} ({show_size(row.nbytes)}; {row.reason})")
 
 
 def show_findings(findings: list[Diagnosis], *, json_: bool) -> int:

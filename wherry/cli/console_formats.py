@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from wherry.cli.console import print_json, print_rows, print_table
+from wherry.cli.say import say
 from wherry.formats.registry import rewrites
 
 if TYPE_CHECKING:
@@ -40,9 +39,9 @@ def show_formats(rows: list[Format], *, json_: bool) -> None:
         print_json([_format_json(row) for row in rows])
         return
     for heading, group in _groups(rows):
-        click.echo(heading)
+        say(heading)
         print_table(("format", "is", "wherry"), ([row.name, row.title, _uses(row)] for row in group))
-    click.echo("`wherry formats NAME` shows what a format holds, its options and what loads it.")
+    say("`wherry formats NAME` shows what a format holds, its options and what loads it.")
 
 
 def _groups(rows: list[Format]) -> list[tuple[str, list[Format]]]:
@@ -96,10 +95,10 @@ def show_format(row: Format, *, json_: bool) -> None:
     print_rows(_described(row))
     for name, option in row.options.items():
         choices = f" ({' | '.join(option.choices)})" if option.choices else ""
-        click.echo(f"  --set {name}={option.default}{choices}  {option.help}")
+        say(f"  --set {name}={option.default}{choices}  {option.help}")
     for name, one in rewrites(row.name).items():
         value = f"  (VALUE: {one.value})" if one.value else ""
-        click.echo(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
+        say(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
 
 
 def _described(row: Format) -> list[tuple[str, str]]:

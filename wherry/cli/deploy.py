@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wherry.cli.say import say
 from wherry.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ def deploy(
         return
     for kind, rows in (("work pool", done.pools), ("limit", done.limits), ("automation", done.automations)):
         for name, outcome in rows.items():
-            click.echo(f"{kind} {name}: {outcome}")
+            say(f"{kind} {name}: {outcome}")
     for name in done.deployments:
-        click.echo(f"deployment {name}: deployed")
+        say(f"deployment {name}: deployed")
 
 
 @click.command()
@@ -99,7 +100,7 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
         click.echo(json.dumps({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}))
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
-    click.echo(f"all {len(places)} places are shared with the workers of a {pool_type} pool")
+    say(f"all {len(places)} places are shared with the workers of a {pool_type} pool")
 
 
 def _slots(word: str) -> tuple[str, int]:

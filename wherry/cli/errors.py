@@ -18,6 +18,8 @@ from wherry.errors import (
     StorageError,
     UsageError,
     WherryError,
+    printable,
+    redact,
     storage_error,
     wherry_error,
 )
@@ -99,12 +101,12 @@ def silence() -> None:
     threading.excepthook = lambda _arguments: None
     sys.unraisablehook = lambda _arguments: None
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_OneLine())
+        logging.lastResort.setFormatter(OneLine())
 
 
-class _OneLine(logging.Formatter):
+class OneLine(logging.Formatter):
     """Prints a log record of a library on one line, without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The message alone."""
-        return " ".join(record.getMessage().split())
+        return printable(redact(" ".join(record.getMessage().split())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from wherry.cli.options import as_json
+from wherry.cli.say import say
 
 
 @click.command()
@@ -34,10 +35,10 @@ def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
 
 
 def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
-    click.echo(heading)
+    say(heading)
     width = max((len(system) for system, _text in rows), default=0)
     for system, text in rows:
-        click.echo(f"  {system:<{width}}  {text}")
+        say(f"  {system:<{width}}  {text}")
 
 
 def _list_families(*, json_: bool) -> None:
@@ -73,6 +74,6 @@ def show_pickles(uri: str, *, json_: bool) -> None:
         print_table(["pickle", "byte", "global", "times", "known"], rows)
     for stream in found:
         if stream.error:
-            click.echo(f"{stream.file}: reading stopped: {stream.error}")
+            say(f"{stream.file}: reading stopped: {stream.error}")
     unknown = {one.name for stream in found for one in stream.globals if not one.known}
-    click.echo(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them unknown to all readers")
+    say(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them unknown to all readers")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, quiet
+from wherry.cli.say import say
 from wherry.core.units import short
 from wherry.errors import UsageError, storage_error
 
@@ -134,9 +135,9 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
         ("head", found.head),
     ])  # fmt: skip
     for digest in found.partial:
-        click.echo(f"  {short(digest)}: recovered from the registry's tags only")
+        say(f"  {short(digest)}: recovered from the registry's tags only")
     for row in found.unreadable:
-        click.echo(f"  not read: {row['uri']}: {row['reason']}")
+        say(f"  not read: {row['uri']}: {row['reason']}")
 
 
 @ledger.command("record")
@@ -158,7 +159,7 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
         )
         return
     for uri, word in rows:
-        click.echo(f"{uri}: {word}")
+        say(f"{uri}: {word}")
 
 
 def _anchor(text: str) -> Anchor:
@@ -198,11 +199,11 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
     if json_:
         console.print_json(outbox.to_json(outcomes))
     for one in [] if json_ else outcomes:
-        click.echo(f"{one.projection} to {one.destination}: {one.statements} statements, up to {one.cursor}")
+        say(f"{one.projection} to {one.destination}: {one.statements} statements, up to {one.cursor}")
         if one.failed:
-            click.echo(f"delivery of the next statement failed: {one.failed}", err=True)
+            say(f"delivery of the next statement failed: {one.failed}", err=True)
     if not outcomes and not json_:
-        click.echo(f"no destination is configured; set {', '.join(outbox.DESTINATIONS.values())}")
+        say(f"no destination is configured; set {', '.join(outbox.DESTINATIONS.values())}")
     sys.exit(10 if any(one.failed for one in outcomes) else 0)
 
 
@@ -235,7 +236,7 @@ def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, js
     if json_:
         console.print_json({"schema": 1, "uri": uri, "signature": place})
     else:
-        click.echo(place)
+        say(place)
 
 
 @click.command("verify-signature")
@@ -257,7 +258,9 @@ def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, 
         console.print_json({"schema": 1, **found.to_json()})
     else:
         for name, reason in found.failed:
-            click.echo(f"{name}: {reason}")
+            say(f"{name}: {reason}")
+        for name in found.unsigned:
+            say(f"{name}: not covered by the signature")
         console.print_rows(
             [
                 ("signature", "ok" if found.ok else "MISMATCH"),

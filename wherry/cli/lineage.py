@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.cli.options import as_json
+from wherry.cli.say import say, say_lines
 from wherry.core.units import short
 from wherry.errors import storage_error
 from wherry.lineage.nearest import NEIGHBOURS
@@ -53,7 +54,7 @@ def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
     if json_ or html_file is None:
         console.show_lineage(tree, json_=json_)
     else:
-        click.echo(html_file)
+        say(html_file)
 
 
 @lineage.command("why", epilog=_ABOUT)
@@ -65,7 +66,7 @@ def why_(x: str, json_: bool) -> None:
     from wherry.lineage.answers import render_why, why
 
     found = why(x)
-    console.print_json(found.to_json()) if json_ else click.echo(render_why(found))
+    console.print_json(found.to_json()) if json_ else say_lines(render_why(found))
 
 
 @lineage.command("impact", epilog=_ABOUT)
@@ -78,7 +79,7 @@ def impact_(x: str, *, all_: bool, json_: bool) -> None:
     from wherry.lineage.answers import impact, render_impact
 
     found = impact(x, receipts=json_, brief=not (all_ or json_))
-    console.print_json(found.to_json()) if json_ else click.echo(render_impact(found))
+    console.print_json(found.to_json()) if json_ else say_lines(render_impact(found))
 
 
 @lineage.command("stale", epilog=_ABOUT)
@@ -101,7 +102,7 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
     if json_:
         console.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
-        click.echo("\n".join(_stale_lines(found)))
+        say_lines("\n".join(_stale_lines(found)))
     sys.exit(_STALE_CODE if found else 0)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet, settings
+from wherry.cli.say import say
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
     if json_:
         console.print_json({"schema": 1, **asdict(found)})
     else:
-        click.echo(found.uri)
+        say(found.uri)
 
 
 @click.command()
@@ -157,7 +158,7 @@ def _show_promotion(done: Promotion, *, json_: bool) -> None:
         ("page", done.page),
     ], json_=json_)  # fmt: skip
     for gate in [] if json_ else done.gates:
-        click.echo(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
+        say(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
 
 
 def _show(
@@ -170,5 +171,5 @@ def _show(
         console.print_json(done.to_json())
         return
     if done.already:
-        click.echo(already)
+        say(already)
     console.print_rows(rows)

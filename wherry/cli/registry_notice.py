@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from wherry.cli.errors import OneLine
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,4 +22,6 @@ def show_waits(words: Sequence[str]) -> None:
         return
     log = logging.getLogger(_RESOLVER)
     log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine())
+    log.addHandler(handler)

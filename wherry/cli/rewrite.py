@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.options import ORDER, as_json, quiet, requesting
+from wherry.cli.say import say
 from wherry.core.option import options_of
 from wherry.core.request import RewriteRequest, SourceRequest
 
@@ -80,7 +81,7 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
     ])  # fmt: skip
     console.show_ignored(row.to_json() for row in folded(rewriting.ignored))
     for old, new in rewriting.renamed.items():
-        click.echo(f"  {old} → {new}")
+        say(f"  {old} → {new}")
 
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
@@ -92,7 +93,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         return
     receipt, rewriting = done.receipt, done.rewriting
     if receipt is not None and receipt.already:
-        click.echo("already rewritten; nothing was written")
+        say("already rewritten; nothing was written")
     ways = ", ".join(f"{show_size(nbytes)} by {way}" for way, nbytes in done.ways.items() if nbytes)
     console.print_rows([
         ("source", f"{rewriting.source} ({rewriting.format})"),
@@ -103,9 +104,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
     ])  # fmt: skip
     if receipt is None:
-        click.echo(
-            "not read back and no digests are known, so no manifest was written and nothing was recorded"
-        )
+        say("not read back and no digests are known, so no manifest was written and nothing was recorded")
         return
     checked = receipt.verification
     console.print_rows([

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.cli.options import as_json
+from wherry.cli.say import say, say_lines
 from wherry.core.units import counted
 from wherry.errors import NotFoundError
 
@@ -60,10 +61,8 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
         )
     else:
         for one in problems:
-            click.echo(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
-        click.echo(
-            f"{loaded.file}: {counted(len(loaded.routes), 'route')}, {counted(len(problems), 'problem')}"
-        )
+            say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
+        say(f"{loaded.file}: {counted(len(loaded.routes), 'route')}, {counted(len(problems), 'problem')}")
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
 
 
@@ -80,10 +79,10 @@ def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -
         click.echo(json.dumps([row.to_json() for row in rows], indent=1))
         return
     for row in rows:
-        click.echo(f"{row.route}: {'takes it' if row.takes else 'does not take it'}: {row.reason}")
+        say(f"{row.route}: {'takes it' if row.takes else 'does not take it'}: {row.reason}")
         for one in row.targets:
             model = f", registered as {one.model}" if one.model else ""
-            click.echo(f"  {one.rule.format} → {one.place}{model}")
+            say(f"  {one.rule.format} → {one.place}{model}")
 
 
 @click.group("config")
@@ -104,10 +103,10 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
         shown = {"file": loaded.file, "env": loaded.env, "settings": rows}
         click.echo(json.dumps({**shown, "routes": [route.name for route in loaded.routes]}, indent=1))
         return
-    click.echo(f"file: {loaded.file or 'none'}; environment: {loaded.env or 'none'}")
+    say(f"file: {loaded.file or 'none'}; environment: {loaded.env or 'none'}")
     width = max(len(row["setting"]) for row in rows)
     for row in rows:
-        click.echo(f"{row['setting']:<{width}}  {row['value'] or '-'}  ({row['origin']})")
+        say(f"{row['setting']:<{width}}  {row['value'] or '-'}  ({row['origin']})")
 
 
 @click.command()
@@ -155,7 +154,7 @@ def nightly(
     click.echo(json.dumps(report.to_json(), indent=1) if json_ else markdown(report), nl=json_)
     if error is not None:
         if not json_:
-            click.echo(f"error: {error}", err=True)
+            say_lines(f"error: {error}", err=True)
         sys.exit(error.exit_code)
 
 
@@ -198,8 +197,8 @@ def _show(done: PruneReport, *, dry_run: bool) -> None:
     from wherry.core.units import show_size
 
     for one in done.checkpoints:
-        click.echo(f"{one.action:<8} {one.uri}  ({one.route}: {one.reason})")
+        say(f"{one.action:<8} {one.uri}  ({one.route}: {one.reason})")
     for area in done.staging:
-        click.echo(f"{'removed' if area.removed else 'left':<8} {area.uri}  (staging: {area.reason})")
+        say(f"{'removed' if area.removed else 'left':<8} {area.uri}  (staging: {area.reason})")
     verb = "would be removed; add --yes to remove it" if dry_run else "removed"
-    click.echo(f"{show_size(done.nbytes)} {verb}")
+    say(f"{show_size(done.nbytes)} {verb}")

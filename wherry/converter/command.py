@@ -34,7 +34,7 @@ from wherry.core.request import (
     values_of,
 )
 from wherry.core.units import short
-from wherry.errors import UsageError, WherryError
+from wherry.errors import UsageError, WherryError, redact_values
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
@@ -80,6 +80,8 @@ def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | Non
         value = values[one.name]
         if one.stated and (value != one.default or one.stated == "settings"):
             said[_NAMES.get(one.name, one.name)] = _stated(one.stated, value, target)
+    if said.get("meta"):
+        said["meta"] = redact_values(said["meta"])
     return {name: _plain(value) for name, value in said.items() if _is_said(value)}
 
 

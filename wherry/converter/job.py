@@ -14,7 +14,7 @@ from wherry.converter.references import reference, source_reference
 from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
-from wherry.errors import MismatchError
+from wherry.errors import MismatchError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copied
 from wherry.formats.format import Glimpse
@@ -282,7 +282,7 @@ def _sidecar(
     staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None, mark: str
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
-    origin = {**plan.manifest.origin, **({"meta": dict(job.meta)} if job.meta else {})}
+    origin = {**plan.manifest.origin, **({"meta": redact_values(job.meta)} if job.meta else {})}
     manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, staged.companions)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
     receipt = Receipt(

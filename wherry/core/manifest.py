@@ -127,10 +127,9 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             raise CorruptError(
                 f"unsupported manifest schema {data['schema']}", uri=uri, cure="upgrade wherry"
             )
-        rows: list[JsonObject] = data["tensors"]
-        specs = [_tensor_from_json(row) for row in rows]
+        rows = [row if isinstance(row, tuple) else tensor_row(row) for row in data["tensors"]]
         return Manifest(
-            tensors={spec.path: spec for spec in specs},
+            tensors={spec.path: spec for spec, _ in rows},
             values={parse(path): value for path, value in data["values"].items()},
             empties={parse(path): kind for path, kind in data["empties"].items()},
             lists=frozenset(parse(path) for path in data["lists"]),
@@ -139,11 +138,7 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             companions=tuple(Companion(**row) for row in data["companions"]),
             custom=data["custom"],
             origin=data["origin"],
-            digests={
-                spec.path: labelled(row["digest"])
-                for spec, row in zip(specs, rows, strict=True)
-                if row.get("digest")
-            },
+            digests={spec.path: digest for spec, digest in rows if digest},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
@@ -170,8 +165,13 @@ def _tensor_json(spec: TensorSpec, digest: str | None) -> JsonObject:
     return row
 
 
-def _tensor_from_json(row: JsonObject) -> TensorSpec:
-    return TensorSpec(
+def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
+    """A tensor and its digest, from a row of the JSON form; `from_json` takes such pairs for rows too.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it is not one.
+    """
+    spec = TensorSpec(
         path=parse(row["path"]),
         shape=tuple(row["shape"]),
         dtype=row["dtype"],
@@ -180,6 +180,7 @@ def _tensor_from_json(row: JsonObject) -> TensorSpec:
         sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
         tags=row.get("tags"),
     )
+    return spec, labelled(row["digest"]) if row.get("digest") else None
 
 
 def _sharding_from_json(data: JsonObject) -> Sharding:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
 _NANOSECONDS = 1_000_000_000
+DEEPEST = 100  # nested folders below the root; each level is a call within the one above
 
 NEWER_STEP = "a newer step of this run is complete"  # the only reason that the caller chooses, with `newest`
 
@@ -88,7 +89,8 @@ def walk(
     location = walked(location)
     if location.entry is None:
         raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
-    return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))
+    top = location.path.count("/")
+    return _Walk(formats(), on_skip or _ignore, min_age, newest=newest, top=top).below(Glimpse(location))
 
 
 def is_folder_link(place: Location, entry: Entry) -> bool:
@@ -104,9 +106,13 @@ class _Walk:
     on_skip: Callable[[SkippedPath], None]
     min_age: float
     newest: bool
+    top: int = 0  # parts of the root's path
 
     def below(self, glimpse: Glimpse) -> Iterator[Detection]:
         """The checkpoint at this location, or the checkpoints below it."""
+        if glimpse.location.path.count("/") - self.top > DEEPEST:
+            self._skip(glimpse.location, f"folders are nested more than {DEEPEST} levels deep")
+            return
         try:
             found = look(glimpse, self.rows)
             children = glimpse.entries if found is None else {}

@@ -4,7 +4,8 @@ The hash chain is recomputed from the first statement, and the rows are derived 
 tables must hold exactly these rows. The seals of the projections' rows are recomputed. The first fault is reported.
 
 A chain cannot prove that it is complete: after cutting off the last statements, or writing the whole chain anew, it is
-still valid. An anchor (number and hash of a statement, kept elsewhere) detects that.
+still valid. An anchor (number and hash of a statement, kept elsewhere) detects that. The triggers that refuse changes
+are compared with those that wherry creates: without them, the next change needs no trace.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
             head, count = row["hash"], row["seq"]
             if anchor and head.startswith(anchor.hash) and anchor.seq in (None, count):
                 anchored = count
-        return Chain(
-            count, head, _row_fault(connection, expected) or _seal_fault(connection, count), anchored
+        fault = (
+            _row_fault(connection, expected) or _seal_fault(connection, count) or _trigger_fault(connection)
         )
+        return Chain(count, head, fault, anchored)
 
 
 def _statements(connection: Connection) -> Iterator[RowMapping]:
@@ -183,3 +185,24 @@ def _seal_fault(connection: Connection, head: int) -> str | None:
         if not 0 <= row["delivered"] <= head:
             return f"projection {row['name']}: statement {row['delivered']} was delivered, but the last one is {head}"
     return None
+
+
+_SQLITE_TRIGGERS = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+_POSTGRES_TRIGGERS = (
+    "SELECT t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+    "JOIN pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'wherry' AND NOT t.tgisinternal AND t.tgenabled <> 'D'"
+)
+
+
+def _trigger_fault(connection: Connection) -> str | None:
+    """The triggers that are missing, disabled, or not those that wherry creates."""
+    if connection.dialect.name == "sqlite":
+        found: dict[str, str] = dict(connection.exec_driver_sql(_SQLITE_TRIGGERS).tuples().all())
+        lost = sorted(name for name, text in tables.stored_triggers().items() if found.get(name) != text)
+    else:
+        names = set(connection.exec_driver_sql(_POSTGRES_TRIGGERS).scalars())
+        lost = sorted(tables.postgres_trigger_names() - names)
+    if not lost:
+        return None
+    return f"all rows match, but triggers that refuse changes are missing or altered: {', '.join(lost)}"

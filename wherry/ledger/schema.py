@@ -174,6 +174,19 @@ _SAID = "the ledger is append-only: "
 _BROKEN = f"{_SAID}this does not continue its chain"
 
 
+def stored_triggers() -> dict[str, str]:
+    """Name → text of the triggers, as SQLite stores them."""
+    texts = [trigger.replace("IF NOT EXISTS ", "") for trigger in sqlite_triggers()]
+    return {text.split()[2]: text for text in texts}
+
+
+def postgres_trigger_names() -> frozenset[str]:
+    """The names of the triggers in PostgreSQL."""
+    words = "CREATE OR REPLACE TRIGGER "
+    found = [trigger for trigger in postgres_triggers("x") if trigger.startswith(words)]
+    return frozenset(trigger.removeprefix(words).split()[0] for trigger in found)
+
+
 def sqlite_triggers() -> tuple[str, ...]:
     """The triggers that protect the rows of the append-only tables."""
     sealed = [

@@ -12,14 +12,13 @@ file of this list.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.steps import step_number
-from wherry.errors import CorruptError
 from wherry.storage.stores import locate
+from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,12 +73,9 @@ def _objects(folder: Location) -> Iterator[dict[str, Any]]:
         entry = place.stat()
         if entry is None or entry.is_dir:
             continue  # most systems write only one of them
-        try:
-            data = json.loads(place.read_whole(_LARGEST))
-        except (ValueError, RecursionError) as error:
-            raise CorruptError(
-                f"invalid JSON in {name}: {error}", uri=place.uri, cure="restore the file from a backup"
-            ) from error
+        data = parse_json(
+            place.read_whole(_LARGEST), name, uri=place.uri, cure="restore the file from a backup"
+        )
         if isinstance(data, dict):
             yield from _within(name, data)
 

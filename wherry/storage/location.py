@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
+from wherry.text.json_scan import file_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,6 +246,16 @@ class Location:
         if max(size, len(data)) > most:
             raise self._too_large(max(size, len(data)), most)
         return data
+
+    def metadata(self, most: int) -> Iterator[bytes]:
+        """The bytes of a file that is metadata, in order; at most 1 MiB at a time. Nothing is kept.
+
+        Args and Raises: as `read_whole`.
+        """
+        entry = self.stat() if self.store.capabilities.local else None
+        if entry is not None and entry.size > most:
+            raise self._too_large(entry.size, most)
+        yield from file_pieces(self.read, 0, most + 1)  # a byte too many is refused by who reads them
 
     def pieces(self) -> Iterator[bytes]:
         """The bytes of a companion file, in order; up to 8 MiB at a time, and no more than its present size.

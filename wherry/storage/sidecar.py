@@ -19,15 +19,19 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import receipt as receipts
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.manifest import Manifest, from_json
+from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError
+from wherry.runtime.threads import uncollected
+from wherry.text.json_scan import scan_json
+from wherry.text.limits import JsonLimits, beyond, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.receipt import CheckpointRef, Receipt
     from wherry.storage.location import Location
+    from wherry.text.json_scan import Rows
 
 FOLDER_NAME = "wherry.json"
 SIGNATURE_NAME = "wherry.sig"
@@ -36,7 +40,10 @@ OWN_NAMES = frozenset(
 )  # files of wherry in a folder do not belong to the checkpoint
 SCHEMA = 2  # schema 1 has digests and leaves without their algorithm, which is SHA-256
 _WITHOUT_ALGORITHM = 1
-MOST_SIDECAR = 1 << 30  # bytes; a sidecar for 100,000 tensors has 60 MB
+MOST_SIDECAR = 192 << 20  # bytes; a sidecar for 100,000 tensors has 60 MB
+_MOST_LEAVES = 2_500_000  # of 4 MiB: a checkpoint of 10 TB
+_LIMITS = JsonLimits(nbytes=MOST_SIDECAR)
+_CURE = "restore the sidecar from a backup, or delete it"
 _MOST_INDENTED = 2000  # tensors; nobody reads a longer sidecar by eye
 
 
@@ -99,16 +106,32 @@ def read_sidecar(location: Location) -> Sidecar | None:
     """
     place = sidecar_location(location)
     try:
-        data = json.loads(place.read_whole(MOST_SIDECAR))
+        with uncollected():
+            data = _scanned(place)
     except NotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(
-            f"invalid JSON in the sidecar: {error}",
-            uri=place.uri,
-            cure="restore the sidecar from a backup, or delete it",
-        ) from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise CorruptError(f"invalid sidecar: {error!r}", uri=place.uri, cure=_CURE) from error
     return _decode(data, place.uri)
+
+
+def _scanned(place: Location) -> Any:
+    """The JSON of a sidecar, with tensors and leaves already decoded."""
+    counted = 0
+
+    def leaves(_path: str, text: str) -> tuple[bytes, ...]:
+        nonlocal counted
+        found = _leaves(text)
+        counted += len(found)
+        if counted > scaled(_MOST_LEAVES):
+            raise beyond("the sidecar", scaled(_MOST_LEAVES), "leaves", uri=place.uri)
+        return found
+
+    rows: Rows = {"manifest": {"tensors": lambda _number, row: tensor_row(row)}, "leaves": {"*": leaves}}
+    pieces = place.metadata(scaled(MOST_SIDECAR))
+    return scan_json(pieces, "the sidecar", rows, uri=place.uri, limits=_LIMITS, cure=_CURE)
 
 
 def readable_sidecar(location: Location) -> Sidecar | None:
@@ -157,14 +180,15 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
             manifest=from_json(data["manifest"], uri),
             checkpoint=checkpoint,
             receipt=receipts.from_json(data["receipt"], uri) if data["receipt"] else None,
-            leaves={parse(path): _leaves(text) for path, text in leaves.items()},
+            leaves={
+                parse(path): _leaves(found) if isinstance(found, str) else found
+                for path, found in leaves.items()
+            },
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(
-            f"invalid sidecar: {error!r}", uri=uri, cure="restore the sidecar from a backup, or delete it"
-        ) from error
+        raise CorruptError(f"invalid sidecar: {error!r}", uri=uri, cure=_CURE) from error
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import UsageError, storage_error
+from wherry.errors import ACCESS_KEY, UsageError, redact, storage_error
 from wherry.storage.folders import make_folders
 from wherry.storage.links import root_at
 from wherry.storage.location import Entry, Location, native_path
@@ -222,7 +222,8 @@ def _located(text: str) -> Location:
         return local_location(_path_of_file_uri(text))
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
-    if "@" in rest.split("/")[0]:
+    query = text[text.find("?") :] if "?" in text else ""
+    if "@" in rest.split("/")[0] or redact(query) != query or re.search(ACCESS_KEY, rest):
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )

@@ -6,12 +6,13 @@ decide the family: a model that no family declares may resemble one in every nam
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UsageError
+from wherry.errors import CorruptError, UsageError
 from wherry.families.companions import config_file
 from wherry.storage.location import MOST_CONFIG
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,10 +55,9 @@ def model_words(checkpoint: Checkpoint, given: str | None = None) -> str | None:
 def _beside(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     if name not in {companion.name for companion in checkpoint.manifest.companions}:
         return None
+    data = checkpoint.reader.companion(name).read_whole(MOST_CONFIG)
     try:
-        found = json.loads(checkpoint.reader.companion(name).read_whole(MOST_CONFIG))
-    except ValueError as error:
-        raise UsageError(
-            f"invalid JSON in {name}: {error}", uri=checkpoint.uri, cure="pass --config FILE"
-        ) from error
+        found = parse_json(data, name, uri=checkpoint.uri, limits=SMALL)
+    except CorruptError as error:
+        raise UsageError(error.what, uri=checkpoint.uri, cure="pass --config FILE") from error
     return found if isinstance(found, dict) else None

@@ -39,6 +39,7 @@ from wherry.integrations.containers.msgpack.tree import (
     leaves,
     sequences,
 )
+from wherry.text.limits import CURE, scaled
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
 CHUNKED = "__msgpack_chunked_array__"
 DEEPEST = 200
-_MOST_NODES = 4_000_000
-_MOST_TEXT = 256 << 20
+_MOST_NODES = 500_000  # two for each tensor and its group, at most
+_MOST_TEXT = 48 << 20
 _LONGEST_KEY = 1 << 20
 _MOST_DIMENSIONS = 64
 _LONGEST_DTYPE = 64
@@ -76,6 +77,7 @@ class Walk:
         self.texts: list[str] = []
         self.arrays = 0
         self._nodes = 0
+        self._most_nodes = scaled(_MOST_NODES)
         self._text = 0
 
     def node(self, path: KeyPath, depth: int) -> Node:
@@ -99,8 +101,8 @@ class Walk:
 
     def _count(self, path: KeyPath, depth: int) -> None:
         self._nodes += 1
-        if self._nodes > _MOST_NODES:
-            raise self._hostile(f"{_MOST_NODES} nodes", path)
+        if self._nodes > self._most_nodes:
+            raise self._hostile(f"{self._most_nodes} nodes", path)
         if depth > DEEPEST:
             raise self._hostile(f"{DEEPEST} levels", path)
 
@@ -153,8 +155,8 @@ class Walk:
     def _kept(self, length: int, path: KeyPath) -> bytes:
         self.source.require(length)
         self._text += length
-        if self._text > _MOST_TEXT:
-            raise self._hostile(f"{_MOST_TEXT} bytes of text", path)
+        if self._text > scaled(_MOST_TEXT):
+            raise self._hostile(f"{scaled(_MOST_TEXT)} bytes of text", path)
         return self.source.take(length)
 
     def _ext(self, head: Head, path: KeyPath) -> Node:
@@ -282,7 +284,7 @@ class Walk:
             f"msgpack exceeds the limit of {what}",
             uri=self.source.uri,
             path=shown,
-            cure="do not use this checkpoint",
+            cure=CURE,
         )
 
 

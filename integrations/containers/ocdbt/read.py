@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import zstandard
@@ -17,6 +17,7 @@ from google_crc32c import value as crc32c
 
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
+from wherry.text.limits import MOST_CHUNKS, beyond, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.ocdbt"
 _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
-_MOST_BYTES = 1 << 29  # of a decoded node; Orbax's limit is 100 MB
+_MOST_BYTES = 104 << 20  # of a decoded node; Orbax's limit is 100 MB
+_MOST_ENTRIES = 400_000  # of one node: it has a key, a place and a number for each
+_MOST_KEY_BYTES = 64 << 20  # of one node: keys share prefixes, so that a few bytes can be a long key
 _MOST_HEIGHT = 16
 _UNCOMPRESSED, _ZSTD = 0, 1
 _LONG = 0x80  # set in every byte of a number but the last
@@ -90,7 +93,7 @@ def read_database(location: Location, check: Callable[[Reference], None]) -> Ite
     Raises:
         IncompleteError: the manifest is missing or empty.
         CorruptError: a checksum does not match, or a node is invalid.
-        HostileError: a node exceeds 512 MiB, or a file name points outside the folder.
+        HostileError: a node exceeds a limit, or a file name points outside the folder.
         UnsupportedError: the version or the compression is unknown.
     """
     manifest = _Body(_unsealed(location.join(MANIFEST), None, MANIFEST_MAGIC), location.uri)
@@ -105,8 +108,13 @@ def read_database(location: Location, check: Callable[[Reference], None]) -> Ite
     manifest.column(count)
     heights = manifest.take(count)
     places = _references(manifest, count, files)
-    if count and places[-1][0].length:
-        yield from _walk(location, check, places[-1], b"", b"", heights[-1])
+    if not count or not places[-1][0].length:
+        return
+    most = scaled(MOST_CHUNKS)
+    for number, entry in enumerate(_walk(location, check, places[-1], b"", b"", heights[-1])):
+        if number >= most:
+            raise beyond("the OCDBT database", most, "entries", uri=location.uri)
+        yield entry
 
 
 def _walk(
@@ -135,8 +143,9 @@ def _walk(
         )
     files = _files(body, base)
     count = body.varint()
-    keys, subtrees = _keys(body, count, interior=height > 0)
-    keys = [prefix + key for key in keys]
+    if count > scaled(_MOST_ENTRIES):
+        raise beyond("an OCDBT node", scaled(_MOST_ENTRIES), "entries", uri=location.uri)
+    keys, subtrees = _keys(body, count, prefix, interior=height > 0)
     if not keys or keys[0] < least or any(one >= other for one, other in pairwise(keys)):
         raise CorruptError(
             "the keys of an OCDBT node are not in ascending order", uri=location.uri, cure=_CURE
@@ -157,7 +166,7 @@ def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
         data = location.read_whole(_MOST_BYTES)
     elif place.length > _MOST_BYTES:
         raise HostileError(
-            f"OCDBT node of {place.length} bytes exceeds the limit of 512 MiB", uri=location.uri, cure=_CURE
+            f"OCDBT node of {place.length} bytes exceeds the limit of 104 MiB", uri=location.uri, cure=_CURE
         )
     else:
         data = location.read(place.offset, place.offset + place.length)
@@ -189,7 +198,7 @@ def _decompressed(data: bytes, uri: str) -> bytes:
     except zstandard.ZstdError as error:
         raise CorruptError(f"cannot decompress an OCDBT node: {error}", uri=uri, cure=_CURE) from error
     if len(body) > _MOST_BYTES:
-        raise HostileError("decompressed OCDBT node exceeds the limit of 512 MiB", uri=uri)
+        raise beyond("a decompressed OCDBT node", _MOST_BYTES, "bytes", uri=uri)
     return body
 
 
@@ -211,22 +220,30 @@ def _files(body: _Body, base: str) -> list[tuple[str, str]]:
     suffixes, bases = body.column(count), body.column(count)
     names: list[str] = []
     found: list[tuple[str, str]] = []
-    path = b""
+    path, left = b"", scaled(_MOST_KEY_BYTES)
     for cut, length, inner in zip(shared[:count], suffixes, bases, strict=True):
+        left -= len(base) + cut + length
+        if left < 0:
+            raise beyond("an OCDBT node", scaled(_MOST_KEY_BYTES), "bytes of file names", uri=body.uri)
         path = path[:cut] + body.take(length)
         names.append(base + path.decode("utf-8", "surrogateescape"))
         found.append((names[-1], base + path[:inner].decode("utf-8", "surrogateescape")))
     return found
 
 
-def _keys(body: _Body, count: int, *, interior: bool) -> tuple[list[bytes], list[int]]:
+def _keys(body: _Body, count: int, prefix: bytes, *, interior: bool) -> tuple[list[bytes], list[int]]:
     shared = [0, *body.column(max(count - 1, 0))]
     suffixes = body.column(count)
     subtrees = body.column(count) if interior else []
-    lengths = zip(shared[:count], suffixes, strict=True)
-    return list(accumulate(lengths, lambda key, cut: key[: cut[0]] + body.take(cut[1]), initial=b""))[
-        1:
-    ], subtrees
+    keys: list[bytes] = []
+    key, left = b"", scaled(_MOST_KEY_BYTES)
+    for cut, length in zip(shared[:count], suffixes, strict=True):
+        left -= len(prefix) + cut + length
+        if left < 0:
+            raise beyond("an OCDBT node", scaled(_MOST_KEY_BYTES), "bytes of keys", uri=body.uri)
+        key = key[:cut] + body.take(length)
+        keys.append(prefix + key)
+    return keys, subtrees
 
 
 def _values(body: _Body, count: int, files: list[tuple[str, str]]) -> list[Value]:

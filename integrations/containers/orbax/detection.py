@@ -139,7 +139,7 @@ def _verdict(
     metadata: layout.JsonObject = {}
     try:
         if item.tree:
-            metadata = layout.read_json(location.join(layout.TREE))
+            metadata = tree.read_tree(location)
         if item.tree or not item.msgpack:
             require_whole(location, item)
         if layout.CHECKPOINT in names:

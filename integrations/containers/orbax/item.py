@@ -57,7 +57,7 @@ def open_item(
     else:
         require_whole(location, item)
     assert item is not None
-    metadata = layout.read_json(location.join(layout.TREE)) if item.tree else {}
+    metadata = tree.read_tree(location) if item.tree else {}
     leaves = aggregate.read_tree(location, item, metadata)
     parts = processes.list_processes(location, () if item.merged else item.processes)
     together = processes.merged(location, parts) if parts else None

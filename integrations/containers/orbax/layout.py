@@ -9,9 +9,9 @@ full `_CHECKPOINT_METADATA`. Everything with the suffix `.orbax-checkpoint-tmp` 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError
@@ -21,11 +21,14 @@ from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
+from wherry.text.json_scan import scan_json
+from wherry.text.limits import LARGE, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wherry.storage.location import Location
+    from wherry.text.json_scan import Rows
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -63,7 +66,6 @@ RESERVED = frozenset(
     | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
 )
 PREFERRED_ITEMS = ("state", "default", "items", "pytree", "params", "train_state", "model")
-MAX_JSON_BYTES = 1 << 30
 _UNCOMMITTED = re.compile(r".*\.orbax-checkpoint-tmp(-\d+)?")
 # A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
@@ -191,26 +193,30 @@ def layout_words(item: OrbaxItem, *, zarr3: bool, arrays: bool = True) -> str:
     return words + (" + msgpack" if item.msgpack else "") + ("" if item.tree else ", no _METADATA")
 
 
-def read_json(location: Location) -> JsonObject:
+def read_json(location: Location, rows: Rows | None = None) -> JsonObject:
     """A JSON file of a checkpoint.
+
+    Args:
+        location: the file.
+        rows: how to read its large objects; see `scan_json`.
 
     Raises:
         NotFoundError: the file does not exist.
         IncompleteError: it is empty, for example after a power failure (Orbax does not sync these files).
         CorruptError: it is not a JSON object.
-        HostileError: it exceeds the limit of 1 GiB.
+        HostileError: it exceeds a limit.
     """
-    data = location.read_whole(MAX_JSON_BYTES)
-    if not data.strip():
+    pieces = location.metadata(scaled(LARGE.nbytes))
+    first = next(pieces, b"")
+    if not first.strip():
         raise IncompleteError(
             f"{location.name} is empty, probably after a power failure",
             uri=location.uri,
             cure="use another step",
         )
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"invalid JSON in {location.name}: {error}", uri=location.uri) from error
+    value = scan_json(
+        chain((first,), pieces), location.name, {} if rows is None else rows, uri=location.uri, limits=LARGE
+    )
     if not isinstance(value, dict):
         raise CorruptError(
             f"invalid JSON in {location.name}: expected an object, got {type(value).__name__}",

@@ -78,7 +78,7 @@ def _entry(step: Location, name: str, entry: Entry, *, v1: bool) -> IgnoredEntry
 def _paths(place: Location, item: layout.OrbaxItem) -> list[KeyPath]:
     """The key paths of the arrays of an item; none if its tree cannot be read."""
     try:
-        metadata = layout.read_json(place.join(layout.TREE)) if item.tree else {}
+        metadata = tree.read_tree(place) if item.tree else {}
         return list(tree.parse_tree(metadata, place.uri).arrays) if metadata else []
     except WherryError:
         return []

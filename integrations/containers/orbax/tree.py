@@ -10,9 +10,9 @@ string (0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>`
 from __future__ import annotations
 
 import base64
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, render
@@ -26,6 +26,9 @@ from wherry.integrations.containers.orbax.layout import (
     JsonObject,
     read_json,
 )
+from wherry.text.json_document import parse_json
+from wherry.text.json_scan import DROPPED
+from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -40,7 +43,10 @@ _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
 # Orbax's word for an empty node → wherry's. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
 _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
+_MOST_UNKNOWN = 8  # fields of a row that are reported
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
+_ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
+_LONGEST_TYPE = 100  # characters
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
 
 _OPTIMIZER_PARTS = frozenset(
@@ -111,6 +117,53 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
     return tree
 
 
+def read_tree(location: Location) -> JsonObject:
+    """`_METADATA` of an item, with what `parse_tree` and the formats read of its rows, whose equal parts are shared.
+
+    Raises: what `read_json` does.
+    """
+    return read_json(location.join(TREE), {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
+
+
+class _RowReduction:
+    """Reduces rows of a tree to what is read of them; a key or type that occurs in many rows is kept once."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[Any, Any], JsonObject] = {}
+        self._values: dict[tuple[Any, ...], JsonObject] = {}
+
+    def __call__(self, _key: Any, row: Any) -> Any:
+        if type(row) is not dict or type(row.get("key_metadata")) is not list:
+            return None  # which `parse_tree` refuses
+        value = row.get("value_metadata")
+        return {
+            "key_metadata": list(map(self._key, row["key_metadata"])),
+            "value_metadata": self._value(value) if type(value) is dict else None,
+        }
+
+    def _key(self, key: Any) -> Any:
+        if type(key) is not dict or not _is_plain(key.get("key")) or not _is_plain(key.get("key_type")):
+            return None
+        known = key.get("key"), key.get("key_type")
+        if known not in self._keys:
+            self._keys[known] = {name: key[name] for name in ("key", "key_type") if name in key}
+        return self._keys[known]
+
+    def _value(self, value: JsonObject) -> JsonObject:
+        word, skipped = value.get("value_type"), bool(value.get("skip_deserialize"))
+        if type(word) is not str:
+            return {}
+        unknown = tuple(islice((name for name in value if name not in _ROW_FIELDS), _MOST_UNKNOWN))
+        known = (word, skipped, *unknown)
+        if known not in self._values:
+            self._values[known] = {"value_type": word, "skip_deserialize": skipped, **dict.fromkeys(unknown)}
+        return self._values[known]
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (str, int, type(None))
+
+
 def read_strings(location: Location, tree: ItemTree) -> dict[KeyPath, str]:
     """The string leaves.
 
@@ -140,22 +193,33 @@ def read_shardings(
     """
     shardings: dict[str, Sharding] = {}
     unknown: set[str] = set()
-    rows = read_json(location.join(SHARDING))
+    parsed: dict[str, Sharding | str] = {}
+    rows = read_json(location.join(SHARDING), lambda _key, text: text if type(text) is str else None)
     plain = all(key in names for key in rows)
     for key, text in rows.items():
         if not text:
             continue  # a single-device array of 0.4.1
         try:
             name = key if plain else base64.urlsafe_b64decode(key).decode()
-            fields = json.loads(text)
-            kind = fields["sharding_type"]
-            if kind == "NamedSharding":
-                shardings[name] = _named_sharding(fields)
-            elif kind not in _SHARDINGS_WITHOUT_MESH:
-                unknown.add(str(kind))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if text not in parsed:
+                parsed[text] = _sharding(text, location)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, CorruptError):
+                raise
             raise CorruptError(f"invalid entry in {SHARDING}: {error!r}", uri=location.uri) from error
+        found = parsed[text]
+        if isinstance(found, Sharding):
+            shardings[name] = found
+        elif found not in _SHARDINGS_WITHOUT_MESH:
+            unknown.add(found)
     return shardings, frozenset(unknown)
+
+
+def _sharding(text: str, location: Location) -> Sharding | str:
+    """A sharding over a mesh, or the type of another one."""
+    fields = parse_json(text.encode(), SHARDING, uri=location.uri, limits=_ONE_SHARDING)
+    kind = fields["sharding_type"]
+    return _named_sharding(fields) if kind == "NamedSharding" else str(kind)[:_LONGEST_TYPE]
 
 
 def read_prng_impls(location: Location) -> dict[str, str]:
@@ -165,14 +229,18 @@ def read_prng_impls(location: Location) -> dict[str, str]:
         CorruptError: a file of `array_metadatas` is invalid.
     """
     impls: dict[str, str] = {}
+
+    def keep(_number: int, row: Any) -> Any:
+        fields = row["array_metadata"]
+        impl = (fields.get("ext_metadata") or {}).get("random_key_impl")
+        if impl:
+            impls[str(fields["param_name"])] = str(impl)
+        return DROPPED
+
     for entry in location.join(ARRAY_METADATAS).entries():
-        rows = read_json(location.join(ARRAY_METADATAS).member(entry.name))
         try:
-            for row in rows["array_metadatas"]:
-                fields = row["array_metadata"]
-                impl = (fields.get("ext_metadata") or {}).get("random_key_impl")
-                if impl:
-                    impls[str(fields["param_name"])] = str(impl)
+            rows = read_json(location.join(ARRAY_METADATAS).member(entry.name), {"array_metadatas": keep})
+            list.__len__(rows["array_metadatas"])  # TypeError for anything else
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptError(
                 f"invalid {ARRAY_METADATAS}/{entry.name}: {error!r}", uri=location.uri

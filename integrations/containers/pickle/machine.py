@@ -21,6 +21,7 @@ from wherry.integrations.containers.pickle.values import (
     Rules,
     checked_key,
 )
+from wherry.text.limits import beyond, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,11 +35,23 @@ _MAX_INTEGER = 64  # bytes
 MAX_PIECE = 1 << 29  # bytes of one string that is read into memory
 _MAX_NAME = 500
 _FREE_WORK = 1_000_000
+_MOST_BYTES = 288 << 20  # of all values: `.metadata` of 130,000 tensors
+_CHECKED = 1 << 16  # opcodes between two checks of memory
+DICT_BYTES, LIST_BYTES, SET_BYTES, NUMBER_BYTES = 72, 64, 224, 40  # with the place on the stack
+_TUPLE_BYTES, _TEXT_BYTES, _CALL_BYTES, _ITEM_BYTES, _MEMO_BYTES = 60, 64, 96, 24, 100
 _WORK_A_BYTE = 4
 _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
 _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD, _NEWOBJ = b"(}urb\x81"
+
+
+class SparseMemo(dict[int, Any]):
+    """A memo whose numbers have gaps, such as those of Python 2, which begin at 1."""
+
+    def append(self, value: Any) -> None:
+        """Store a value under the next number."""
+        self[len(self)] = value
 
 
 class Machine:
@@ -52,62 +65,69 @@ class Machine:
         self.size = len(data)
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] | SparseMemo = []
+        self.made = 0
+        self._most = scaled(_MOST_BYTES)
         self._far = rules.far or MAX_PIECE
         self._work = 0
 
-    def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912  each branch saves millions of calls
+    def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
         """Interpret opcodes up to STOP; return the one value that is then on the stack."""
-        data, memo, position, size, stack = self.data, self.memo, self.position, self.size, self.stack
-        for _ in range(MAX_OPCODES):
-            if position >= size:
-                raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
-            opcode = data[position]
-            position += 1
-            if opcode == _BINGET:
-                stack.append(memo[data[position]])
+        data, memo, position, stack = self.data, self.memo, self.position, self.stack
+        size, made = self.size, 0
+        for _ in range(-(-MAX_OPCODES // _CHECKED)):
+            self._require_memory(made)
+            for _ in range(_CHECKED):
+                if position >= size:
+                    raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
+                opcode = data[position]
                 position += 1
-            elif opcode == _MEMOIZE:
-                memo[len(memo)] = stack[-1]
-            elif opcode == _LONG_BINGET:
-                stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
-                position += 4
-            elif opcode == _BININT1:
-                stack.append(data[position])
-                position += 1
-            elif opcode == _EMPTY_TUPLE:
-                stack.append(())
-            elif opcode == _EMPTY_DICT:
-                stack.append({})
-            elif opcode == _MARK:
-                self.push_mark()
-                stack = self.stack
-            elif opcode == _SETITEMS:
-                items = self.pop_mark()
-                stack = self.stack
-                self.set_items(items)
-            elif opcode == _BUILD:
-                self.build()
-            elif opcode == _NEWOBJ:
-                self.position = position
-                self.call(stack.pop())
-            elif opcode == _TUPLE1:
-                stack[-1] = (stack[-1],)
-            elif opcode == _TUPLE2:
-                last = stack.pop()
-                stack[-1] = (stack[-1], last)
-            elif opcode == _LONG_BINPUT:
-                memo[int.from_bytes(data[position : position + 4], "little")] = stack[-1]
-                position += 4
-            else:
-                self.position = position
-                if opcode == _STOP:
-                    return self._result()
-                act = table.get(opcode)
-                if act is None or (opcode in _HOSTILE and self.rules.survey is None):
-                    raise _refused(opcode, position - 1)
-                act(self)
-                position, stack = self.position, self.stack
+                if opcode == _BINGET:
+                    stack.append(memo[data[position]])
+                    position += 1
+                elif opcode == _MEMOIZE:
+                    memo.append(stack[-1])
+                elif opcode == _LONG_BINGET:
+                    stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
+                    position += 4
+                elif opcode == _BININT1:
+                    stack.append(data[position])
+                    position += 1
+                elif opcode == _EMPTY_TUPLE:
+                    stack.append(())
+                elif opcode == _EMPTY_DICT:
+                    stack.append({})
+                    made += DICT_BYTES
+                elif opcode == _MARK:
+                    self.push_mark()
+                    stack = self.stack
+                elif opcode == _SETITEMS:
+                    items = self.pop_mark()
+                    stack = self.stack
+                    self.set_items(items)
+                elif opcode == _BUILD:
+                    self.build()
+                elif opcode == _NEWOBJ:
+                    self.position = position
+                    self.call(stack.pop())
+                elif opcode == _TUPLE1:
+                    stack[-1], made = (stack[-1],), made + _TUPLE_BYTES
+                elif opcode == _TUPLE2:
+                    last = stack.pop()
+                    stack[-1], made = (stack[-1], last), made + _TUPLE_BYTES
+                elif opcode == _LONG_BINPUT:
+                    self.stack = stack
+                    self.put(int.from_bytes(data[position : position + 4], "little"))
+                    memo, position = self.memo, position + 4
+                else:
+                    self.position = position
+                    if opcode == _STOP:
+                        return self._result()
+                    act = table.get(opcode)
+                    if act is None or (opcode in _HOSTILE and self.rules.survey is None):
+                        raise _refused(opcode, position - 1)
+                    act(self)
+                    position, stack, memo = self.position, self.stack, self.memo
         raise HostileError(
             f"the pickle exceeds the limit of {MAX_OPCODES} opcodes", cure="do not use this file"
         )
@@ -154,6 +174,7 @@ class Machine:
             self.stack.append(far)
             return
         piece = self.take(length)
+        self.made += _TEXT_BYTES + length * (1 if piece.isascii() or not text else 4)
         self.stack.append(
             piece.decode(encoding, "surrogatepass" if encoding == "utf-8" else "strict") if text else piece
         )
@@ -202,6 +223,7 @@ class Machine:
     def call(self, args: Any) -> None:
         """Push the result of a call, without calling."""
         wanted = self.stack.pop()
+        self.made += _CALL_BYTES
         if self.rules.survey is not None:
             self.stack.append(CallRecord(Global("", "call"), (wanted, args)))
             return
@@ -241,8 +263,9 @@ class Machine:
     def set_items(self, items: list[Any]) -> None:
         """Put keys and values into the dict on top of the stack."""
         target = self.stack[-1]
+        self.made += _ITEM_BYTES * len(items)
         if type(target) is CallRecord:
-            target.items += items
+            target.add(items)
             return
         if (type(target) is not dict and type(target) is not Attributes) or len(items) % 2:
             raise CorruptError("invalid pickle: it sets items of something other than a dict", cure=_AGAIN)
@@ -253,8 +276,9 @@ class Machine:
     def extend(self, items: list[Any]) -> None:
         """Append items to the list on top of the stack."""
         target = self.stack[-1]
+        self.made += 8 * len(items)
         if type(target) is CallRecord:
-            target.items += items
+            target.add(items)
         elif type(target) is Opaque and type(target.value) is list:
             target.value.extend(items)
         elif type(target) is not list:
@@ -266,6 +290,7 @@ class Machine:
         """Add members to the set on top of the stack."""
         if type(self.stack[-1]) is not set:
             raise CorruptError("invalid pickle: it adds to something other than a set", cure=_AGAIN)
+        self.made += _MEMO_BYTES * len(items)
         self.stack[-1].update(checked_key(item) for item in items)
 
     def integer(self, length: int) -> None:
@@ -299,8 +324,23 @@ class Machine:
             )
 
     def put(self, key: int) -> None:
-        """Store the last value in the memo."""
+        """Store the last value in the memo; almost all pickles number its entries without gaps, from 0."""
+        if key == len(self.memo):
+            self.memo.append(self.stack[-1])
+            return
+        if key > len(self.memo) and type(self.memo) is list:
+            self.memo = SparseMemo(enumerate(self.memo))
+        self.made += _MEMO_BYTES
         self.memo[key] = self.stack[-1]
+
+    def _require_memory(self, made: int) -> None:
+        """Refuse a pickle whose values take too much memory.
+
+        Args:
+            made: bytes of the values that the loop created itself.
+        """
+        if made + self.made + 8 * (len(self.memo) + len(self.stack)) > self._most:
+            raise beyond("the pickle", self._most, "bytes of values in memory")
 
 
 _AGAIN = "restore the file from a backup or download it again"

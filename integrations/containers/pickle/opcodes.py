@@ -20,7 +20,16 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
-from wherry.integrations.containers.pickle.machine import MAX_PIECE, U1, U8, Machine
+from wherry.integrations.containers.pickle.machine import (
+    DICT_BYTES,
+    LIST_BYTES,
+    MAX_PIECE,
+    NUMBER_BYTES,
+    SET_BYTES,
+    U1,
+    U8,
+    Machine,
+)
 from wherry.integrations.containers.pickle.values import checked_key, plain_number
 
 if TYPE_CHECKING:
@@ -80,12 +89,17 @@ def _old_text(form: struct.Struct) -> Callable[[Machine], None]:
     return lambda m: m.string(form, text=True, encoding="latin-1")
 
 
-def _constant(make: Callable[[], Any]) -> Callable[[Machine], None]:
-    return lambda m: m.push(make())
+def _empty_list(m: Machine) -> None:
+    m.made += LIST_BYTES
+    m.push([])
 
 
 def _number(form: struct.Struct) -> Callable[[Machine], None]:
-    return lambda m: m.push(m.number(form))
+    def push(m: Machine) -> None:
+        m.made += NUMBER_BYTES
+        m.push(m.number(form))
+
+    return push
 
 
 def _quoted(m: Machine) -> None:
@@ -99,17 +113,20 @@ def _quoted(m: Machine) -> None:
 
 
 def _decimal(m: Machine) -> None:
+    m.made += NUMBER_BYTES
     m.push(plain_number(m.line().removesuffix("L")))
 
 
 def _empty_set(m: Machine) -> None:
     m.spend(_SET_WORK)
+    m.made += SET_BYTES
     m.push(set())
 
 
 def _tuple3(m: Machine) -> None:
     if len(m.stack) < 3:  # noqa: PLR2004
         raise IndexError(3)
+    m.made += 8 * 10
     items = tuple(m.stack[-3:])
     m.stack[-3:] = [items]
 
@@ -158,8 +175,26 @@ def _object(m: Machine) -> None:
 
 def _dict_from_mark(m: Machine) -> None:
     items = m.pop_mark()
+    m.made += DICT_BYTES
     m.push({})
     m.set_items(items)
+
+
+def _group(m: Machine, kind: type[list[Any] | tuple[Any, ...]]) -> None:
+    items = m.pop_mark()
+    m.made += LIST_BYTES + 8 * len(items)
+    m.push(kind(items))
+
+
+def _decimal_fraction(m: Machine) -> None:
+    m.made += NUMBER_BYTES
+    m.push(float(m.line()))
+
+
+def _line(m: Machine) -> None:
+    text = m.line(MAX_PIECE, "raw-unicode-escape")
+    m.made += 4 * len(text) + LIST_BYTES
+    m.push(text)
 
 
 def _out_of_band(_m: Machine) -> None:
@@ -185,13 +220,13 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("G"): _number(_F8),
     ord("I"): _decimal,
     ord("L"): _decimal,
-    ord("F"): lambda m: m.push(float(m.line())),
+    ord("F"): _decimal_fraction,
     ord("\x8a"): lambda m: m.integer(m.number(U1)),
     ord("\x8b"): lambda m: m.integer(m.number(_U4)),
     ord("X"): _text(_U4),
     ord("\x8c"): _text(U1),
     ord("\x8d"): _text(U8),
-    ord("V"): lambda m: m.push(m.line(MAX_PIECE, "raw-unicode-escape")),
+    ord("V"): _line,
     ord("S"): _quoted,
     ord("B"): _bytes(_U4),
     ord("C"): _bytes(U1),
@@ -200,12 +235,12 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("\x97"): _out_of_band,
     ord("T"): _old_text(_U4),
     ord("U"): _old_text(U1),
-    ord("]"): _constant(list),
+    ord("]"): _empty_list,
     ord("\x8f"): _empty_set,
     ord("a"): lambda m: m.extend([m.stack.pop()]),
     ord("e"): lambda m: m.extend(m.pop_mark()),
-    ord("l"): lambda m: m.push(m.pop_mark()),
-    ord("t"): lambda m: m.push(tuple(m.pop_mark())),
+    ord("l"): lambda m: _group(m, list),
+    ord("t"): lambda m: _group(m, tuple),
     ord("\x87"): _tuple3,
     ord("d"): _dict_from_mark,
     ord("s"): _set_item,

@@ -1,10 +1,11 @@
-"""The bytes that a pickle machine reads, without loading the file: a memory map, or pages of a remote file.
+"""The bytes that a pickle machine reads, without loading the file: a memory map, or pages of a remote or huge file.
 
 Large pickles are mostly tensor data that the machine skips; only the pages that it reads are loaded.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -86,11 +87,16 @@ def walked(location: Location) -> Generator[PickleSource]:
     if not isinstance(location.store, LocalStore) or not size:
         yield PagedFile(location, size)
         return
-    with _mapped_file(location) as mapped:
+    mapped = _mapped_file(location)
+    if mapped is None:
+        yield PagedFile(location, size)
+        return
+    with mapped:
         yield mapped
 
 
-def _mapped_file(location: Location) -> mmap.mmap:
+def _mapped_file(location: Location) -> mmap.mmap | None:
+    """The file as a memory map; None if it does not fit into the address space of a limited process."""
     assert isinstance(location.store, LocalStore)
     try:
         with location.store.descriptor(location.path) as descriptor:
@@ -100,6 +106,8 @@ def _mapped_file(location: Location) -> mmap.mmap:
             f"file not found: {location.name}", uri=location.uri, cure="check the path"
         ) from error
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return None
         raise storage_error(error, location.uri) from error
     except ValueError as error:
         raise CorruptError("the file was truncated while it was opened", uri=location.uri) from error

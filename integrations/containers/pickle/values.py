@@ -7,8 +7,8 @@ whose hash takes 2^60 steps), long integers (all multiples of 2^61-1 collide) an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
@@ -42,7 +42,14 @@ class CallRecord:
     kind: Global
     args: tuple[Any, ...]
     state: Any = None
-    items: list[Any] = field(default_factory=list[Any])
+    items: Sequence[Any] = ()
+
+    def add(self, items: list[Any]) -> None:
+        """Append items; most records have none, and no list."""
+        if type(self.items) is list:
+            self.items += items
+        else:
+            self.items = list(items)
 
 
 class Attributes(dict[Any, Any]):

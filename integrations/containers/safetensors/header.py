@@ -30,6 +30,8 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
 from wherry.formats.reader import Extent
 from wherry.runtime.threads import uncollected
+from wherry.text.json_scan import file_pieces, scan_json
+from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,6 +74,8 @@ DTYPES = frozenset(TO_STORED)
 
 
 MAX_HEADER = 100_000_000
+_LIMITS = JsonLimits(nbytes=MAX_HEADER)
+_WHAT, _CURE = "the safetensors header", "restore the file from a backup or download it again"
 METADATA = "__metadata__"
 _ALIGNMENT = 8
 _MAX_RANK = 64  # numpy's
@@ -98,10 +102,6 @@ class Header:
     metadata: Mapping[str, str] | None
 
 
-class _DuplicateError(ValueError):
-    """A name occurs twice in one JSON object."""
-
-
 def plausible(head: bytes, size: int) -> bool:
     """Whether a file with these first bytes and this size can be safetensors."""
     if size < 10 or len(head) < 9:  # noqa: PLR2004  length field and `{}`; length field and `{`
@@ -122,18 +122,25 @@ def parse(location: Location) -> Header:
     uri, entry = location.uri, location.stat()
     if entry is None:
         raise NotFoundError(f"file not found: {location.name}", uri=uri)
-    data = _header_bytes(location, entry.size)
+    length = _header_length(location, entry.size)
+    base = 8 + length
+
+    def entry_of(name: str, fields: Any) -> HeaderEntry | dict[str, str] | None:
+        return _metadata(fields, uri) if name == METADATA else _slot(name, fields, base, uri)
+
     with uncollected():
-        fields = _json(data, uri)
-        metadata = _metadata(fields.pop(METADATA, None), uri)
-        base = 8 + len(data)
-        slots = [_slot(name, found, base, uri) for name, found in fields.items()]
+        rows = scan_json(
+            file_pieces(location.read, 8, base), _WHAT, entry_of, uri=uri, limits=_LIMITS, unique=True,
+            constants=False, cure=_CURE,
+        )  # fmt: skip
+        metadata = rows.pop(METADATA, None)
+        slots: list[HeaderEntry] = list(rows.values())
         slots.sort(key=attrgetter("start", "stop"))
         _require_tiled(slots, base, entry.size, uri)
         return Header(tuple(slots), metadata)
 
 
-def _header_bytes(location: Location, size: int) -> bytes:
+def _header_length(location: Location, size: int) -> int:
     head = location.read(0, 64)
     if head.startswith(_LFS_POINTER):
         raise IncompleteError(
@@ -152,35 +159,9 @@ def _header_bytes(location: Location, size: int) -> bytes:
         raise _corrupt(
             f"safetensors file is truncated: expected at least {8 + length} bytes, got {size}", location.uri
         )
-    data = location.read(8, 8 + length)
-    if len(data) != length or not data.startswith(b"{"):
+    if head[8:9] != b"{" or length < 2:  # noqa: PLR2004  `{}`
         raise _corrupt("invalid safetensors header: it does not begin with {", location.uri)
-    return data
-
-
-def _json(data: bytes, uri: str) -> dict[str, Any]:
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except _DuplicateError as error:
-        raise CorruptError(
-            f"duplicate key {str(error)!r} in the safetensors header", uri=uri, path=render((str(error),))
-        ) from error
-    except RecursionError as error:
-        raise _corrupt("safetensors header is nested too deeply", uri) from error
-    except ValueError as error:
-        raise _corrupt(f"invalid JSON in the safetensors header: {error}", uri) from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not valid JSON")
+    return length
 
 
 def _metadata(found: Any, uri: str) -> dict[str, str] | None:
@@ -276,7 +257,7 @@ def _require_tiled(slots: list[HeaderEntry], base: int, size: int, uri: str) -> 
 
 def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
     path = None if name is None else render((name,)).encode("utf-8", "backslashreplace").decode()
-    return CorruptError(what, uri=uri, path=path, cure="restore the file from a backup or download it again")
+    return CorruptError(what, uri=uri, path=path, cure=_CURE)
 
 
 def build(

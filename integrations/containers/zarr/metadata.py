@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError, WherryError
+from wherry.text.json_document import parse_json
+from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +42,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 SHARD_INDEX_BYTES = 16 + 4  # offset and length of the one inner chunk, and a CRC-32C
 STREAMED = frozenset({"none", "zstd", "gzip", "zlib"})
+_LIMITS = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
 _REMEMBERED_BYTES = 1 << 12  # of metadata that is parsed once
 _CODECS = frozenset({"zstd", "gzip", "blosc"})
 
@@ -253,9 +256,9 @@ def _parse(data: bytes, version: int) -> ZarrArray:
             "zarr metadata file is empty", cure="copy the checkpoint again, or use another step"
         )
     try:
-        fields = json.loads(data)
+        fields = parse_json(data, f"zarr {version} metadata", limits=_LIMITS)
         array = _parse2(fields) if version == 2 else _parse3(fields)  # noqa: PLR2004  zarr 2
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, (CorruptError, IncompleteError)):
             raise
         raise CorruptError(f"invalid zarr {version} metadata: {error!r}") from error

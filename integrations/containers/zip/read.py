@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError
+from wherry.text.limits import MOST_TENSORS, beyond, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _TAIL = 1 << 16
 _LARGEST_DIRECTORY = 1 << 29
+_MOST_MEMBERS = MOST_TENSORS + 10_000
+_MOST_DIRECTORY = 64 << 20
 _ZIP64 = 0x0001
 _FULL = 0xFFFFFFFF
 _ENCRYPTED = 0x0001
@@ -92,9 +95,14 @@ def read_directory(
     offset, size, count = _end_record(location, max(end - tail, start), start, end)
     if size > _LARGEST_DIRECTORY or not start <= offset <= offset + size <= end:
         raise _corrupt(f"zip central directory of {size} bytes at {offset} is outside the archive", location)
+    if count > scaled(_MOST_MEMBERS) or size > scaled(_MOST_DIRECTORY):
+        raise beyond("zip archive", scaled(_MOST_MEMBERS), "members", uri=location.uri)
     data = location.read(offset, offset + size)
     members: dict[str, Member] = {}
+    most = scaled(_MOST_MEMBERS)
     for member in _entries(data, start, location):
+        if len(members) > most:
+            raise beyond("zip archive", most, "members", uri=location.uri)
         if member.name in members:
             raise HostileError(
                 f"duplicate zip member {member.name!r}", uri=location.uri, cure="do not use this file"

@@ -9,7 +9,6 @@ absent, and the evidence states that shapes are inferred. Source: torch/distribu
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
+from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,9 +135,9 @@ def _offsets(metadata: Mapping[str, str], place: Location) -> dict[str, tuple[in
     if _INFO not in metadata:
         return {}
     try:
-        found: dict[str, Any] = json.loads(metadata[_INFO])
+        found: dict[str, Any] = parse_json(metadata[_INFO].encode(), _INFO, uri=place.uri)
         offsets = {name: tuple(info[_OFFSETS]) for name, info in found.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptError(f"invalid {_INFO} in {place.name}: unexpected form", uri=place.uri) from error
     if any(type(one) is not int or one < 0 for offset in offsets.values() for one in offset):
         raise CorruptError(

@@ -20,6 +20,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.reader import Extent
+from wherry.text.limits import MOST_TENSORS, beyond, scaled
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -31,6 +32,8 @@ _PIECE = 1 << 20
 _LONGEST_KEY = 1 << 16
 _LONGEST_TEXT = 1 << 16  # longer metadata strings (chat templates are shorter) are listed by name, not kept
 _MOST_RANK = 8
+_MOST_PAIRS = 50_000
+_MOST_TEXTS = 3_000_000  # strings in arrays: tokens and merges of the largest vocabularies are 800,000
 _MOST_DEPTH = 4
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -55,6 +58,7 @@ class GgufHeader:
         version: version of the container.
         metadata: its scalars and short strings.
         left: keys of values that are not kept: arrays (the tokenizer's vocabulary) and long strings.
+        left_keys: the same, to look one up.
         specs: the tensors.
         places: the location of each tensor.
         types: ggml names of the types that occur, in the order of their numbers.
@@ -63,6 +67,7 @@ class GgufHeader:
     version: int
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     left: list[str] = field(default_factory=list[str])
+    left_keys: set[str] = field(default_factory=set[str])
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
     places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", tuple[Extent, ...]])
     types: list[str] = field(default_factory=list[str])
@@ -86,6 +91,9 @@ def read_header(location: Location) -> GgufHeader:
         raise UnsupportedError(what, uri=location.uri, cure="convert it with the gguf package")
     cursor.size = "I" if header.version == 1 else "Q"
     tensors, pairs = cursor.number(cursor.size), cursor.number(cursor.size)
+    for count, most, what in ((pairs, _MOST_PAIRS, "metadata keys"), (tensors, MOST_TENSORS, "tensors")):
+        if count > scaled(most):
+            raise beyond("the GGUF header", scaled(most), what, uri=location.uri)
     for _ in range(cursor.plausible(pairs, 12)):
         key = cursor.text(_LONGEST_KEY)
         _keep(header, key, cursor.value(cursor.number("I"), 0))
@@ -95,10 +103,11 @@ def read_header(location: Location) -> GgufHeader:
 
 
 def _keep(header: GgufHeader, key: str, value: Any) -> None:
-    if key in header.metadata or key in header.left:
+    if key in header.metadata or key in header.left_keys:
         raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
     if value is None:
         header.left.append(key)
+        header.left_keys.add(key)
     else:
         header.metadata[key] = value
 
@@ -160,6 +169,7 @@ class _Cursor:
         self.uri = location.uri
         self.at = 0
         self.size = "Q"
+        self._texts = 0
         entry = location.stat()
         self.end = entry.size if entry else 0
         self._piece, self._start = b"", 0
@@ -223,11 +233,31 @@ class _Cursor:
         if kind in _NUMBERS:
             self.skip(count * struct.calcsize(f"<{_NUMBERS[kind]}"))
         elif kind == _STRING:
-            for _ in range(self.plausible(count, struct.calcsize(f"<{self.size}"))):
-                self.skip(self.number(self.size))
+            self._skip_strings(count)
         else:
+            self._count(count)
             for _ in range(self.plausible(count, 12)):
                 self.value(kind, depth + 1)
+
+    def _count(self, entries: int) -> None:
+        self._texts += entries
+        if self._texts > scaled(_MOST_TEXTS):
+            raise beyond("the GGUF header", scaled(_MOST_TEXTS), "entries of arrays", uri=self.uri)
+
+    def _skip_strings(self, count: int) -> None:
+        """Skip strings; those in the present piece without a call for each."""
+        form = struct.Struct(f"<{self.size}")
+        self._count(self.plausible(count, form.size))
+        while count:
+            piece, inside = self._piece, self.at - self._start
+            last = len(piece) - form.size
+            while count and 0 <= inside <= last:
+                inside += form.size + form.unpack_from(piece, inside)[0]
+                count -= 1
+            self.skip(self._start + inside - self.at)
+            if count:
+                self.skip(self.number(self.size))
+                count -= 1
 
     def _decoded(self, data: bytes) -> str:
         try:

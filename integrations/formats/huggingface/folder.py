@@ -6,7 +6,6 @@ parameters; `trainer_state.json` states the step.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,44 +18,46 @@ from wherry.integrations.formats.huggingface.weights import (
     PIPELINE,
     find_weights,
 )
+from wherry.text.json_scan import DROPPED, scan_json
+from wherry.text.limits import SMALL, JsonLimits, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wherry.storage.location import Entry, Location
+    from wherry.text.json_scan import Rows
 
 _TRAINER = "trainer_state.json"
-_LARGEST_CONFIG = 16 << 20
+_HISTORY = JsonLimits(nbytes=256 << 20, rows=1 << 22)  # of a trainer, which grows with every step
 
 # model_type → family, if they differ; a type that starts with a row's key belongs to its family.
 _FAMILIES = {"qwen": "qwen", "gemma": "gemma", "deepseek": "deepseek", "gpt_oss": "gpt-oss"}
 
 
-def read_json(place: Location, most: int) -> dict[str, Any]:
+def read_json(place: Location, rows: Rows | None = None, limits: JsonLimits = SMALL) -> dict[str, Any]:
     """Read a JSON object from a folder.
+
+    Args:
+        place: the file.
+        rows: how to read its large objects; see `scan_json`.
+        limits: what it may become.
 
     Raises:
         NotFoundError: the file does not exist.
         CorruptError: the file is not a JSON object, or has duplicate keys.
-        HostileError: the file is larger than `most` bytes.
+        HostileError: the file exceeds a limit.
     """
-    data = place.read_whole(most)
-    try:
-        found = json.loads(data.decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CorruptError(
-            f"invalid JSON in {place.name}: {reason}", uri=place.uri, cure="restore the file"
-        ) from error
+    found = scan_json(
+        place.metadata(scaled(limits.nbytes)),
+        place.name,
+        {} if rows is None else rows,
+        uri=place.uri,
+        limits=limits,
+        unique=True,
+        cure="restore the file",
+    )
     if not isinstance(found, dict):
         raise CorruptError(f"expected a JSON object in {place.name}", uri=place.uri, cure="restore the file")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("duplicate key")
     return found
 
 
@@ -92,7 +93,7 @@ def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
     Raises:
         CorruptError: one of them is not a JSON object.
     """
-    config = read_json(location.join(CONFIG), _LARGEST_CONFIG) if CONFIG in names else {}
+    config = read_json(location.join(CONFIG)) if CONFIG in names else {}
     step, evidence = _step(location, names)
     version, model_type = config.get("transformers_version"), config.get("model_type")
     origin = {
@@ -124,7 +125,7 @@ def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
 def _adapter(location: Location, names: Collection[str]) -> dict[str, Any]:
     if ADAPTER_CONFIG not in names:
         return {}
-    config = read_json(location.join(ADAPTER_CONFIG), _LARGEST_CONFIG)
+    config = read_json(location.join(ADAPTER_CONFIG))
     return {"base_model": config.get("base_model_name_or_path"), "peft_type": config.get("peft_type")}
 
 
@@ -134,7 +135,8 @@ def _step(location: Location, names: Collection[str]) -> tuple[int | None, tuple
         return step, (Evidence(".", f"step {step} in the folder's name"),)
     if _TRAINER not in names:
         return None, ()
-    step = read_json(location.join(_TRAINER), _LARGEST_CONFIG).get("global_step")
+    rows: Rows = {"log_history": lambda _number, _row: DROPPED}
+    step = read_json(location.join(_TRAINER), rows, _HISTORY).get("global_step")
     return (step, (Evidence(_TRAINER, f"global_step {step}"),)) if type(step) is int else (None, ())
 
 
@@ -146,6 +148,6 @@ def pipeline_parts(location: Location, names: Mapping[str, Entry]) -> list[str]:
     """
     if PIPELINE not in names:
         return []
-    said = read_json(location.join(PIPELINE), _LARGEST_CONFIG)
+    said = read_json(location.join(PIPELINE))
     folders = [name for name, entry in names.items() if entry.is_dir and isinstance(said.get(name), list)]
     return [name for name in folders if find_weights({e.name: e for e in location.join(name).entries()})]

@@ -10,7 +10,6 @@ consolidated files drop all metadata.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +27,8 @@ from wherry.integrations.containers.safetensors.header import placed_tensors
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
 from wherry.storage.location import Entry
+from wherry.text.json_document import parse_json
+from wherry.text.limits import LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.huggingface.weights import Weights
     from wherry.storage.location import Location
 
-_LARGEST_INDEX = 1 << 29
 _SHARDING = "DCP_SHARDING_INFO"
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}(?P<rest>-of-\d{5}\..+)")
 _LEGACY = b"\x80\x02\x8a\x0a"
@@ -143,9 +143,14 @@ def _save_of(name: str) -> tuple[str, str] | None:
 
 
 def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:
-    found = read_json(place, _LARGEST_INDEX)
+    names: dict[Any, str] = {}  # one object for each file
+
+    def keep(_tensor: Any, name: Any) -> str | None:
+        return names.setdefault(name, name) if type(name) is str else None
+
+    found = read_json(place, {"weight_map": keep}, LARGE)
     weight_map, metadata = found.get("weight_map"), found.get("metadata")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    if not isinstance(weight_map, dict) or None in weight_map.values():
         raise CorruptError(
             f"invalid index {place.name}: missing weight_map from tensor to file name",
             uri=place.uri,
@@ -252,9 +257,10 @@ def _require_whole(metadata: Mapping[str, str], place: Location) -> None:
     if _SHARDING not in metadata:
         return
     try:
-        offsets = [info["saved_offsets"] for info in json.loads(metadata[_SHARDING]).values()]
+        stated = parse_json(metadata[_SHARDING].encode(), _SHARDING, uri=place.uri)
+        offsets = [info["saved_offsets"] for info in stated.values()]
         cut = any(any(offset) for offset in offsets)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptError(f"invalid {_SHARDING} in {place.name}: unexpected form", uri=place.uri) from error
     if cut or place.name.startswith("shard-"):
         raise _pieces(place)

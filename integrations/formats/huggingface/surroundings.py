@@ -9,7 +9,6 @@ Source: sentence_transformers/SentenceTransformer.py of 5.1 (`_load_sbert_model`
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from wherry.formats.file_names import fsdp_item, is_deepspeed_shard, is_weights,
 from wherry.integrations.formats.huggingface.weights import find_weights, variant_of
 from wherry.storage.location import Entry
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -178,7 +179,7 @@ def _module_folders(location: Location) -> frozenset[str]:
     if not place.exists():
         return frozenset()
     try:
-        rows: Any = json.loads(place.read_whole(_LARGEST_MODULES))
+        rows: Any = parse_json(place.read_whole(_LARGEST_MODULES), _MODULES, limits=SMALL)
         return frozenset(str(row["path"]).strip("/") for row in rows) - {""}
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return frozenset()

@@ -35,7 +35,6 @@ LEAST_PARAMS = (
     b'{"model": {"dim": 8}, "data": {"tokenizer": {"name": "bytes", "path": null}},'
     b' "distributed": {"model_dtype": "bf16"}}'
 )
-_LARGEST = 16 << 20
 _TRAIN_STATE = re.compile(r"train_state_(\d{5})\.json")
 _STEP = re.compile(r"\d{10}")
 _MOST_RANKS = 100_000
@@ -61,7 +60,7 @@ def train_states(names: Collection[str]) -> list[str]:
 def peek_params(location: Location) -> dict[str, Any]:
     """The configuration of a folder; empty without a valid configuration of Lingua."""
     try:
-        found = read_json(location.join(PARAMS), _LARGEST)
+        found = read_json(location.join(PARAMS))
     except CorruptError:
         return {}  # `open` reads it again and reports the error
     return found if isinstance(found.get("model"), dict) else {}
@@ -87,7 +86,7 @@ def read_params(
             uri=location.uri,
             cure=f"restore {PARAMS} from the run, or {otherwise} to read only the arrays",
         )
-    found = read_json(location.join(PARAMS), _LARGEST)
+    found = read_json(location.join(PARAMS))
     if not isinstance(found.get("model"), dict):
         raise CorruptError(f"invalid {PARAMS}: missing key 'model'", uri=location.uri, cure="restore it")
     return found
@@ -99,7 +98,7 @@ def require_params(location: Location) -> None:
     Raises:
         UnrepresentableError: keys are missing; the error names them.
     """
-    found = read_json(location.join(PARAMS), _LARGEST)
+    found = read_json(location.join(PARAMS))
     lacking = [".".join(keys) for keys in _ASKED if _at(found, keys) is None]
     if lacking:
         raise UnrepresentableError(
@@ -124,7 +123,7 @@ def read_step(location: Location, names: Collection[str]) -> int | None:
     steps: set[Any] = set()
     for name in train_states(names):
         try:
-            steps.add(read_json(location.join(name), _LARGEST).get("step"))
+            steps.add(read_json(location.join(name)).get("step"))
         except CorruptError as error:
             raise IncompleteError(
                 f"{name} is truncated: {error.what}", uri=location.uri, cure="use an earlier step"

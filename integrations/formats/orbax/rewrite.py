@@ -36,6 +36,7 @@ from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.orbax import aggregate, layout, marks
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.other_items import other_items
+from wherry.integrations.containers.orbax.tree import read_tree
 from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.orbax import relink, renames
 from wherry.storage.copy import listed
@@ -146,7 +147,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
             uri=location.uri,
             cure="convert the checkpoint",
         )
-    leaves = aggregate.read_tree(location, item, layout.read_json(location.join(layout.TREE)))
+    leaves = aggregate.read_tree(location, item, read_tree(location))
     names = {**leaves.arrays, **leaves.strings}
     after = {path: paths.get(path, path) for path in names}
     joined_names(after.values(), renames.stored_name, location.uri)

@@ -21,6 +21,7 @@ from wherry.integrations.containers.orbax.detection import FoundItem, look
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped
 from wherry.integrations.containers.orbax.other_items import other_items
+from wherry.integrations.containers.orbax.tree import read_tree
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.penzai import names
 
@@ -56,7 +57,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     Raises: the errors of opening an Orbax item; CorruptError if the axis names do not match the arrays.
     """
     opened = open_item(location, detection)
-    metadata = layout.read_json(location.join(layout.TREE))
+    metadata = read_tree(location)
     rows = names.noted(location, metadata)
     manifest = opened.manifest
     ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}

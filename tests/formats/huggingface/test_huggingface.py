@@ -193,11 +193,18 @@ def test_two_files_that_hold_one_tensor(tmp_path):
         opened(folder, "huggingface")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": {"a": "x", "a": "y"}}', "{}", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": {"a": "x", "a": "y"}}', "{}"])
 def test_an_index_that_is_none(tmp_path, text):
     folder = sharded(tmp_path / "m")
     (folder / INDEX).write_text(text)
     with pytest.raises(CorruptError):
+        opened(folder, "huggingface")
+
+
+def test_an_index_that_is_nested_without_end_is_hostile(tmp_path):
+    folder = sharded(tmp_path / "m")
+    (folder / INDEX).write_text("[" * 100_000)
+    with pytest.raises(HostileError, match="nested"):
         opened(folder, "huggingface")
 
 

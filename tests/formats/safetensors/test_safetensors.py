@@ -26,6 +26,7 @@ from tests.support.formats import (
 )
 from wherry.errors import (
     CorruptError,
+    HostileError,
     IncompleteError,
     UnsupportedError,
     WherryError,
@@ -137,7 +138,7 @@ BROKEN = {
     ),
     "twice": (b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}', 0, CorruptError),
     "infinity": (b'{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,0]}}', 0, CorruptError),
-    "deep": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 0, CorruptError),
+    "deep": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 0, HostileError),
     "digits": (b'{"a":' + b"1" * 100_000 + b"}", 0, CorruptError),
     "not UTF-8": (b'{"\xff":1}', 0, CorruptError),
     "a lone surrogate": (b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 0, CorruptError),

@@ -1,0 +1,1 @@
+"""The attack on wherry: hostile files for every container, and what each verb does with them."""

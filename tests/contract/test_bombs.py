@@ -1,0 +1,111 @@
+"""Files that become much more than they are: refused as hostile by what they would become, before it is in memory.
+
+The generators are those of `infra/attack`; here the limits are lowered, so that the files are small. The slow test runs
+the files of the attack themselves.
+"""
+
+import subprocess
+
+import pytest
+
+import wherry
+from tests.support.infra import load
+from wherry.formats.discover import DEEPEST
+from wherry.text import json_scan, limits
+
+LOWERED = {
+    "wherry.integrations.containers.pickle.machine:_MOST_BYTES": 1 << 20,
+    "wherry.integrations.containers.pickle.machine:_CHECKED": 1 << 10,
+    "wherry.integrations.containers.msgpack.index:_MOST_NODES": 1000,
+    "wherry.integrations.formats.gguf.header:_MOST_PAIRS": 1000,
+    "wherry.integrations.formats.gguf.header:MOST_TENSORS": 1000,
+    "wherry.integrations.formats.gguf.header:_MOST_TEXTS": 1000,
+    "wherry.integrations.containers.ocdbt.read:_MOST_BYTES": 10_000,
+    "wherry.integrations.containers.ocdbt.read:_MOST_ENTRIES": 1000,
+    "wherry.text.json_scan:_MOST_WHOLE": 100,
+    "wherry.text.json_scan:PIECE": 1 << 12,
+}
+BOMBS = {
+    "orbax_metadata": 30_000,
+    "orbax_rows": 3000,
+    "index": 3000,
+    "safetensors_header": 3000,
+    "safetensors_lists": 30_000,
+    "pickle_dicts": 50_000,
+    "pickle_sets": 50_000,
+    "torch_zip": 50_000,
+    "dcp_metadata": 50_000,
+    "gguf_keys": 3000,
+    "gguf_tensors": 3000,
+    "gguf_strings": 3000,
+    "msgpack_maps": 3000,
+    "msgpack_keys": 3000,
+    "zarr_metadata": 150_000,
+    "ocdbt_keys": 3000,
+    "ocdbt_zeros": 3000,
+    "config": 300_000,
+    "deep_json": 5000,
+}
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    few = limits.JsonLimits(nbytes=64 << 20, nodes=5000, rows=1000)
+    containers, formats = "wherry.integrations.containers", "wherry.integrations.formats"
+    monkeypatch.setattr(f"{containers}.orbax.layout.LARGE", few)
+    monkeypatch.setattr(f"{containers}.safetensors.header._LIMITS", few)
+    monkeypatch.setattr(f"{formats}.huggingface.shards.LARGE", few)
+    for name, value in LOWERED.items():
+        monkeypatch.setattr(name.replace(":", "."), value)
+    monkeypatch.setattr(json_scan, "_MOST_WHOLE_BYTES", 1 << 12)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_by_what_it_becomes(name, lowered, tmp_path, monkeypatch):
+    bombs = load("attacks.bombs", monkeypatch)
+    found = wherry.detect(getattr(bombs, name)(tmp_path / "bomb", BOMBS[name]))
+    assert found.verdict == "malicious", found.reason
+    assert "exceeds the limit of" in found.reason
+
+
+@pytest.mark.parametrize(
+    "name", ["x.pkl", "model.pt", "model.npz", "model.npy", "model.gguf", "model.safetensors"]
+)
+def test_a_sparse_file_of_terabytes_is_refused(name, tmp_path, monkeypatch):
+    heads = {"x.pkl": b"\x80\x04(", "model.gguf": b"GGUF", "model.npy": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f"}
+    bombs = load("attacks.bombs", monkeypatch)
+    path = bombs.sparse(name, heads.get(name, b""))(tmp_path / "bomb", 1 << 28)
+    assert path.stat().st_size == 1 << 40
+    assert wherry.detect(path).verdict != "ok"
+
+
+@pytest.fixture
+def deep(tmp_path, monkeypatch):
+    """A tree that Python cannot remove, since `rmtree` calls itself for each level."""
+    yield load("attacks.bombs", monkeypatch).deep_folders(tmp_path / "deep", 3000)
+    subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
+
+
+def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, deep):
+    skipped = []
+    found = list(wherry.discover(tmp_path / "deep", on_skip=skipped.append))
+    assert [one.uri for one in found] == [str(tmp_path / "deep" / "model")]
+    assert [row.reason for row in skipped] == [f"folders are nested more than {DEEPEST} levels deep"]
+    from wherry.auditor.audit import audit
+
+    assert audit([str(tmp_path / "deep")]).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("orbax_metadata", 80_000_000), ("sidecar", 60_000_000), ("safetensors_header", 1_600_000),
+     ("pickle_dicts", 19_000_000), ("gguf_keys", 4_000_000), ("msgpack_keys", 3_900_000), ("ocdbt_keys", 20_000_000)],
+)  # fmt: skip
+def test_no_verb_takes_more_than_the_promised_memory_and_time(name, count, tmp_path, monkeypatch):
+    bombs, probe = load("attacks.bombs", monkeypatch), load("attacks.probe", monkeypatch)
+    path = getattr(bombs, name)(tmp_path / "bomb", count)
+    for verb in probe.VERBS:
+        run = probe.runs(verb, str(path))
+        assert run.megabytes <= 300, run
+        assert run.seconds <= 5, run

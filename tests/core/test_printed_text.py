@@ -1,0 +1,104 @@
+"""Names and credentials at the boundary where text is printed or stored: nothing moves a cursor, nothing leaks."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+import wherry
+from wherry.cli import cli
+from wherry.cli.errors import OneLine
+from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
+from wherry.storage.stores import locate
+
+TITLE = "\x1b]0;owned\x07"
+FORGED = "a\nok: 9 tensors at level logits"
+REVERSED = "safe\u202egnp.exe"
+KEY = "AKIA" + "ABCDEFGHIJKLMNOP"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (TITLE, r"\x1b]0;owned\x07"),
+        (FORGED, r"a\nok: 9 tensors at level logits"),
+        (REVERSED, r"safe\u202egnp.exe"),
+        ("\x9b31m", r"\x9b31m"),
+        ("a\r\u2028b\u2066\x7f", r"a\r\u2028b\u2066\x7f"),
+        ("\udcff", r"\udcff"),
+        ("naïve 重み 🙂 a/b~c", "naïve 重み 🙂 a/b~c"),
+    ],
+)
+def test_what_a_terminal_obeys_is_escaped(name, shown):
+    assert printable(name) == shown
+    assert printable(f"x\n\t{name}", lines=True).startswith("x\n\t")
+
+
+@pytest.mark.parametrize("name", [TITLE, FORGED, REVERSED])
+@pytest.mark.parametrize(
+    "verb", [["inspect"], ["detect"], ["verify", "--level", "present"], ["discover"], ["audit"]]
+)
+def test_no_verb_prints_a_name_as_it_is(tmp_path, name, verb):
+    place = tmp_path / name.replace("/", "_")
+    place.mkdir()
+    save_file({name: np.ones(2, np.float32)}, place / "model.safetensors")
+    said = CliRunner().invoke(cli, [*verb, str(place)]).output
+    assert not set(said) & set("\x1b\x07\u202e")
+    assert not any(line.startswith("ok: 9") for line in said.splitlines())
+    if verb == ["inspect"]:
+        data = json.loads(CliRunner().invoke(cli, [*verb, "--json", str(place)]).stdout)
+        assert name in {row["path"] for row in data["tensors"]}
+
+
+def test_errors_and_logs_are_one_line_of_printable_text():
+    error = CorruptError(f"invalid {FORGED}", uri=TITLE, cure="restore it")
+    assert str(error).splitlines() == [
+        rf"invalid {printable(FORGED)} ({printable(TITLE)})",
+        "cure: restore it",
+    ]
+    assert error.to_json()["uri"] == TITLE
+    record = logging.LogRecord("x", logging.INFO, "", 0, "%s", (TITLE,), None)
+    assert "\x1b" not in OneLine().format(record)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://user:hunter2@bucket/x",
+        "https://b.s3.amazonaws.com/x?X-Amz-Signature=hunter2&X-Amz-Credential=hunter2",
+        "https://storage.googleapis.com/x?X-Goog-Signature=hunter2",
+        "az://c/x?sv=1&sig=hunter2",
+        "key AKIAHUNTER2HUNTER23X of hunter2"[:24],
+    ],
+)
+def test_credentials_are_cut_out_of_errors(text):
+    error = UsageError(f"cannot read {text}", uri=text, cure=f"try {text}")
+    for said in (redact(text), str(error), json.dumps(error.to_json())):
+        assert "hunter2" not in said.lower().replace("akia***", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/x?X-Amz-Signature=hunter2", "az://c/x?sig=hunter2", f"s3://b/{KEY}/x"]
+)
+def test_a_uri_with_credentials_is_refused_before_it_is_stored(text):
+    with pytest.raises(UsageError, match="must not carry credentials") as caught:
+        locate(text)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_metadata_of_the_user_is_stored_without_credentials(tmp_path):
+    meta = {"api_token": "hunter2 and more", "from": "https://u:hunter2@x/y", "who": KEY, "team": "a=b"}
+    assert redact_values(meta) == {"api_token": "***", "from": "https://***@x/y", "who": "***", "team": "a=b"}
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "a.safetensors")
+    receipt = wherry.convert(tmp_path / "a.safetensors", tmp_path / "b.npz", to="npz", meta=meta)
+    stored = [*map(str, tmp_path.rglob("*.json")), *map(str, tmp_path.rglob("*.db*"))]
+    texts = [Path(name).read_bytes() for name in stored]
+    assert stored
+    assert not any(
+        b"hunter2" in text or KEY.encode() in text for text in [*texts, str(receipt.to_json()).encode()]
+    )
+    assert any(b"a=b" in text for text in texts)
