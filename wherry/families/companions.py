@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
@@ -120,7 +121,12 @@ def outfit(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
-        warnings=(*_restated(projected), *written.warnings, *_lacking(projected, [*files, *carried])),
+        warnings=(
+            *_restated(projected),
+            *written.warnings,
+            *_lacking(projected, [*files, *carried]),
+            *_padding(projected),
+        ),
         snippet=_snippet(system, written),
     )
 
@@ -302,6 +308,18 @@ def _lacking(projected: Projection, names: list[str]) -> list[str]:
         return []
     text = f"no tokenizer found next to the source: {projected.system.name} needs one; pass its folder with --assets"
     return [text]
+
+
+def _padding(projected: Projection) -> list[str]:
+    """Warnings of source tensors that are longer than their axes: the padding is not carried."""
+    held = [one for one in projected.source.stored.values() if len(one.pieces) == 1]
+    return [
+        f"{one.spec.name} has {extent} entries, of which the last {extent - wanted} are padding beyond the "
+        f"{' '.join(names)} of {wanted} and are left out"
+        for one in held
+        for extent, names in zip(one.spec.shape, one.pieces[0].groups, strict=True)
+        if extent > (wanted := prod(projected.source.solved.sizes[name] for name in names))
+    ]
 
 
 def _snippet(system: System, written: WrittenConfig) -> str:

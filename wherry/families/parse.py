@@ -124,7 +124,8 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         empties=_texts(bare.get("empties", {})),
         zeros=_texts(bare.get("zeros", {})),
         names=_texts(row.get("names", {})),
-        ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
+        ignore=tuple(_ignored(*one) for one in row.get("ignore", [])),
+        apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
         assumes=row.get("assumes", {}),
         presumes=_texts(row.get("presumes", {})),
@@ -132,6 +133,10 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         config=_config(row.get("config", {}), where),
         write=_write(row.get("write", {}), where),
     )
+
+
+def _ignored(pattern: str, reason: str, when: str = "True") -> tuple[str, str, str]:
+    return str(pattern), str(reason), str(when)
 
 
 def _config(row: Mapping[str, Any], where: str) -> ConfigRules:

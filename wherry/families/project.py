@@ -44,7 +44,8 @@ class Projection:
         chosen: its forms and conventions; recorded with the conversion.
         targets: the tensors that hold parameters or moments.
         pieces: their location in the source.
-        scalars: target key path → source key path of the run's numbers, which are copied unchanged.
+        scalars: target key path → source key path of tensors that are copied unchanged: the run's numbers, and modules
+            that only this system has.
         lists, empties: nodes of the target's tree that are not tensors.
         ignored: source tensors that are not carried, each with its rule.
         lossy: target key path → error bound of a round trip.
@@ -102,6 +103,8 @@ def project(
     targets = {one.spec.path: one for one in placed(bound, system, kept, pieces, dtype, pads or {})}
     targets.update({one.spec.path: one for one in tied(bound, system, chosen, targets)})
     scalars, unwritten = _scalars(bound, system, optimizer, chosen)
+    carried = {one.path: one.path for one in bound.apart} if system is bound.system else {}
+    unwritten += [] if system is bound.system else bound.apart
     if tree and tree.filler:
         targets.update(fillers(bound, system, chosen, tree, targets))
     if tree:
@@ -115,7 +118,7 @@ def project(
         chosen=chosen,
         targets=targets,
         pieces=pieces,
-        scalars=scalars,
+        scalars={**scalars, **carried},
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
         ignored=(*bound.ignored, *_dropped(bound, dropped), *unwritten),

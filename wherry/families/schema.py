@@ -33,7 +33,11 @@ and pass the same checks. An unknown field is an error.
       names                the system's names for axes, if its checkpoints store names
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
-      ignore               [[pattern, reason], …]: tensors that do not belong to the model; ** stands for several parts
+      ignore               [[pattern, reason, when], …]: tensors that do not belong to the model; ** stands for several
+                           parts; with `when`, only if this expression over the facts is true
+      apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
+                           with `start`, if the name `start` + `mark` exists; a conversion within the system carries
+                           them unchanged, another one leaves them out for the reason
       accepts              [[expression over the known names, reason], …]: what a target of this system can hold; {F} in
                            the reason stands for fact F of the expression
       assumes              fact → the value that this system's software always uses, whatever the config says (text is
@@ -272,7 +276,8 @@ class System:
     empties: Mapping[str, str]
     zeros: Mapping[str, str]
     names: Mapping[str, str]
-    ignore: tuple[tuple[str, str], ...]
+    ignore: tuple[tuple[str, str, str], ...]
+    apart: tuple[tuple[str, str, str], ...]
     accepts: tuple[tuple[str, str], ...]
     assumes: Mapping[str, Any]
     presumes: Mapping[str, str]
