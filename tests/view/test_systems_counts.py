@@ -162,7 +162,8 @@ def test_layers_that_predict_further_tokens(made, tmp_path):
 def test_second_copies_and_buffers_are_named(made, tmp_path):
     folder, tensors = made("t5")
     copies = {f"{one}.embed_tokens.weight": tensors["shared.weight"] for one in ("encoder", "decoder")}
-    put(folder, {**tensors, **copies})
+    copies["lm_head.weight"] = tensors["shared.weight"]
+    put(folder, {**tensors, **copies}, transformers_version="4.46.3")
     left = carried(folder, tmp_path / "t5x", "t5x-legacy")
     assert {row.path[0] for row in left} == copies.keys()
     assert all("second copy" in row.reason for row in left)
@@ -170,8 +171,82 @@ def test_second_copies_and_buffers_are_named(made, tmp_path):
         assert not any("logits_dense" in path for path in checkpoint.manifest.tensors)
 
 
+def test_a_head_that_transformers_5_saved_is_no_copy(made, tmp_path):
+    """transformers 4 loads the embedding in its place, transformers 5 the head, and scales its input too."""
+    folder, tensors = made("t5")
+    put(folder, {**tensors, "lm_head.weight": tensors["shared.weight"] + 1})
+    refused(folder, UnrepresentableError, "scaled_output is True", to="t5x-legacy")
+    again = wherry.convert(folder, tmp_path / "again", to="huggingface", lineage=False)
+    assert again.target.weights_digest == again.source.weights_digest
+
+
 def test_frequencies_of_old_files_are_named(made, tmp_path):
     folder, tensors = made("llama")
     names = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": np.ones(4, "f4") for layer in range(2)}
     put(folder, {**tensors, **names})
     assert {row.path[0] for row in carried(folder, tmp_path / "maxtext", "maxtext")} == names.keys()
+
+
+@pytest.mark.parametrize("label", ["t5-1.1", "mt5"])
+def test_a_head_of_its_own_is_not_scaled_and_the_config_says_so(label, made, tmp_path):
+    """transformers 5 writes `tie_word_embeddings` true into the config of a T5 whose head is its own."""
+    folder, tensors = made(label)
+    head = np.random.default_rng(1).normal(size=(60, 32)).astype("f4")
+    put(folder, {**tensors, "lm_head.weight": head})
+    carry(folder, tmp_path / "t5x", "t5x-legacy")
+    with wherry.open(tmp_path / "t5x") as checkpoint:
+        path = ("target", "decoder", "logits_dense", "kernel")
+        assert checkpoint.read(path).tobytes() == head.T.tobytes()
+    (tmp_path / "t5x" / "config.json").unlink()
+    wherry.convert(
+        tmp_path / "t5x", tmp_path / "back", to="huggingface", lineage=False, wish=LayoutRequest(family="t5")
+    )
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)
+
+
+def test_a_config_of_transformers_4_gains_what_5_0_reads(made, tmp_path):
+    folder, tensors = made("t5-1.1")
+    head = np.random.default_rng(1).normal(size=(60, 32)).astype("f4")
+    put(folder, {**tensors, "lm_head.weight": head}, tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("scale_decoder_outputs")
+    (folder / "config.json").write_text(json.dumps(config))
+    carry(folder, tmp_path / "t5x", "t5x-legacy")
+    carry(tmp_path / "t5x", tmp_path / "back", "huggingface")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    config.pop("dtype")
+    assert back == {**config, "scale_decoder_outputs": False, "torch_dtype": "float32"}
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_new_type_does_not_change_whether_the_output_is_scaled(scaled, made, tmp_path):
+    """transformers 5 has models that are tied and not scaled."""
+    folder, _tensors = made("t5", tie_word_embeddings=scaled)
+    wish = LayoutRequest(dtype="bfloat16")
+    wherry.convert(folder, tmp_path / "half", to="huggingface", wish=wish, lineage=False)
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (True, scaled)
+
+
+def test_a_tied_head_is_scaled_and_the_config_says_so(made, tmp_path):
+    folder, _tensors = made("t5")
+    carry(folder, tmp_path / "t5x", "t5x-legacy")
+    (tmp_path / "t5x" / "config.json").unlink()
+    wherry.convert(
+        tmp_path / "t5x", tmp_path / "back", to="huggingface", lineage=False, wish=LayoutRequest(family="t5")
+    )
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (True, True)
+
+
+def test_a_tied_head_that_is_not_scaled_becomes_a_head_of_its_own(made, tmp_path):
+    """T5X divides where the logits come from the embedding, so they come from a copy of it."""
+    folder, tensors = made("t5", tie_word_embeddings=False)
+    assert "lm_head.weight" not in tensors
+    carry(folder, tmp_path / "t5x", "t5x-legacy")
+    carry(tmp_path / "t5x", tmp_path / "back", "huggingface")
+    back = load_file(tmp_path / "back" / WEIGHTS)
+    assert back["lm_head.weight"].tobytes() == tensors["shared.weight"].tobytes()
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)

@@ -236,7 +236,8 @@ def _held(projected: Projection) -> Projection:
     """The projection with the facts that follow from sizes and parameters, checked against the target's software."""
     bound, target = projected.source, projected.system
     names = known_names(projected)
-    told = replace(bound.told, facts={**assumed(bound.system, names), **bound.told.facts})
+    own = {**names, "there": dict.fromkeys(bound.present["params"], True)}
+    told = replace(bound.told, facts={**assumed(bound.system, own), **bound.told.facts})
     projected = replace(projected, source=replace(bound, told=told))
     _require_held(bound.family, bound.system, target, told, {**names, **known_names(projected)})
     return projected

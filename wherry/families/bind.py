@@ -115,7 +115,7 @@ def bind(
     """
     fits: list[BoundFamily] = []
     failures: list[WherryError] = []
-    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {}), told.facts):
+    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {}), told.known):
         try:
             fits.append(
                 _bound(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
@@ -135,13 +135,13 @@ def _candidates(
     manifest: Manifest,
     conventions: dict[str, str],
     given: dict[str, str],
-    facts: Mapping[str, Any],
+    known: Mapping[str, Any],
 ) -> Iterator[_Candidate]:
     """The forms in which every tensor is known, each with the first optimizer that accounts for all tensors."""
     worst: _Candidate | None = None
     found: dict[tuple[str, ...], _Candidate] = {}
     for forms in form_choices(system, given):
-        for candidate in _with_optimizers(family, system, manifest, conventions, forms, facts):
+        for candidate in _with_optimizers(family, system, manifest, conventions, forms, known):
             matching = candidate.matching
             if not matching.unmatched:
                 used = {match.template for matches in matching.found.values() for match in matches}
@@ -161,12 +161,12 @@ def _with_optimizers(
     manifest: Manifest,
     conventions: dict[str, str],
     forms: dict[str, str],
-    facts: Mapping[str, Any],
+    known: Mapping[str, Any],
 ) -> Iterator[_Candidate]:
     """The candidates of one choice of forms: without an optimizer, and with each of the system's."""
     for optimizer in (None, *system.optimizers):
         chosen = {**forms, **conventions}
-        sorted_ = sort_tensors(manifest, system, optimizer, chosen, facts)
+        sorted_ = sort_tensors(manifest, system, optimizer, chosen, known)
         slots = concrete_slots(system, optimizer, chosen, manifest)
         made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
         matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
@@ -206,6 +206,19 @@ def _require_implied(
                 f"{told.source} states a model without {name} ({text}), but the files have it",
                 path=render(path),
                 cure="correct the config, or remove the tensors that do not belong to the model",
+            )
+
+
+def _require_untied(
+    system: System, candidate: _Candidate, present: frozenset[str], told: ConfigFacts
+) -> None:
+    """Require the parameters that this system stores even if they are tied."""
+    names = {**told.facts, "there": dict.fromkeys(present, True)}
+    for name, text in system.untied.items():
+        if name not in present and evaluate(text, names) is True:
+            raise IncompleteError(
+                f"missing parameter {name}: {_layout_text(candidate, name)}; {system.name} stores it even if tied",
+                cure="restore the missing tensors, or correct the config",
             )
 
 
@@ -258,6 +271,7 @@ def _bound(
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
     )
+    _require_untied(system, candidate, present["params"], told)
     _require_implied(family, system, candidate, stored, present["params"], told)
     return BoundFamily(
         family=family,

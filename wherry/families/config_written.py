@@ -88,7 +88,7 @@ def written_config(
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
-    said = _said(system, table)
+    said = _said(system, table) - dropped
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
         wanted = attribute not in said and (not whole or attribute in dropped)
         if wanted and (value := _value(expression, names)) is not None:

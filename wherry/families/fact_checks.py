@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.facts import assumed
+from wherry.families.project import copied
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -27,9 +28,12 @@ _ELSEWHERE = "choose another target"
 
 
 def known_names(projected: Projection) -> dict[str, Any]:
-    """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`."""
+    """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`.
+
+    A tied parameter that the target stores nevertheless is there.
+    """
     bound = projected.source
-    there = bound.present["params"]
+    there = {*bound.present["params"], *copied(bound, projected.system)}
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
     facts = dict(bound.told.facts)
     if ties:

@@ -36,6 +36,11 @@ class ConfigFacts:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """The config's attributes and the facts, as names of expressions."""
+        return {**self.config, **self.facts}
+
 
 def tell(system: System, config: Mapping[str, Any] | None, source: str = "the config") -> ConfigFacts:
     """Read a system's config.

@@ -19,6 +19,7 @@ from wherry.families.targets import fillers, placed, repeated, sized, tied, writ
 from wherry.families.templates import Template, form_choices, replaced, templates
 from wherry.layout import words
 from wherry.layout.copies import Pieces, StoredTensor, gather
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,12 +168,18 @@ def _placed(
 ) -> tuple[dict[str, str], list[Template]]:
     """The first forms in which every parameter has a layout, and the templates of the source's parameters."""
     failures: list[UnrepresentableError] = []
+    ties = copied(bound, system)
     for forms in form_choices(system, given):
         chosen = {**forms, **conventions}
         try:
             made = templates(bound.family, system, chosen, slots, optimizer)
             kept = [one for one in made if _wanted(one, bound)]
             _require_place(bound, system, kept)
+            kept += [
+                replace(one, parameters=(ties[one.parameters[0]],))
+                for one in made
+                if one.slot == "params" and one.parameters[0] in ties
+            ]
         except UnrepresentableError as error:
             failures.append(error)
         else:
@@ -223,6 +230,18 @@ def _wanted(template: Template, bound: BoundFamily) -> bool:
             f"the target needs {', '.join(sorted(names))} in one tensor; missing: {', '.join(sorted(names - there))}"
         )
     return names <= there
+
+
+def copied(bound: BoundFamily, system: System) -> dict[str, str]:
+    """Tied parameters that the target stores nevertheless → the parameters of which they are copies."""
+    there = bound.present["params"]
+    names = {**bound.told.facts, "there": dict.fromkeys(there, True)}
+    ties = {name: bound.family.parameters[name].tie for name in system.untied}
+    return {
+        name: tie
+        for name, tie in ties.items()
+        if tie and name not in there and evaluate(system.untied[name], names) is True
+    }
 
 
 def _require_place(bound: BoundFamily, system: System, kept: list[Template]) -> None:

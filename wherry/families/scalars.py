@@ -53,7 +53,7 @@ def sort_tensors(
     system: System,
     optimizer: str | None,
     chosen: Mapping[str, str],
-    facts: Mapping[str, Any],
+    known: Mapping[str, Any],
 ) -> SortedTensors:
     """Separate the tensors that are neither parameters nor moments."""
     rest: list[KeyPath] = []
@@ -66,7 +66,7 @@ def sort_tensors(
     ignore = [
         (replaced(pattern, system, chosen), reason)
         for pattern, reason, when in system.ignore
-        if evaluate(when, facts) is True
+        if evaluate(when, known) is True
     ]
     rules = [(glob(text), text, reason) for text, reason in ignore]
     own = system.optimizers.get(optimizer or "")

@@ -30,11 +30,14 @@ and pass the same checks. An unknown field is an error.
                            key path → element type of a number that is 0
       scalars.N            key paths of one number that belongs to the run (step); the first is written, all are read
       tied.P               the key path of a second copy of the parameter that P is tied to, which this system stores
+      untied               parameter → expression over facts and `there.P`: if it is true this system stores even a tied
+                           one, as a copy of the parameter that it is tied to
       names                the system's names for axes, if its checkpoints store names
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason, when], …]: tensors that do not belong to the model; ** stands for several
-                           parts; with `when`, only if this expression over the facts is true
+                           parts; with `when`, only if this expression over the config's attributes and the facts is
+                           true
       apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
                            with `start`, if the name `start` + `mark` exists; a conversion within the system carries
                            them unchanged, another one leaves them out for the reason
@@ -273,6 +276,7 @@ class System:
     optimizers: Mapping[str, Optimizer]
     scalars: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
+    untied: Mapping[str, str]
     empties: Mapping[str, str]
     zeros: Mapping[str, str]
     names: Mapping[str, str]

@@ -89,6 +89,7 @@ T5X_PAIRS = [
     ("t5", "minimal", "t5x-orbax"), ("t5-1.1", "minimal", "t5x-legacy"), ("umt5", "scalable", "t5x-orbax"),
     ("mt5", "minimal", "t5x-orbax"), ("umt5", "scanned", "t5x-legacy"),
     ("umt5", "scanned-axis-0", "t5x-orbax"), ("t5-encoder", "minimal", "t5x-orbax"),
+    ("t5-unscaled", "minimal", "t5x-legacy"),
 ]  # fmt: skip
 
 

@@ -80,6 +80,7 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "t5-unscaled": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": False}, "t5"),
     "t5-1.1": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, "t5"),
     "mt5": Model("MT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
     "umt5": Model("UMT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
