@@ -79,7 +79,9 @@ def test_layers_and_experts_are_as_many_as_the_config_says(label, attribute, wor
     refused(folder, UnrepresentableError, word, f"states {count - 1}", f"have index {count - 1}", to=to)
 
 
-@pytest.mark.parametrize(("label", "to"), [("llama", "maxtext"), ("t5", "t5x-legacy")])
+@pytest.mark.parametrize(
+    ("label", "to"), [("llama", "maxtext"), ("llama", "huggingface-flax"), ("t5", "t5x-legacy")]
+)
 def test_the_rows_of_the_embedding_are_those_of_the_vocabulary(label, to, made):
     folder, tensors = made(label)
     name = "shared.weight" if label == "t5" else "lm_head.weight"

@@ -114,8 +114,9 @@ def outfit(
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
     configs = _agreeing(projected, checkpoint, written.names)
+    every = system.write.file == projected.source.system.write.file  # these systems read the same files
     carried = tuple(
-        name for name in names if name not in files and (alike or name in configs or matches(name, _CARRIED))
+        name for name in names if name not in files and (every or name in configs or matches(name, _CARRIED))
     )
     return Outfit(
         files=files,
@@ -134,12 +135,17 @@ def outfit(
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
     """The configs of the family's systems beside a source that still describe the model, for the way back."""
     found: set[str] = set()
-    for system in projected.source.family.systems.values():
+    for system in _with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         told = tell(system, config, name)
         if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
             found.add(str(system.write.file))
     return found
+
+
+def _with_own_config(family: Family) -> list[System]:
+    """The systems with a config of their own; the others read that of the system that they are like."""
+    return [system for system in family.systems.values() if system.like is None]
 
 
 def _restated(projected: Projection) -> Iterator[str]:
@@ -185,7 +191,7 @@ def facts_beside(
         UsageError: it cannot be read.
     """
     facts: dict[str, Any] = {}
-    for system in family.systems.values():
+    for system in _with_own_config(family):
         config, name = config_beside(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
@@ -199,7 +205,7 @@ def facts_beside(
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
-    for system in projected.source.family.systems.values():
+    for system in _with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:

@@ -11,8 +11,11 @@ and pass the same checks. An unknown field is an error.
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
       about, formats       a description; the formats of this system's checkpoints
+      like                 a system with the same config file: `config` and `write` are its own, with the changes here.
+                           This system's software may ignore what such a config says: a source whose config states
+                           another value than `assumes` or `accepts` allow is refused
       forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
-                           target; [choices] or {choices, config}, the first being the default
+                           target; [choices] or {choices, config, kept}, the first being the default
       conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
                            the expressions give a choice from this system's config, or from the facts of the other's
       by_format.N          forms that a format implies
@@ -116,10 +119,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Choices of the form in which a system stores its checkpoints; the first is the default."""
+    """Choices of the form in which a system stores its checkpoints.
+
+    Attributes:
+        choices: possible values; the first is the default.
+        config: an expression over this system's config.
+        kept: whether a target has the form of a source that has a form of this name too.
+    """
 
     choices: tuple[str, ...]
     config: str | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +298,7 @@ class System:
     absorbs: Mapping[str, str]
     config: ConfigRules
     write: Write
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
