@@ -49,9 +49,10 @@ def _matters(row: Mapping[str, str]) -> bool:
 
 
 def _cell(rows: Mapping[str, Values], system: str) -> str:
-    """The word for all classes, or each word with its classes."""
+    """The word for all classes that the system has, or each word with its classes."""
     by: dict[str, list[str]] = {}
-    for label, values in rows.items():
+    had = {label: values for label, values in rows.items() if any(system in row for row in values.values())}
+    for label, values in had.items():
         words = [(text, row[system]) for text, row in values.items() if _matters(row)]
         by.setdefault(_word(words) if words else "no effect", []).append(label)
     if len(by) == 1:

@@ -56,6 +56,7 @@ _LINGUA = ("tok_embeddings.weight", "layers.0.attention.wq.weight", "norm.weight
 TREES = (
     Tree("flat", "safetensors", (("embed.weight",), ("layers.0.weight",), ("norm",))),
     Tree("nested", "torch-zip", tuple(("params", *path) for path in _MODEL)),
+    Tree("own", "torch-zip", tuple(("model", *path) for path in _MODEL), "huggingface-flax"),
     Tree("own", "torch-zip", _T5X, "t5x-legacy"),
     Tree("own", "torch-zip", _T5X, "t5x-orbax"),
     Tree("own", "torch-zip", tuple(("mdl_vars", "params", *path) for path in _MODEL), "paxml"),

@@ -28,7 +28,8 @@ from wherry.testing import samples, writers
 ARCHIVES = {"dcp", "lingua", "lingua-consolidated", "npz", "torch-zip"}
 # Without one; a codec may have its own: gzip's CRC-32, and zstd's checksum, which zarr 3 asks for.
 PLAIN = {
-    "flax-msgpack", "huggingface", "maxtext", "orbax", "paxml", "penzai", "safetensors", "t5x-legacy", "t5x-orbax",
+    "flax-msgpack", "huggingface", "huggingface-flax", "maxtext", "orbax", "paxml", "penzai", "safetensors",
+    "t5x-legacy", "t5x-orbax",
 }  # fmt: skip
 # Formats that are only read: those in READ have a checksum over their data, and a case below. The others have none:
 # `verify` reads every byte of them, and finds another one where the ledger or a sidecar has the digests.

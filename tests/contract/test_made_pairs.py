@@ -31,9 +31,9 @@ EVERY_DTYPE = ("torch_zip", "torch_legacy")  # with complex halves, which torch 
 # What a format cannot hold though its key paths are short enough: element types, and values that are not tensors.
 REFUSED: dict[str, tuple[str, ...]] = {
     **{to: EVERY_DTYPE for to in LIBRARIES if to not in ("torch-zip", "dcp")},
-    **dict.fromkeys(("safetensors", "huggingface", "npz"), (*EVERY_DTYPE, "lingua")),
+    **dict.fromkeys(("safetensors", "huggingface", "huggingface-flax", "npz"), (*EVERY_DTYPE, "lingua")),
 }
-OPTIONS = "the non-tensor leaf optim.param_groups.0.lr"
+OPTIONS = "optim.param_groups.0.lr"
 # Lingua's names: those that its own formats take from each other. With an optimizer, a step only resumes.
 LINGUA = {"lingua": ("lingua_consolidated",), "lingua-consolidated": ("lingua", "lingua_consolidated")}
 JOINED = ("paxml", *LINGUA)  # formats whose names are joined, so that a dot may have been a part's own
@@ -87,9 +87,9 @@ def refusal(name, to, paths, around):
         return f"{to} cannot hold a key path of "
     if name not in REFUSED.get(to, ()):
         return None
-    if name == "lingua":
-        return f"{to} cannot hold {OPTIONS}"
     before, after = around
+    if name == "lingua":
+        return f"{to} cannot hold the non-tensor leaf {render((*before, OPTIONS, *after))}"
     path = next(path for path, (dtype, _, _) in paths.items() if dtype == "complex32")
     return f"dtype complex32 (tensor {render((*before, *path, *after))})"
 

@@ -47,7 +47,7 @@ def test_what_a_row_holds_decides_what_is_carried(pairs):
         system = find_format(owner).system if owner else ""
         if owner and find_format(owner).holds.needs:
             assert held - {owner} == {name for name in held & flat if find_format(name).holds.companions}
-        if owner:  # the nested tree is a Flax tree, which every system in JAX takes
+        if owner:  # the nested tree is a Flax tree, which every training system in JAX takes
             assert {find_format(name).system for name in held if find_format(name).form} <= {system}
 
 

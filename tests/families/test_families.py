@@ -38,7 +38,8 @@ def test_every_family_says_what_it_is():
 def test_model_types_and_formats():
     assert family_of_config({"model_type": "llama"}) == "llama"
     assert family_of_config({"model_type": "gemma3_text"}) == "gemma3"
-    assert family_of_config({"model_type": "bert"}) is None
+    assert family_of_config({"model_type": "bert"}) == "bert"
+    assert family_of_config({"model_type": "opt"}) is None
     llama = load_family("llama")
     assert system_of_format(llama, "lingua-consolidated").name == "lingua"
     assert system_of_format(llama, "t5x-legacy") is None

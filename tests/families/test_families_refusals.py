@@ -32,7 +32,11 @@ def test_a_wrong_config_names_parameter_axis_and_both_sources():
         r"axis ffn is 11 according to the config \(intermediate_size\).*but 10 according to",
         intermediate_size=11,
     )
-    refused(MismatchError, "axis layer is 4 according to the config", num_hidden_layers=4)
+    refused(
+        IncompleteError,
+        r"missing index 3 of .* which the config \(num_hidden_layers\) implies",
+        num_hidden_layers=4,
+    )
     refused(MismatchError, r"\w+: axis group × (qhead × )?half × pair is", head_dim=6)
     refused(UsageError, "not an integer", num_key_value_heads=3)
     refused(UsageError, "invalid size of axis embed: '12'", hidden_size="12")
@@ -52,7 +56,7 @@ def test_tensors_that_do_not_fit_are_named():
 
     last = "model.layers.2.mlp.up_proj.weight"
     refused(IncompleteError, "missing index 1 of up", without("model.layers.1.mlp.up_proj.weight"))
-    refused(MismatchError, "up: axis layer is 3 according to the config", without(last))
+    refused(IncompleteError, "missing index 2 of up", without(last))
     refused(
         IncompleteError, "missing tensor of parameter norm: model.norm.weight", without("model.norm.weight")
     )
@@ -62,7 +66,7 @@ def test_tensors_that_do_not_fit_are_named():
     refused(UnrepresentableError, "q_proj.bias", with_("model.layers.0.self_attn.q_proj.bias", (3,)))
     refused(MismatchError, "down has shape", with_("model.layers.0.mlp.down_proj.weight", (3,)))
     refused(MismatchError, "down: axis", with_("model.layers.0.mlp.down_proj.weight", (12, 11)))
-    refused(MismatchError, "axis layer", with_("model.layers.3.input_layernorm.weight", (12,)))
+    refused(UnrepresentableError, "have index 3", with_("model.layers.3.input_layernorm.weight", (12,)))
 
 
 def test_what_is_not_on_disk_is_asked_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import flax_classes
 from tests.support.infra import load
 from tests.support.oracles import cases
 from tests.support.oracles.huggingface import MODELS
@@ -40,6 +41,8 @@ def covered():
     for system in cases.LINGUA_SYSTEMS:
         add(["llama"], system, "into", FORWARD)
         add(["llama"], system, "out_of", FORWARD)
+    add(flax_classes.families_of(flax_classes.MODELS), "huggingface-flax", "into", LIBRARY)
+    add(flax_classes.families_of(flax_classes.OUT_OF), "huggingface-flax", "out_of", LIBRARY)
     for system, way in cases.GPT3_WAYS:
         add(["gpt3"], system, way, FORWARD)
     return found

@@ -12,6 +12,7 @@ FORMS = {
     "maxtext": ("{rest*} -> params/params/decoder/{rest*}", ("params", "params", "decoder"), ()),
     "t5x": ("{rest*} -> target/{rest*}", ("target",), ()),
     "paxml": ("{rest*} -> mdl_vars/params/{rest*}", ("mdl_vars", "params"), ()),
+    "huggingface-flax": ("{rest*} -> model/{rest*}/kernel", ("model",), ("kernel",)),
     "penzai": ("{rest*} -> {rest*}/data_array", (), ("data_array",)),
 }
 

@@ -27,6 +27,9 @@ STACKS = {
     "pax": ("orbax-checkpoint==0.5.9", *_JAX),
     "orbax": ("orbax-checkpoint==0.6.4", *_JAX),
     "torch": ("torch==2.3.1", "numpy==1.26.4"),
+    "transformers": (
+        "transformers==4.46.3", "flax==0.8.5", "jax==0.4.30", "jaxlib==0.4.30", "numpy==1.26.4", "scipy<1.14",
+    ),
     "maxtext": (
         "jax==0.12.0.1", "jaxlib==0.12.0.1", "flax==0.12.12", "orbax-checkpoint==0.12.8", "absl-py", "aqtp==0.9.0",
         "chex", "drjax", "grain", "huggingface-hub", "jaxtyping", "jinja2", "ml-collections", "ml-goodput-measurement",

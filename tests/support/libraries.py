@@ -109,7 +109,9 @@ def _paxml(path: Path) -> Any:
 def _msgpack(path: Path) -> Any:
     from flax import serialization
 
-    return serialization.msgpack_restore(path.read_bytes())
+    return serialization.msgpack_restore(
+        (path / "flax_model.msgpack" if path.is_dir() else path).read_bytes()
+    )
 
 
 def _t5x(path: Path) -> Any:
@@ -132,5 +134,6 @@ LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "t5x-orbax": _orbax("state"),
     "paxml": _paxml,
     "flax-msgpack": _msgpack,
+    "huggingface-flax": _msgpack,
     "t5x-legacy": _t5x,
 }

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 SYSTEMS = [name for name, row in formats().items() if row.create and row.system not in ("", "huggingface")]
 WITHOUT_LAYOUT = [
-    "AlbertForMaskedLM", "ApertusForCausalLM", "BartForConditionalGeneration", "BertForMaskedLM",
+    "AlbertForMaskedLM", "ApertusForCausalLM", "BartForConditionalGeneration",
     "BitNetForCausalLM", "BloomForCausalLM", "CodeGenForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
     "DebertaV2ForMaskedLM", "Dinov2Model", "DistilBertForMaskedLM", "Dots1ForCausalLM", "ElectraForMaskedLM",
-    "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "GPTNeoXForCausalLM",
+    "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
     "Glm4ForCausalLM", "GlmForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
     "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
@@ -94,7 +94,18 @@ def test_a_model_without_a_layout_is_refused_by_every_system(name, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["hf"]
 
 
-@pytest.mark.parametrize("to", [to for to in SYSTEMS if find_format(to).system != "t5x"])
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel"])
+def test_a_model_with_layouts_in_flax_alone_is_refused_by_other_systems(name, tmp_path):
+    source = save(tmp_path / "hf", name)
+    kind = json.loads((source / "config.json").read_text())["model_type"]
+    for to in SYSTEMS:
+        if to != "huggingface-flax":
+            refused(source, tmp_path / "out", to, f"{to} has no layout for family {kind}")
+
+
+@pytest.mark.parametrize(
+    "to", [to for to in SYSTEMS if find_format(to).system not in ("t5x", "huggingface-flax")]
+)
 def test_a_known_family_that_the_target_has_no_layouts_for(to, t5, tmp_path):
     refused(t5, tmp_path / "out", to, "no layout for family t5")
     refused(t5, tmp_path / "out", to, "no layout for family t5", wish=LayoutRequest(family="t5"))

@@ -71,7 +71,7 @@ def refused(source, to, kind, *words, **asked):
 LAST = "model.layers.2."
 KEY = "model.layers.1.self_attn.k_proj.weight"
 SPOILT = {
-    "a wrong number of layers": ({"config": {"num_hidden_layers": 4}}, MismatchError, ["layer", "num_hidden_layers"]),
+    "a wrong number of layers": ({"config": {"num_hidden_layers": 4}}, IncompleteError, ["layer", "num_hidden_layers"]),
     "a wrong number of heads": ({"config": {"num_key_value_heads": 4}}, MismatchError, ["k_proj"]),
     "a wrong width": ({"config": {"hidden_size": 16}}, MismatchError, ["embed", "hidden_size"]),
     "another model": ({"config": {"hidden_act": "gelu"}}, UnrepresentableError, ["hidden_act", "'gelu'"]),

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.request import CONTAINERS
 from wherry.errors import UsageError, choose
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
-from wherry.families.fact_checks import known_names, require_assumed
+from wherry.families.fact_checks import known_names, require_assumed, require_computed
 from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
-from wherry.families.parse import family_of
+from wherry.families.parse import family_of, merged
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
@@ -52,7 +52,6 @@ __all__ = [
 
 _FOLDER = Path(__file__).parent
 _HUGGINGFACE = "huggingface"
-_VALUES = frozenset({"assumes", "defaults", "fixed", "usual"})  # tables in which `false` is a value
 
 
 @cache
@@ -96,14 +95,14 @@ def _extended(data: dict[str, Any]) -> dict[str, Any]:
         if base not in families():
             raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
         extended = _extended(_parsed(_FOLDER / f"{base}.toml"))
-        return _merged(extended, _over_shared(data, set(extended.get("systems", {}))))
+        return merged(extended, _over_shared(data, set(extended.get("systems", {}))))
     return _over_shared(data, set())
 
 
 def _over_shared(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """A family file with what holds for its systems, except for systems that the extended family has."""
     rows = data.get("systems", {})
-    added = {name: _merged(_shared(name), row) for name, row in rows.items() if row and name not in known}
+    added = {name: merged(_shared(name), row) for name, row in rows.items() if row and name not in known}
     return {**data, "systems": {**rows, **added}} if added else data
 
 
@@ -111,19 +110,6 @@ def _shared(system: str) -> dict[str, Any]:
     """What holds for a system in every family."""
     path = _FOLDER / "systems" / f"{system}.toml"
     return _parsed(path) if path.is_file() else {}
-
-
-def _merged(base: dict[str, Any], changes: Mapping[str, Any], *, values: bool = False) -> dict[str, Any]:
-    """Tables are merged, anything else is replaced; `false` removes a row, except in tables of values."""
-    merged = dict(base)
-    for name, value in changes.items():
-        if isinstance(value, dict) and isinstance(merged.get(name), dict):
-            merged[name] = _merged(merged[name], value, values=values or name in _VALUES)
-        elif value is False and not values:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    return merged
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
@@ -212,14 +198,16 @@ def convert_layout(
     alike = source == target
     told = _told(one, tell(one, config, config_source), facts or {}, stated or {})
     if not alike:
-        _require_held(family, one, other, told, {**told.sizes, **told.facts})
+        stated_names = {**told.sizes, **told.facts}
+        require_computed(family, one, told, stated_names)
+        _require_held(family, one, other, told, stated_names)
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     form = {**forms_told(one, told), **_forms(one, given)}
     bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip
-    forms = {**other.by_format.get(target_format or "", {}), **_forms(other, asked)}
+    forms = {**_kept(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
     projected = project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
     return projected if alike else _held(projected)
 
@@ -236,8 +224,10 @@ def _held(projected: Projection) -> Projection:
     """The projection with the facts that follow from sizes and parameters, checked against the target's software."""
     bound, target = projected.source, projected.system
     names = known_names(projected)
-    told = replace(bound.told, facts={**assumed(bound.system, names), **bound.told.facts})
+    own = {**names, "there": dict.fromkeys(bound.present["params"], True)}
+    told = replace(bound.told, facts={**assumed(bound.system, own), **bound.told.facts})
     projected = replace(projected, source=replace(bound, told=told))
+    require_computed(bound.family, bound.system, told, {**own, **told.facts})
     _require_held(bound.family, bound.system, target, told, {**names, **known_names(projected)})
     return projected
 
@@ -262,6 +252,13 @@ def _conventions(system: System, options: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in options.items() if name in system.forms}
+
+
+def _kept(bound: BoundFamily, system: System) -> dict[str, str]:
+    """The forms of a target that are those of the source."""
+    return {
+        name: bound.chosen[name] for name, form in system.forms.items() if form.kept and name in bound.chosen
+    }
 
 
 def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:

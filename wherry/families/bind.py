@@ -8,7 +8,7 @@ read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
@@ -49,6 +49,7 @@ class BoundFamily:
         present: slot → parameters.
         scalars: name → the key path that it is read from.
         ignored: the other tensors, each with its rule.
+        apart: tensors of modules that only this system has, each with its rule.
         specs: all tensors.
     """
 
@@ -62,6 +63,7 @@ class BoundFamily:
     present: Mapping[str, frozenset[str]]
     scalars: Mapping[str, KeyPath]
     ignored: tuple[IgnoredEntry, ...]
+    apart: tuple[IgnoredEntry, ...]
     specs: Mapping[KeyPath, TensorSpec]
 
     @property
@@ -113,7 +115,7 @@ def bind(
     """
     fits: list[BoundFamily] = []
     failures: list[WherryError] = []
-    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {})):
+    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {}), told.known):
         try:
             fits.append(
                 _bound(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
@@ -133,12 +135,13 @@ def _candidates(
     manifest: Manifest,
     conventions: dict[str, str],
     given: dict[str, str],
+    known: Mapping[str, Any],
 ) -> Iterator[_Candidate]:
     """The forms in which every tensor is known, each with the first optimizer that accounts for all tensors."""
     worst: _Candidate | None = None
     found: dict[tuple[str, ...], _Candidate] = {}
     for forms in form_choices(system, given):
-        for candidate in _with_optimizers(family, system, manifest, conventions, forms):
+        for candidate in _with_optimizers(family, system, manifest, conventions, forms, known):
             matching = candidate.matching
             if not matching.unmatched:
                 used = {match.template for matches in matching.found.values() for match in matches}
@@ -158,11 +161,12 @@ def _with_optimizers(
     manifest: Manifest,
     conventions: dict[str, str],
     forms: dict[str, str],
+    known: Mapping[str, Any],
 ) -> Iterator[_Candidate]:
     """The candidates of one choice of forms: without an optimizer, and with each of the system's."""
     for optimizer in (None, *system.optimizers):
         chosen = {**forms, **conventions}
-        sorted_ = sort_tensors(manifest, system, optimizer, chosen)
+        sorted_ = sort_tensors(manifest, system, optimizer, chosen, known)
         slots = concrete_slots(system, optimizer, chosen, manifest)
         made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
         matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
@@ -175,7 +179,7 @@ def unknown_tensors(family: Family, system: System, manifest: Manifest) -> int:
     return min(
         len(candidate.matching.unmatched)
         for forms in form_choices(system, {})
-        for candidate in _with_optimizers(family, system, manifest, conventions, forms)
+        for candidate in _with_optimizers(family, system, manifest, conventions, forms, {})
     )
 
 
@@ -205,12 +209,27 @@ def _require_implied(
             )
 
 
+def _require_untied(
+    system: System, candidate: _Candidate, present: frozenset[str], told: ConfigFacts
+) -> None:
+    """Require the parameters that this system stores even if they are tied."""
+    names = {**told.facts, "there": dict.fromkeys(present, True)}
+    for name, text in system.untied.items():
+        if name not in present and evaluate(text, names) is True:
+            raise IncompleteError(
+                f"missing parameter {name}: {_layout_text(candidate, name)}; {system.name} stores it even if tied",
+                cure="restore the missing tensors, or correct the config",
+            )
+
+
+def _layout_text(candidate: _Candidate, name: str) -> str:
+    rows = (one for one in candidate.templates if one.slot == "params" and name in one.parameters)
+    return next(rows).layouts[0].text
+
+
 def _lacking(candidate: _Candidate, name: str, text: str, told: ConfigFacts) -> IncompleteError:
-    layout = next(
-        one.layouts[0] for one in candidate.templates if one.slot == "params" and name in one.parameters
-    )
     return IncompleteError(
-        f"missing parameter {name}: {layout.text}, which {told.source} implies ({text})",
+        f"missing parameter {name}: {_layout_text(candidate, name)}, which {told.source} implies ({text})",
         cure="restore the missing tensors, or correct the config",
     )
 
@@ -252,6 +271,7 @@ def _bound(
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
     )
+    _require_untied(system, candidate, present["params"], told)
     _require_implied(family, system, candidate, stored, present["params"], told)
     return BoundFamily(
         family=family,
@@ -264,5 +284,6 @@ def _bound(
         present=present,
         scalars=candidate.sorted.scalars,
         ignored=candidate.sorted.ignored,
+        apart=candidate.sorted.apart,
         specs=specs,
     )

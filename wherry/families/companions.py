@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
@@ -112,14 +113,20 @@ def outfit(
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
     configs = _agreeing(projected, checkpoint, written.names)
+    every = system.write.file == projected.source.system.write.file  # these systems read the same files
     carried = tuple(
-        name for name in names if name not in files and (alike or name in configs or matches(name, _CARRIED))
+        name for name in names if name not in files and (every or name in configs or matches(name, _CARRIED))
     )
     return Outfit(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
-        warnings=(*_restated(projected), *written.warnings, *_lacking(projected, [*files, *carried])),
+        warnings=(
+            *_restated(projected),
+            *written.warnings,
+            *_lacking(projected, [*files, *carried]),
+            *_padding(projected),
+        ),
         snippet=_snippet(system, written),
     )
 
@@ -127,12 +134,17 @@ def outfit(
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
     """The configs of the family's systems beside a source that still describe the model, for the way back."""
     found: set[str] = set()
-    for system in projected.source.family.systems.values():
+    for system in _with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         told = tell(system, config, name)
         if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
             found.add(str(system.write.file))
     return found
+
+
+def _with_own_config(family: Family) -> list[System]:
+    """The systems with a config of their own; the others read that of the system that they are like."""
+    return [system for system in family.systems.values() if system.like is None]
 
 
 def _restated(projected: Projection) -> Iterator[str]:
@@ -178,7 +190,7 @@ def facts_beside(
         UsageError: it cannot be read.
     """
     facts: dict[str, Any] = {}
-    for system in family.systems.values():
+    for system in _with_own_config(family):
         config, name = config_beside(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
@@ -203,7 +215,7 @@ def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
-    for system in projected.source.family.systems.values():
+    for system in _with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:
@@ -309,6 +321,18 @@ def _lacking(projected: Projection, names: list[str]) -> list[str]:
         return []
     text = f"no tokenizer found next to the source: {projected.system.name} needs one; pass its folder with --assets"
     return [text]
+
+
+def _padding(projected: Projection) -> list[str]:
+    """Warnings of source tensors that are longer than their axes: the padding is not carried."""
+    held = [one for one in projected.source.stored.values() if len(one.pieces) == 1]
+    return [
+        f"{one.spec.name} has {extent} entries, of which the last {extent - wanted} are padding beyond the "
+        f"{' '.join(names)} of {wanted} and are left out"
+        for one in held
+        for extent, names in zip(one.spec.shape, one.pieces[0].groups, strict=True)
+        if extent > (wanted := prod(projected.source.solved.sizes[name] for name in names))
+    ]
 
 
 def _snippet(system: System, written: WrittenConfig) -> str:

@@ -84,15 +84,17 @@ def written_config(
         return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
-    dropped = {*write.replaced, *_restated(system, told, bound.told.stated)}
-    _require_agreement(system, names, told, bound.told.stated)
+    stated = {**(bound.told.facts if bound.system.like == system.name else {}), **bound.told.stated}
+    dropped = {*write.replaced, *_restated(system, told, stated)}
+    _require_agreement(system, names, told, stated)
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
-    said = _said(system, table)
+    said = _said(system, table) - dropped
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
         wanted = attribute not in said and (not whole or attribute in dropped)
-        if wanted and (value := _value(expression, names)) is not None:
+        value = _value(expression, names) if wanted else None
+        if value is not None or (wanted and attribute in dropped & {*write.nullable}):
             _put(config, table, attribute, value)
             config.update({attribute: value} if doubled and attribute in dropped else {})
     warnings += [] if whole else _completed(system, config, table, said, names)
@@ -116,7 +118,7 @@ def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _restated(system: System, told: ConfigFacts, stated: Mapping[str, Any]) -> set[str]:
-    """The attributes of a given config that state a fact for which the user states another value."""
+    """The attributes of a given config that state a fact otherwise than the user or a source like it."""
     wrong = [fact for fact, value in stated.items() if told.facts.get(fact, value) != value]
     return {name for fact in wrong for name in names_in(system.config.facts[fact])}
 
@@ -243,8 +245,10 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
 def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
     """The sizes and facts in which a config differs from the tensors and the source's config.
 
-    A tie is not compared: the tensors show it.
+    A tie is not compared, and what only attributes state that the target decides: the tensors show them.
     """
+    replaced = set(system.write.replaced)
+    decided = {"tied", *(fact for fact, text in system.config.facts.items() if names_in(text) <= replaced)}
     sizes = [
         f"{axis} is {extent} ({system.config.sizes[axis]}), but {names[axis]} in the tensors"
         for axis, extent in told.sizes.items()
@@ -253,6 +257,6 @@ def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) 
     facts = [
         f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
         for fact, value in told.facts.items()
-        if fact != "tied" and fact not in system.absorbs and names.get(fact, value) != value
+        if fact not in decided and fact not in system.absorbs and names.get(fact, value) != value
     ]
     return [*sizes, *facts]

@@ -13,7 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.families.facts import assumed
+from wherry.families.facts import assumed, require_accepted
+from wherry.families.project import copied
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -27,9 +28,12 @@ _ELSEWHERE = "choose another target"
 
 
 def known_names(projected: Projection) -> dict[str, Any]:
-    """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`."""
+    """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`.
+
+    A tied parameter that the target stores nevertheless is there.
+    """
     bound = projected.source
-    there = bound.present["params"]
+    there = {*bound.present["params"], *copied(bound, projected.system)}
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
     facts = dict(bound.told.facts)
     if ties:
@@ -92,13 +96,43 @@ def require_assumed(
         UnrepresentableError: a fact has another value; attribute, both values and the cure are named.
     """
     always = assumed(target, names)
+    for fact in _different(family, names, always):
+        raise UnrepresentableError(
+            f"{family.name}: {told_as(source, told, fact, names[fact])}, "
+            f"but {target.name} always uses {always[fact]!r}",
+            cure=_accepting(family, fact, always[fact]),
+        )
+
+
+def _different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
+    """The facts that have another value than a software always uses."""
     for fact in applicable(family, names):
         if fact in always and names.get(fact) is not None and names[fact] != always[fact]:
-            raise UnrepresentableError(
-                f"{family.name}: {told_as(source, told, fact, names[fact])}, "
-                f"but {target.name} always uses {always[fact]!r}",
-                cure=_accepting(family, fact, always[fact]),
-            )
+            yield fact
+
+
+def require_computed(family: Family, source: System, told: ConfigFacts, names: Mapping[str, Any]) -> None:
+    """Check the config of a source that has another system's config, of which its own software ignores a part.
+
+    Args:
+        family: declares the facts.
+        source: the source's system; nothing is checked of one with a config of its own.
+        told: what is known of the source.
+        names: the known names, as far as they are known.
+
+    Raises:
+        UnrepresentableError: the config states another model; attribute and both values are named.
+    """
+    always = assumed(source, names) if source.like else {}
+    for fact in _different(family, names, always):
+        raise UnrepresentableError(
+            f"{told.source} states another model than {source.name} computes: "
+            f"{told_as(source, told, fact, names[fact])}, but it always uses {always[fact]!r}",
+            cure="correct the config to the model that was trained, or state it with "
+            f"--set {shlex.quote(f'{fact}={_stated_as(family, fact, always[fact])}')}",
+        )
+    if source.like:
+        require_accepted(source, names, told.source)
 
 
 def require_known(family: Family, source: System, target: System, names: Mapping[str, Any]) -> None:
@@ -172,6 +206,11 @@ def _accepting(family: Family, fact: str, value: object) -> str:
     """The cure of a refusal: the user states the value that the target uses, by its word if it has one."""
     if value is None:
         return f"{_ELSEWHERE}, or declare how its config states this in a --family-file"
-    words = (word for word in family.facts[fact].named if family.facts[fact].stated(word) == value)
-    text = next(words, value if isinstance(value, str) else json.dumps(value))
+    text = _stated_as(family, fact, value)
     return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(f'{fact}={text}')}"
+
+
+def _stated_as(family: Family, fact: str, value: Any) -> str:
+    """The text with which a user states a value: its word if it has one."""
+    words = (word for word in family.facts[fact].named if family.facts[fact].stated(word) == value)
+    return next(words, value if isinstance(value, str) else json.dumps(value))

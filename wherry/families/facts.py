@@ -36,6 +36,11 @@ class ConfigFacts:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """The config's attributes and the facts, as names of expressions."""
+        return {**self.config, **self.facts}
+
 
 def tell(system: System, config: Mapping[str, Any] | None, source: str = "the config") -> ConfigFacts:
     """Read a system's config.
@@ -174,8 +179,14 @@ def assumed(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
     return {fact: value for fact, value in found.items() if value is not None}
 
 
-def require_accepted(system: System, names: Mapping[str, Any]) -> None:
-    """Check that a target system can hold a model with these facts.
+def require_accepted(system: System, names: Mapping[str, Any], source: str | None = None) -> None:
+    """Check that a system can hold a model with these facts.
+
+    Args:
+        system: the system.
+        names: the known names.
+        source: the name of the config that states them, if this is the system of the source, whose software ignored
+            what the system cannot hold.
 
     Raises:
         UnrepresentableError: it cannot; the system states the reason.
@@ -183,6 +194,11 @@ def require_accepted(system: System, names: Mapping[str, Any]) -> None:
     for rule, reason in system.accepts:
         if evaluate(rule, names) is False:
             words = reason.format_map({name: names.get(name) for name in names_in(rule)})
+            if source:
+                raise UnrepresentableError(
+                    f"{source} states another model than {system.name} computes: {words}",
+                    cure="correct the config to the model that was trained, or pass that config with --config",
+                )
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
                 cure="choose another target, or keep the tree in a container with --to orbax",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _Made = TypeVar("_Made")
+_VALUES = frozenset({"assumes", "defaults", "fixed", "usual"})  # tables in which `false` is a value
 
 
 def family_of(data: Mapping[str, Any], where: str) -> Family:
@@ -45,7 +46,10 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             constants={name: int(value) for name, value in data.get("constants", {}).items()},
             parameters={name: _parameter(row, where) for name, row in data["parameters"].items()},
             facts={name: _fact(row, where) for name, row in data.get("facts", {}).items()},
-            systems={name: _system(name, row, f"{where}: {name}") for name, row in data["systems"].items()},
+            systems={
+                name: _system(name, _alike(row, data["systems"]), f"{where}: {name}")
+                for name, row in data["systems"].items()
+            },
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -54,6 +58,25 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
         ) from error
     _require_facts(family, where)
     return family
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any], *, values: bool = False) -> dict[str, Any]:
+    """Tables are merged, anything else is replaced; `false` removes a row, except in tables of values."""
+    rows = dict(base)
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(rows.get(name), dict):
+            rows[name] = merged(rows[name], value, values=values or name in _VALUES)
+        elif value is False and not values:
+            rows.pop(name, None)
+        else:
+            rows[name] = value
+    return rows
+
+
+def _alike(row: Mapping[str, Any], systems: Mapping[str, Any]) -> dict[str, Any]:
+    """A system with the config of the one that it is like."""
+    other = systems[row["like"]] if "like" in row else {}
+    return merged({part: other[part] for part in ("config", "write") if part in other}, row)
 
 
 def _require_facts(family: Family, where: str) -> None:
@@ -121,18 +144,25 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         optimizers={key: _optimizer(one, where) for key, one in row.get("optimizers", {}).items()},
         scalars={key: _several(one) for key, one in row.get("scalars", {}).items()},
         tied=_texts(row.get("tied", {})),
+        untied=_texts(row.get("untied", {})),
         empties=_texts(bare.get("empties", {})),
         zeros=_texts(bare.get("zeros", {})),
         bare_forms=_texts(bare.get("forms", {})),
         names=_texts(row.get("names", {})),
-        ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
+        ignore=tuple(_ignored(*one) for one in row.get("ignore", [])),
+        apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
         assumes=row.get("assumes", {}),
         presumes=_texts(row.get("presumes", {})),
         absorbs=_texts(row.get("absorbs", {})),
         config=_config(row.get("config", {}), where),
         write=_write(row.get("write", {}), where),
+        like=row.get("like"),
     )
+
+
+def _ignored(pattern: str, reason: str, when: str = "True") -> tuple[str, str, str]:
+    return str(pattern), str(reason), str(when)
 
 
 def _config(row: Mapping[str, Any], where: str) -> ConfigRules:
@@ -187,7 +217,7 @@ def _row(names: str, row: Any, where: str) -> Row:
 def _form(row: Any) -> Form:
     if isinstance(row, list):
         return Form(tuple(str(choice) for choice in row))
-    return Form(tuple(row["choices"]), row.get("config"))
+    return Form(tuple(row["choices"]), row.get("config"), bool(row.get("kept", False)))
 
 
 def _optimizer(row: Mapping[str, Any], where: str) -> Optimizer:

@@ -19,6 +19,7 @@ from wherry.families.targets import fillers, placed, repeated, sized, tied, writ
 from wherry.families.templates import Template, form_choices, replaced, templates
 from wherry.layout import words
 from wherry.layout.copies import Pieces, StoredTensor, gather
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,8 @@ class Projection:
         chosen: its forms and conventions; recorded with the conversion.
         targets: the tensors that hold parameters or moments.
         pieces: their location in the source.
-        scalars: target key path → source key path of the run's numbers, which are copied unchanged.
+        scalars: target key path → source key path of tensors that are copied unchanged: the run's numbers, and modules
+            that only this system has.
         lists, empties: nodes of the target's tree that are not tensors.
         ignored: source tensors that are not carried, each with its rule.
         lossy: target key path → error bound of a round trip.
@@ -103,6 +105,8 @@ def project(
     targets = {one.spec.path: one for one in placed(bound, system, kept, pieces, dtype, pads or {})}
     targets.update({one.spec.path: one for one in tied(bound, system, chosen, targets)})
     scalars, unwritten = _scalars(bound, system, optimizer, chosen)
+    carried = {one.path: one.path for one in bound.apart} if system is bound.system else {}
+    unwritten += [] if system is bound.system else bound.apart
     if tree and tree.filler:
         targets.update(fillers(bound, system, chosen, tree, targets))
     if tree:
@@ -116,7 +120,7 @@ def project(
         chosen=chosen,
         targets=targets,
         pieces=pieces,
-        scalars=scalars,
+        scalars={**scalars, **carried},
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
         ignored=(*bound.ignored, *_dropped(bound, dropped), *unwritten),
@@ -165,12 +169,18 @@ def _placed(
 ) -> tuple[dict[str, str], list[Template]]:
     """The first forms in which every parameter has a layout, and the templates of the source's parameters."""
     failures: list[UnrepresentableError] = []
+    ties = copied(bound, system)
     for forms in form_choices(system, given):
         chosen = {**forms, **conventions}
         try:
             made = templates(bound.family, system, chosen, slots, optimizer)
             kept = [one for one in made if _wanted(one, bound)]
             _require_place(bound, system, kept)
+            kept += [
+                replace(one, parameters=(ties[one.parameters[0]],))
+                for one in made
+                if one.slot == "params" and one.parameters[0] in ties
+            ]
         except UnrepresentableError as error:
             failures.append(error)
         else:
@@ -221,6 +231,18 @@ def _wanted(template: Template, bound: BoundFamily) -> bool:
             f"the target needs {', '.join(sorted(names))} in one tensor; missing: {', '.join(sorted(names - there))}"
         )
     return names <= there
+
+
+def copied(bound: BoundFamily, system: System) -> dict[str, str]:
+    """Tied parameters that the target stores nevertheless → the parameters of which they are copies."""
+    there = bound.present["params"]
+    names = {**bound.told.facts, "there": dict.fromkeys(there, True)}
+    ties = {name: bound.family.parameters[name].tie for name in system.untied}
+    return {
+        name: tie
+        for name, tie in ties.items()
+        if tie and name not in there and evaluate(system.untied[name], names) is True
+    }
 
 
 def _require_place(bound: BoundFamily, system: System, kept: list[Template]) -> None:

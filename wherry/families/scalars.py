@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
 from wherry.families.templates import replaced
+from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -27,11 +28,13 @@ class SortedTensors:
         rest: tensors that must be parameters or moments.
         scalars: name → the key path that it is read from.
         ignored: each with its rule.
+        apart: tensors of modules that only this system has, each with its rule.
     """
 
     rest: tuple[KeyPath, ...]
     scalars: Mapping[str, KeyPath]
     ignored: tuple[IgnoredEntry, ...]
+    apart: tuple[IgnoredEntry, ...] = ()
 
 
 def scalar_texts(
@@ -46,15 +49,25 @@ def scalar_texts(
 
 
 def sort_tensors(
-    manifest: Manifest, system: System, optimizer: str | None, chosen: Mapping[str, str]
+    manifest: Manifest,
+    system: System,
+    optimizer: str | None,
+    chosen: Mapping[str, str],
+    known: Mapping[str, Any],
 ) -> SortedTensors:
     """Separate the tensors that are neither parameters nor moments."""
     rest: list[KeyPath] = []
     ignored: list[IgnoredEntry] = []
+    apart: list[IgnoredEntry] = []
+    modules = list(_modules_apart(manifest, system))
     copies: dict[str, dict[int, list[KeyPath]]] = {}
     texts = scalar_texts(system, optimizer, chosen)
     numbers = [(glob(text), key, rank) for key, ranks in texts.items() for rank, text in enumerate(ranks)]
-    ignore = [(replaced(pattern, system, chosen), reason) for pattern, reason in system.ignore]
+    ignore = [
+        (replaced(pattern, system, chosen), reason)
+        for pattern, reason, when in system.ignore
+        if evaluate(when, known) is True
+    ]
     rules = [(glob(text), text, reason) for text, reason in ignore]
     own = system.optimizers.get(optimizer or "")
     fillers = [_slot_pattern(replaced(text, system, chosen)) for slot in own.slots.values() for text in slot] \
@@ -72,6 +85,8 @@ def sort_tensors(
             ignored.append(
                 IgnoredEntry(path, f"tied {tied[name]}", "a second copy of the parameter that it is tied to")
             )
+        elif module := next((entry for entry in modules if name.startswith(entry.start)), None):
+            apart.append(IgnoredEntry(path, f"{system.name}: {module.start}*", module.reason))
         elif rule:
             ignored.append(IgnoredEntry(path, f"{system.name}: {rule[0]}", rule[1]))
         else:
@@ -83,7 +98,22 @@ def sort_tensors(
         ignored += [
             IgnoredEntry(path, f"copies of {name}", f"another copy of {render(first)}") for path in others
         ]
-    return SortedTensors(tuple(rest), scalars, tuple(ignored))
+    return SortedTensors(tuple(rest), scalars, tuple(ignored), tuple(apart))
+
+
+class _Module(NamedTuple):
+    start: str
+    reason: str
+
+
+def _modules_apart(manifest: Manifest, system: System) -> Iterator[_Module]:
+    """The beginnings of the names of modules that only this system has."""
+    for start, mark, reason in system.apart:
+        marked = glob(start + mark)
+        for path in manifest.tensors:
+            name = render(path)
+            if marked.fullmatch(name):
+                yield _Module(name.removesuffix(mark), reason)
 
 
 def _slot_pattern(text: str) -> re.Pattern[str]:

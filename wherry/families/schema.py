@@ -11,8 +11,11 @@ and pass the same checks. An unknown field is an error.
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
       about, formats       a description; the formats of this system's checkpoints
+      like                 a system with the same config file: `config` and `write` are its own, with the changes here.
+                           This system's software may ignore what such a config says: a source whose config states
+                           another value than `assumes` or `accepts` allow is refused
       forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
-                           target; [choices] or {choices, config}, the first being the default
+                           target; [choices] or {choices, config, kept}, the first being the default
       conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
                            the expressions give a choice from this system's config, or from the facts of the other's
       by_format.N          forms that a format implies
@@ -30,10 +33,17 @@ and pass the same checks. An unknown field is an error.
                            key path → element type of a number that is 0, and forms other than the default
       scalars.N            key paths of one number that belongs to the run (step); the first is written, all are read
       tied.P               the key path of a second copy of the parameter that P is tied to, which this system stores
+      untied               parameter → expression over facts and `there.P`: if it is true this system stores even a tied
+                           one, as a copy of the parameter that it is tied to
       names                the system's names for axes, if its checkpoints store names
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
-      ignore               [[pattern, reason], …]: tensors that do not belong to the model; ** stands for several parts
+      ignore               [[pattern, reason, when], …]: tensors that do not belong to the model; ** stands for several
+                           parts; with `when`, only if this expression over the config's attributes and the facts is
+                           true
+      apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
+                           with `start`, if the name `start` + `mark` exists; a conversion within the system carries
+                           them unchanged, another one leaves them out for the reason
       accepts              [[expression over the known names, reason], …]: what a target of this system can hold; {F} in
                            the reason stands for fact F of the expression
       assumes              fact → the value that this system's software always uses, whatever the config says (text is
@@ -109,10 +119,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Choices of the form in which a system stores its checkpoints; the first is the default."""
+    """Choices of the form in which a system stores its checkpoints.
+
+    Attributes:
+        choices: possible values; the first is the default.
+        config: an expression over this system's config.
+        kept: whether a target has the form of a source that has a form of this name too.
+    """
 
     choices: tuple[str, ...]
     config: str | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +286,20 @@ class System:
     optimizers: Mapping[str, Optimizer]
     scalars: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
+    untied: Mapping[str, str]
     empties: Mapping[str, str]
     zeros: Mapping[str, str]
     bare_forms: Mapping[str, str]
     names: Mapping[str, str]
-    ignore: tuple[tuple[str, str], ...]
+    ignore: tuple[tuple[str, str, str], ...]
+    apart: tuple[tuple[str, str, str], ...]
     accepts: tuple[tuple[str, str], ...]
     assumes: Mapping[str, Any]
     presumes: Mapping[str, str]
     absorbs: Mapping[str, str]
     config: ConfigRules
     write: Write
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _CURE = "pass the model's config with --config FILE"
 _COMMON = "config.json"
+_ROWS = "vocab"  # the axis whose entries are parameters of their own: a row for each token
 
 
 def solved_sizes(
@@ -39,8 +41,11 @@ def solved_sizes(
     ]
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
     cure = _cure(system)
+    _require_rows(system, sure, told)
+    _require_counts(system, sure, told)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
     matches = [_decided(options, first.sizes) for options in matching.found.values()]
+    _require_counts(system, matches, told)
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
@@ -146,6 +151,65 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
             yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
         _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
+
+
+def _require_rows(system: System, matches: Iterable[Match], told: ConfigFacts) -> None:
+    """Compare the rows of embeddings with the vocabulary that the config states, unless padding is allowed."""
+    wanted = told.sizes.get(_ROWS)
+    for match in matches if wanted is not None else ():
+        for layout in match.template.layouts:
+            for place, one in enumerate(dimensions_of(system, layout, match) or ()):
+                rows = match.spec.shape[place]
+                if one.names == (_ROWS,) and not one.padded and rows != wanted:
+                    raise _other_rows(match, rows, wanted or 0, told, system)
+
+
+def _other_rows(
+    match: Match, rows: int, wanted: int, told: ConfigFacts, system: System
+) -> IncompleteError | UnrepresentableError:
+    said = f"{told.source} ({system.config.sizes[_ROWS]}) states {wanted}"
+    if rows < wanted:
+        return IncompleteError(
+            f"missing entries of the vocabulary: {said}, but the files have {rows}", path=match.spec.name,
+            cure="restore the missing rows, or correct the config",
+        )  # fmt: skip
+    return UnrepresentableError(
+        f"{rows - wanted} entries beyond the vocabulary: {said}, but the files have {rows}", path=match.spec.name,
+        cure=f"correct the config to {rows}, as the software that loads it requires, or remove the rows",
+    )  # fmt: skip
+
+
+def _require_counts(system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
+    """Compare the numbers of layers and experts in key paths with those that the config states."""
+    by_template: defaultdict[int, list[Match]] = defaultdict(list)
+    for match in matches:
+        by_template[id(match.template)].append(match)
+    for group in by_template.values():
+        for place, index in enumerate(group[0].template.layouts[0].indices):
+            if {*index.names, *index.offset} <= set(told.sizes):
+                start, count = index.first(told.sizes), prod(told.sizes[name] for name in index.names)
+                said = " × ".join(system.config.sizes[name] for name in index.names)
+                _require_range(group, place, start, count, f"{told.source} ({said})")
+
+
+def _require_range(group: Sequence[Match], place: int, start: int, count: int, said: str) -> None:
+    """Require every index from `start` on, `count` of them, and no other."""
+    by_number = {match.numbers[place]: match for match in group}
+    template = group[0].template
+    name = "+".join(template.parameters)
+    last = max(by_number)
+    missing = next((number for number in range(start, start + count) if number not in by_number), None)
+    if last >= start + count:
+        raise UnrepresentableError(
+            f"{said} states {count} of {name} in {template.layouts[0].text}, but the files have index {last}",
+            path=by_number[last].spec.name,
+            cure="correct the config, or remove the tensors that do not belong to the model",
+        )
+    if missing is not None:
+        raise IncompleteError(
+            f"missing index {missing} of {name} in {template.layouts[0].text}, which {said} implies: {count}",
+            cure="restore the missing tensors, or correct the config",
+        )
 
 
 def _require_contiguous(template: Template, numbers: list[int], first: int) -> None:

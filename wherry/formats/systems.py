@@ -24,19 +24,21 @@ class TreeForm:
     Attributes:
         is_own: whether a manifest has the system's own form.
         own: this form in words, for messages.
+        flax: whether the system also restores a Flax tree of no system.
     """
 
     is_own: Callable[[Manifest], bool]
     own: str
+    flax: bool = True
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the system restores such a tree: one of its own form, or a Flax tree of no system."""
-        return is_flax(manifest) or self.is_own(manifest)
+        return (self.flax and is_flax(manifest)) or self.is_own(manifest)
 
     @property
     def words(self) -> str:
         """The trees that it restores, for messages: a clause after `MaxText restores`."""
-        return f"{self.own}, or a Flax tree, with parameters below `{_PARAMS}`"
+        return f"{self.own}, or a Flax tree, with parameters below `{_PARAMS}`" if self.flax else self.own
 
 
 _PARAMS = "params"

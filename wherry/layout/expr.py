@@ -55,8 +55,9 @@ def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
 
 def names_in(text: str) -> frozenset[str]:
     """The attributes that an expression reads (for an attribute of a table: the table)."""
-    found = {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
-    return frozenset(found - set(FUNCTIONS))
+    nodes = list(ast.walk(_parsed(text)))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
 
 
 @cache

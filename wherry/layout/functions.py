@@ -8,7 +8,7 @@ layer.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import UnrepresentableError
 
@@ -55,6 +55,12 @@ def _ffn_multiplier(ffn: int, base: int) -> float | None:
     exact = (ffn - (step - 1) / 2) / base
     rounded = (round(exact, digits) for digits in range(1, 17))
     return next((one for one in rounded if _round_up(int(one * base), step) == ffn), exact)
+
+
+def _first(values: object) -> str | None:
+    """The first text of a list; None of anything else."""
+    rows = cast("list[object]", values) if isinstance(values, list) else []
+    return next((one for one in rows if isinstance(one, str)), None)
 
 
 def _activation(name: str) -> str:
@@ -188,6 +194,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bfloat16": _bfloat16,
     "ffn_multiple": _ffn_multiple,
     "ffn_multiplier": _ffn_multiplier,
+    "first": _first,
     "flax_activation": _flax_activation,
     "flax_activations": _flax_activations,
     "int": int,

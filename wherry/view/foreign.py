@@ -30,7 +30,10 @@ _DECLARE = "declare the family's layouts in a --family-file"
 
 def in_form(checkpoint: Checkpoint, row: Format) -> bool:
     """Whether a checkpoint's tree can become a checkpoint of this format without a layout."""
-    return row.form is None or row.form.holds(checkpoint.manifest)
+    if row.form is not None:
+        return row.form.holds(checkpoint.manifest)
+    depth = row.holds.depth if row.system and row.adapt is None else None
+    return depth is None or all(len(path) <= depth for path in checkpoint.manifest.tensors)
 
 
 def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest) -> None:

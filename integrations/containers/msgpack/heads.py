@@ -208,8 +208,11 @@ def file_source(location: Location) -> MessageSource:
 
     Raises:
         NotFoundError: the file does not exist.
+        HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
     """
     entry = location.stat()
+    if entry is not None and entry.barred:
+        location.read(0, 1)
     return MessageSource(location.read, entry.size if entry is not None else 0, location.uri)
 
 

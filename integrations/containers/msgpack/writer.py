@@ -1,4 +1,4 @@
-"""Writes one flax msgpack file: any span of any tensor at any time, because every offset is known in advance."""
+"""Writes flax msgpack files: any span of any tensor at any time, because every offset is known in advance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError
+from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.msgpack.layout import lay_out
@@ -19,39 +19,40 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region
+    from wherry.integrations.containers.msgpack.layout import FilePlan
     from wherry.storage.location import Location
 
 
-class MsgpackWriter(FlatFilesWriter):
-    """Writes one msgpack file."""
+class MsgpackFilesWriter(FlatFilesWriter):
+    """Writes the msgpack files of a folder."""
 
     def __init__(
-        self, staging: Location, manifest: Manifest, encoded: Mapping[KeyPath, bytes] | None = None
+        self, folder: Location, plans: Mapping[str, FilePlan], index: tuple[str, bytes] | None = None
     ) -> None:
-        """Create the file and write everything but the tensors.
+        """Create the files and write everything but the tensors.
 
         Args:
-            staging: the file, in an existing local folder.
-            manifest: the contents.
-            encoded: further leaves, as msgpack.
+            folder: an existing local folder.
+            plans: file name → its layout.
+            index: name and contents of the index of several files, written by `finish`.
 
         Raises:
-            UnrepresentableError: flax cannot hold part of the manifest.
             UnsupportedError: the folder is not local.
             StorageError: the storage is full or failed.
         """
-        if not staging.store.capabilities.local:
-            raise UnsupportedError("flax msgpack files can only be written to local folders", uri=staging.uri)
-        plan = lay_out(manifest, staging.uri, encoded)
-        self._target = staging
-        self._name = staging.name
-        self._slots = plan.slots
-        self._files = FlatFiles(Path(staging.parent.path), {staging.name: plan.size})
-        for offset, run in plan.runs:
-            self._files.write(self._name, offset, run)
+        if not folder.store.capabilities.local:
+            raise UnsupportedError("flax msgpack files can only be written to local folders", uri=folder.uri)
+        self._folder = folder
+        self._index = index
+        self._slots = {path: slots for plan in plans.values() for path, slots in plan.slots.items()}
+        self._names = {path: name for name, plan in plans.items() for path in plan.slots}
+        self._files = FlatFiles(Path(folder.path), {name: plan.size for name, plan in plans.items()})
+        for name, plan in plans.items():
+            for offset, run in plan.runs:
+                self._files.write(name, offset, run)
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """The offset of a span in the file; for a span across chunks, that of its first part."""
+        """The offset of a span in its file; for a span across chunks, that of its first part."""
         slots = self._slots[path]
         if not slots or not isinstance(where, Span):
             return 0
@@ -62,8 +63,9 @@ class MsgpackWriter(FlatFilesWriter):
         """The byte ranges of a span, one for each chunk of the array that it crosses."""
         if not isinstance(where, Span):
             return None
+        file = self._folder.join(self._names[path])
         return tuple(
-            Extent(self._target, slot.offset + part.start - slot.start, part.nbytes)
+            Extent(file, slot.offset + part.start - slot.start, part.nbytes)
             for slot in self._slots[path]
             for part in (Span(max(slot.start, where.start), min(slot.stop, where.stop)),)
             if part.start < part.stop
@@ -88,10 +90,47 @@ class MsgpackWriter(FlatFilesWriter):
                 break
             end = min(slot.stop, stop)
             self._files.write(
-                self._name, slot.offset + position - slot.start, data[position - start : end - start]
+                self._names[path], slot.offset + position - slot.start, data[position - start : end - start]
             )
             position = end
+
+    def finish(self) -> None:
+        """Write the index after everything that it names is durable.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        self._files.sync()
+        if self._index is not None:
+            name, data = self._index
+            place = self._folder.join(name)
+            try:
+                place.store.put(place.path, data)
+            except OSError as error:
+                raise storage_error(error, place.uri) from error
+        self._files.finish()
 
     def _first(self, path: KeyPath, start: int) -> int:
         """The number of the chunk that holds the byte at an offset."""
         return max(bisect_right(self._slots[path], start, key=lambda slot: slot.start) - 1, 0)
+
+
+class MsgpackWriter(MsgpackFilesWriter):
+    """Writes one msgpack file."""
+
+    def __init__(
+        self, staging: Location, manifest: Manifest, encoded: Mapping[KeyPath, bytes] | None = None
+    ) -> None:
+        """Create the file and write everything but the tensors.
+
+        Args:
+            staging: the file, in an existing local folder.
+            manifest: the contents.
+            encoded: further leaves, as msgpack.
+
+        Raises:
+            UnrepresentableError: flax cannot hold part of the manifest.
+            UnsupportedError: the folder is not local.
+            StorageError: the storage is full or failed.
+        """
+        super().__init__(staging.parent, {staging.name: lay_out(manifest, staging.uri, encoded)})

@@ -1,8 +1,8 @@
 """Distributes tensors over the files of a new Hugging Face folder, and builds its index.
 
-As in transformers, files are filled in order up to `max_shard_size`; a larger tensor gets a separate file. Names are
-sorted with digits compared as numbers, so that layer 2 comes before layer 10. File names and index are those of
-`save_pretrained`, the index with sorted keys.
+A tensor's name in the index is its key path joined by `/`. As in transformers, files are filled in order up to
+`max_shard_size`; a larger tensor gets a separate file. Names are sorted with digits compared as numbers, so that layer
+2 comes before layer 10. File names and index are those of `save_pretrained`, the index with sorted keys.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.integrations.containers.flat.pack import stored_size
+from wherry.integrations.formats.huggingface.weights import CONTAINER_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wherry.core.tensorspec import TensorSpec
+    from wherry.integrations.formats.huggingface.weights import Container
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -29,15 +31,17 @@ class ShardPlan:
     Attributes:
         files: file name → its tensors.
         index_name: name of the index; None for a single file.
+        container: of the files.
     """
 
     files: dict[str, list[TensorSpec]]
     index_name: str | None
+    container: Container = "safetensors"
 
     @property
     def version(self) -> str:
         """The format version of the checkpoint to write."""
-        return "sharded safetensors" if self.index_name else "single safetensors"
+        return f"{'sharded' if self.index_name else 'single'} {CONTAINER_WORDS[self.container]}"
 
     @property
     def index(self) -> tuple[str, bytes] | None:
@@ -45,22 +49,29 @@ class ShardPlan:
         return (self.index_name, _index(self.files)) if self.index_name else None
 
 
-def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> ShardPlan:
+def spread(
+    tensors: Iterable[TensorSpec], most: int, stem: str, container: Container = "safetensors"
+) -> ShardPlan:
     """Distribute tensors over files.
 
     Args:
-        tensors: tensors with one-part key paths.
+        tensors: the tensors.
         most: bytes of tensors in one file, unless a single tensor is larger.
         stem: first part of the file names.
+        container: their ending.
     """
-    groups = _groups(sorted(tensors, key=lambda spec: natural_key(spec.path[0])), most)
+    groups = _groups(sorted(tensors, key=lambda spec: natural_key(_name(spec))), most)
     if len(groups) == 1:
-        return ShardPlan({f"{stem}.safetensors": groups[0]}, None)
+        return ShardPlan({f"{stem}.{container}": groups[0]}, None, container)
     count = len(groups)
     files = {
-        f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)
+        f"{stem}-{number:05d}-of-{count:05d}.{container}": group for number, group in enumerate(groups, 1)
     }
-    return ShardPlan(files, f"{stem}.safetensors.index.json")
+    return ShardPlan(files, f"{stem}.{container}.index.json", container)
+
+
+def _name(spec: TensorSpec) -> str:
+    return "/".join(spec.path)
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
@@ -90,7 +101,7 @@ def _index(files: dict[str, list[TensorSpec]]) -> bytes:
         "total_parameters": sum(spec.size for spec in specs),
         "total_size": sum(stored_size(spec) for spec in specs),
     }
-    weight_map = {spec.path[0]: name for name, group in files.items() for spec in group}
+    weight_map = {_name(spec): name for name, group in files.items() for spec in group}
     text = json.dumps(
         {"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True, ensure_ascii=False
     )

@@ -42,7 +42,7 @@ _STEMS: tuple[tuple[str, Container], ...] = (
     ("flax_model", "msgpack"),
     ("diffusion_flax_model", "msgpack"),
 )
-_CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}
+CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
@@ -70,7 +70,7 @@ class Weights:
     def version(self) -> str:
         """The format version, as far as the names determine it."""
         word = "single" if self.form == "single" else "sharded"
-        return f"{word} {_CONTAINER_WORDS[self.container]}"
+        return f"{word} {CONTAINER_WORDS[self.container]}"
 
 
 def find_weights(names: Mapping[str, object]) -> Weights | None:
@@ -79,6 +79,11 @@ def find_weights(names: Mapping[str, object]) -> Weights | None:
     if sets and sets[0].container == _ORDER[0]:
         return sets[0]
     return _without_a_known_stem(names) or (sets[0] if sets else None)
+
+
+def flax_weights(names: Mapping[str, object]) -> Weights | None:
+    """The weights that the Flax classes of transformers would load from a folder with these files, or None."""
+    return next((weights for weights in weight_sets(names) if weights.container == "msgpack"), None)
 
 
 def weight_sets(names: Mapping[str, object]) -> list[Weights]:

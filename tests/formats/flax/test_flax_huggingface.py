@@ -56,7 +56,7 @@ def test_the_tree_of_flax(tmp_path, make, word):
     folder = make(tmp_path / "model")
     found = wherry.detect(folder)
     assert (found.format, found.verdict, found.format_version) == (
-        "huggingface",
+        "huggingface-flax",
         "ok",
         f"{word} flax_model.msgpack",
     )

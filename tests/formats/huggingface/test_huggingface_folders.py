@@ -22,13 +22,16 @@ def test_several_sets_of_weights_have_a_stated_order(tmp_path):
     assert found.evidence[0].file == "model.safetensors"
     passed = [one.file for one in found.evidence if "take precedence over .bin over msgpack" in one.seen]
     assert passed == ["flax_model.msgpack", "model.fp16.safetensors", "pytorch_model.bin"]
+    assert wherry.detect(tmp_path, format="huggingface-flax").evidence[0].file == "flax_model.msgpack"
     for name, version in (
         ("model.safetensors", "single safetensors"), ("model.fp16.safetensors", "single safetensors"),
-        ("pytorch_model.bin", "single pytorch_model.bin"), ("flax_model.msgpack", "single flax_model.msgpack"),
+        ("pytorch_model.bin", "single pytorch_model.bin"),
     ):  # fmt: skip
         assert detected(tmp_path).format_version == version
         assert detected(tmp_path).evidence[0].file == name
         (tmp_path / name).unlink()
+    assert detected(tmp_path) is None
+    assert wherry.detect(tmp_path).format == "huggingface-flax"
 
 
 def test_a_variant_with_an_index(tmp_path):

@@ -82,6 +82,7 @@ MODELS: Mapping[str, Model] = {
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),
+    "t5-unscaled": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": False}, "t5"),
     "t5-1.1": Model("T5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, "t5"),
     "mt5": Model("MT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),
     "umt5": Model("UMT5", {**_T5, "feed_forward_proj": "gated-gelu"}, "t5"),

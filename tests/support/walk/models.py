@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.support.tiny_models import CLASSES, GATED, LATENT, T5
+from tests.support.tiny_models import CLASSES, COMMON, GATED, LATENT, T5
 from tests.support.walk.change import ABSENT, Change
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _EXPERTS = {
 }  # fmt: skip
 _WINDOW = {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 _LATENT = {**LATENT, "num_hidden_layers": 3, "n_routed_experts": 8, "n_group": None, "topk_group": None}
+_BERT = {**COMMON, "intermediate_size": 48, "type_vocab_size": 2}
+_GPT2 = {"vocab_size": 60, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 _GATED_T5 = {**T5, "feed_forward_proj": "gated-gelu"}
 
 
@@ -68,6 +70,8 @@ BASES = {
     "mt5": Base("MT5", "t5", _GATED_T5, untied=True),
     "umt5": Base("UMT5", "t5", _GATED_T5, untied=True),
     "t5_encoder": Base("T5", "t5", _GATED_T5, "T5EncoderModel"),
+    "bert": Base("Bert", "bert", _BERT, "BertForMaskedLM"),
+    "gpt2": Base("GPT2", "gpt2", _GPT2, "GPT2LMHeadModel"),
 }
 
 
@@ -168,7 +172,7 @@ def _weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode()))
     drawn = rng.standard_normal(shape)
     if len(shape) < 2:
-        return 0.3 * drawn + ("norm" in name)
+        return 0.3 * drawn + ("norm" in name.lower() or ".ln_" in name)
     return drawn if "embed" in name or "shared.weight" in name else drawn * 1.5 / np.sqrt(shape[-1])
 
 

@@ -1,0 +1,98 @@
+"""A Hugging Face folder with weights of the Flax classes of transformers 4: `flax_model.msgpack`.
+
+One file, or `flax_model-00001-of-0000N.msgpack` with the index `flax_model.msgpack.index.json`, whose names are key
+paths joined by `/`; `save_pretrained` shards above 10 GB. Key paths are those of the modules: `kernel` is [in, out],
+`embedding`, `scale` and `bias`, and a layer's number is a part of its own. There is no root `params`, except beside
+`batch_stats`. The config is that of the PyTorch class. transformers 5 has no Flax classes, and reads no such folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.manifest import without_chunks
+from wherry.core.units import parse_size
+from wherry.formats.format import Format, Holds, Option
+from wherry.formats.systems import TreeForm
+from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
+from wherry.integrations.containers.msgpack.writer import MsgpackFilesWriter
+from wherry.integrations.formats.huggingface.open import detected, opened
+from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread
+from wherry.integrations.formats.huggingface.weights import flax_weights
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Opened, Options
+    from wherry.storage.location import Location
+
+NAME, STEM = "huggingface-flax", "flax_model"
+_WHY = "the weights that the Flax classes load"
+_LEAVES = frozenset({"kernel", "embedding"})  # one of which every model has
+_WITH_STATISTICS = frozenset({"params", "batch_stats"})
+_OTHERS = frozenset(
+    {"params", "target", "state", "mdl_vars", "opt_state", "token_embedder"}
+)  # of other systems
+
+
+def _is_own(manifest: Manifest) -> bool:
+    roots = {path[0] for path in manifest.tensors if path}
+    modules = all(len(path) > 1 and "." not in path[-1] for path in manifest.tensors)
+    known = roots >= _WITH_STATISTICS or not (roots & _OTHERS or roots == {"decoder"})
+    return modules and known and any(path[-1] in _LEAVES for path in manifest.tensors)
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    weights = flax_weights(glimpse.entries)
+    return weights and detected(glimpse, weights, NAME, "Hugging Face Flax")
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    weights = flax_weights({entry.name: entry for entry in location.entries()})
+    return opened(location, detection, weights, _WHY)
+
+
+def _prepare(manifest: Manifest, _options: Options) -> Manifest:
+    """The manifest without chunks; refuses key paths that flax cannot hold before any bytes move."""
+    flat = without_chunks(manifest)
+    lay_out(flat)
+    return flat
+
+
+def _shards(manifest: Manifest, options: Options) -> ShardPlan:
+    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), STEM, "msgpack")
+
+
+def _create(staging: Location, manifest: Manifest, options: Options) -> MsgpackFilesWriter:
+    make_folder(staging)
+    shards = _shards(manifest, options)
+    plans = {
+        name: lay_out(replace(manifest, tensors={spec.path: spec for spec in specs}), staging.uri)
+        for name, specs in shards.files.items()
+    }
+    return MsgpackFilesWriter(staging, plans, shards.index)
+
+
+FLAX = Format(
+    name=NAME,
+    title="Hugging Face Flax folder",
+    detect=_detect,
+    open=_open,
+    create=_create,
+    holds=Holds(dtypes=WRITABLE, companions=True),
+    system=NAME,
+    form=TreeForm(
+        _is_own,
+        "the parameters of a Flax class of transformers, such as `bert/pooler/dense/kernel`",
+        flax=False,
+    ),
+    aliases=("hf-flax",),
+    commit_members=(f"{STEM}.msgpack.index.json", f"{STEM}.msgpack"),
+    options={"max_shard_size": Option("10GB", "maximum size of a file, for example 200MB")},
+    loaded_by="transformers 4.46: the Flax classes of Llama, Mistral, Gemma, T5, BERT and GPT-2",
+    version=lambda manifest, options: _shards(manifest, options).version,
+    step_folder=lambda step: f"checkpoint-{step}",
+    prepare=_prepare,
+)
