@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.references import reference, source_reference
 from wherry.core.account import folded
@@ -24,9 +24,11 @@ from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
 from wherry.runtime.threads import uncollected
 from wherry.staging.journal import Journal, open_journal
+from wherry.staging.object_staging import ObjectStaging, object_store
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
+from wherry.upload.staged import is_staged
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format, Writer
     from wherry.formats.pin import Pin
     from wherry.storage.location import Location
+
+AnyStaging: TypeAlias = Staging | ObjectStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class StagedJob:
     """
 
     job: Job
-    staging: Staging
+    staging: AnyStaging
     staged: Location
     journal: Journal
     companions: tuple[Companion, ...]
@@ -126,11 +130,8 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         "digest": " ".join(algorithms),
         "version": __version__,
     }
-    staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
-    journal = open_journal(staging.journal, header, staging.require_held)
+    staging, journal = _staging(job, header, stack)
     stack.callback(journal.close)
-    if not journal.done:
-        staging.clear()
     inner = job.target.path[len(job.committed.path) :].strip("/")
     staged = staging.location.join(inner) if inner else staging.location
     make_folder(staged.parent)
@@ -138,11 +139,34 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     assert job.row.create is not None
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
-    staging.sync_names()
+    if isinstance(staging, Staging):
+        staging.sync_names()
     targets = _by_source(job.plan)
-    back = ReadBack(writer, targets, job.target.uri) if job.plan.verify == "digest" else None
+    # An object can be read back when all of it is there: at the end.
+    meanwhile = job.plan.verify == "digest" and not is_staged(staged)
+    back = ReadBack(writer, targets, job.target.uri) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
+
+
+def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[AnyStaging, Journal]:
+    """Open the staging area and its journal; a format that streams needs no local disk."""
+    identity = sha256_of("run", header)[:8]
+    if streams(job.row, job.committed):
+        uploading = stack.enter_context(
+            ObjectStaging(job.committed, identity, header, job.row.commit_members)
+        )
+        return uploading, uploading.journal()
+    staging = stack.enter_context(Staging(job.committed, identity))
+    journal = open_journal(staging.journal, header, staging.require_held)
+    if not journal.done:
+        staging.clear()
+    return staging, journal
+
+
+def streams(row: Format, target: Location) -> bool:
+    """Whether the files of a target are uploaded while they are written, without a copy on a local disk."""
+    return row.streams and object_store(target) is not None
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -168,6 +192,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     with opened as written, blaming_changes(job.pin, job.checkpoint.original):
         boxed = _boxed(staged, written, ours)
         verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
+        if verification is not None and isinstance(staged.staging, ObjectStaging):
+            staged.staging.run.prove_small()
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         with uncollected():

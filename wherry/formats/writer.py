@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
+    StoredFunction: TypeAlias = Callable[[KeyPath, Region | Span], bool]
     EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
 
 
@@ -43,6 +44,10 @@ class Writer(Protocol):
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
+        ...
 
     def sync(self) -> None:
         """Make everything written so far durable: contents, names, and the folders that hold the names.
@@ -79,6 +84,10 @@ class BaseWriter:
         """No encoded chunks are named."""
         return None
 
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  of the protocol
+        """Everything is durable after a `sync`."""
+        return True
+
 
 class WriterOver(BaseWriter):
     """Delegates its tensors to another writer, whose container is part of its own."""
@@ -100,6 +109,10 @@ class WriterOver(BaseWriter):
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """The encoded chunk of the other writer."""
         return self._item.encoded(path, where)
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether the other writer has stored it."""
+        return self._item.stored(path, where)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write through the other writer; its errors are passed on."""
@@ -127,3 +140,8 @@ def extents_of(writer: Any) -> ExtentsFunction:
 def encoded_of(writer: Any) -> EncodedFunction:
     """The `encoded` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "encoded", BaseWriter().encoded)
+
+
+def stored_of(writer: Any) -> StoredFunction:
+    """The `stored` method of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "stored", BaseWriter().stored)

@@ -175,6 +175,7 @@ FORMATS = (
         refines=("safetensors", "torch-zip"),
         system="huggingface",
         aliases=("hf",),
+        streams=True,
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
             "max_shard_size": Option("5GB", "maximum size of a file, for example 200MB"),
