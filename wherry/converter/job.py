@@ -22,9 +22,10 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
+from wherry.objects.stores import object_store
 from wherry.runtime.threads import uncollected
 from wherry.staging.journal import Journal, open_journal
-from wherry.staging.object_staging import ObjectStaging, object_store
+from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
@@ -166,7 +167,7 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
 
 def streams(row: Format, target: Location) -> bool:
     """Whether the files of a target are uploaded while they are written, without a copy on a local disk."""
-    return row.streams and object_store(target) is not None
+    return row.streams and object_store(target.store) is not None
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:

@@ -1,8 +1,8 @@
 """The journal of a conversion to a store of objects: which parts are sent, and which moves they complete.
 
 It is a row of small objects, `journal-<number>`, in the folder of staging objects beside the target. Each holds lines
-as the local journal does, with one chain of MACs over all of them, and is created on the condition that it does not exist:
-of two runs that believe to own the target, one cannot go on. A group is written when enough bytes were sent since the
+as the local journal does, with one chain of MACs over all of them, and is created on the condition that it
+does not exist: of two runs that believe to own the target, one cannot go on. A group is written when enough bytes were sent since the
 last one, so that its number does not depend on the size of the checkpoint.
 
 Every owner writes its id first. So what carries the id of a run that is in the journal was made by this conversion.
@@ -21,7 +21,7 @@ from wherry.errors import storage_error
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
 from wherry.storage.location import MOST_CONFIG
-from wherry.storage.uploads import Part, Upload
+from wherry.objects.uploads import Part, Upload
 from wherry.upload.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.staging.journal import DurableMove, Header, Line
     from wherry.storage.location import Location
-    from wherry.storage.uploads import ObjectStore, StoredObject
+    from wherry.objects.uploads import ObjectStore, StoredObject
 
 NAME = "journal-"
 _GROUP_BYTES = 32 << 20  # sent between two groups, or a hundredth of the checkpoint

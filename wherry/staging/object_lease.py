@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wherry.staging.lease_watch import Owner
     from wherry.storage.location import Location
-    from wherry.storage.uploads import ObjectStore
+    from wherry.objects.uploads import ObjectStore
 
 EXPIRY_SECONDS = 90.0  # a request may take a minute while the storage does not answer
 _HEARTBEAT_SECONDS = 15.0

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Self
 from wherry.errors import StorageError, TargetExistsError, WherryError
 from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
 from wherry.staging.object_lease import ObjectLease
+from wherry.objects.stores import object_store
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
-from wherry.upload.run import UploadRun
+from wherry.upload.run import UploadRun, is_inner
 from wherry.upload.sender import Sender
 from wherry.upload.staged import StagedObjects
 from wherry.upload.uploaded_file import Sending
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from wherry.staging.journal import Header, Journal
     from wherry.staging.object_journal import ObjectJournal
-    from wherry.storage.uploads import ObjectStore, StoredObject, Upload
+    from wherry.objects.uploads import ObjectStore, StoredObject, Upload
 
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ObjectStaging:
             header: what identifies the conversion, for the journal.
             members: names of commit members, relative to the target.
         """
-        store = object_store(target)
+        store = object_store(target.store)
         assert store is not None, "the caller has asked"
         self.target, self.location = target, target
         self.discarded: str | None = None
@@ -211,7 +212,9 @@ class ObjectStaging:
         Args:
             journal: whether the objects of this conversion's journal count.
         """
-        yield from (self.target.join(entry.name).path for entry in self.target.walk())
+        for entry in self.target.walk():
+            if not is_inner(entry.name):
+                yield self.target.join(entry.name).path
         for entry in self.target.parent.entries():
             if entry.is_dir and self._is_area(entry.name):
                 area = self.target.parent.join(entry.name)
@@ -261,11 +264,6 @@ class ObjectStaging:
             return not self._lease.holds()
         except StorageError:
             return False  # a storage error does not mean that another run took over
-
-
-def object_store(location: Location) -> ObjectStore | None:
-    """The store of a location, if it takes objects in parts."""
-    return getattr(location.store, "objects", None)
 
 
 def _resumable(cause: BaseException | None) -> bool:

@@ -38,6 +38,7 @@ class Capabilities:
         local: paths are paths of this machine's file system.
         create_only_large: the same holds for an object that is uploaded in parts.
         range_copy: the store copies a range of an object into another one, without moving a byte over the network.
+        object_copy: the same for a whole object.
         checksums: algorithms whose checksums the store computes of whole objects or of parts, and reports.
         consistent_listing: a listing shows every object whose put has returned.
         version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
@@ -49,6 +50,7 @@ class Capabilities:
     local: bool
     create_only_large: bool = False
     range_copy: bool = False
+    object_copy: bool = False
     checksums: tuple[str, ...] = ()
     consistent_listing: bool = False
     version: str = ""

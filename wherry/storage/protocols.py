@@ -22,11 +22,21 @@ LOCAL = Capabilities(
 READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
 # A store of objects of which nothing more is known.
 OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
-MEMORY = replace(OBJECTS, create_only_large=True, consistent_listing=True, version="time")
-# An upload of the JSON API, resumable or composed, takes ifGenerationMatch; a multipart upload of the XML API does not.
+MEMORY = replace(
+    OBJECTS,
+    create_only_large=True,
+    range_copy=True,
+    object_copy=True,
+    checksums=("crc32c",),
+    consistent_listing=True,
+    version="time",
+)
+# Parts are objects that `compose` joins with ifGenerationMatch=0; a multipart upload of the XML API has no conditions.
+# `rewrite` copies whole objects only.
 GCS = replace(
     OBJECTS,
     create_only_large=True,
+    object_copy=True,
     checksums=("crc32c", "md5"),
     consistent_listing=True,
     version="generation",
@@ -36,6 +46,7 @@ S3 = replace(
     OBJECTS,
     create_only_large=True,
     range_copy=True,
+    object_copy=True,
     checksums=("sha256", "crc32c", "crc64nvme"),
     consistent_listing=True,
     version="etag",

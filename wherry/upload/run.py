@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, StorageError
+from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
-from wherry.upload.copy import copied_object
 from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from wherry.storage.uploads import StoredObject
+    from wherry.objects.uploads import StoredObject
     from wherry.upload.uploaded_file import Sending
 
 
@@ -180,16 +180,22 @@ class UploadRun:
             else:
                 file = self._files[path]
                 assert file.stored is not None
-                copied_object(self.using, file.path, file.stored, path)
+                self.using.store.copy_object(file.path, file.stored.mark, path, self.using.run)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
+        except FileNotFoundError as error:
+            raise MismatchError(
+                "the object was changed or removed during the conversion",
+                uri=self._uri(self.place(path)),
+                cure="run the conversion again",
+            ) from error
 
     def _require_own(self) -> None:
         """Refuse to commit a folder in which somebody else has put objects meanwhile."""
         own = set(self.paths())
         for entry in self.target.walk():
             path = self.target.join(entry.name).path
-            if path not in own:
+            if path not in own and not is_inner(entry.name):
                 raise self.using.occupied(path)
 
     def _put(self, path: str, data: bytes, mark: str) -> StoredObject:
@@ -208,6 +214,11 @@ class UploadRun:
 
     def _uri(self, path: str) -> str:
         return f"{self.using.protocol}://{path}"
+
+
+def is_inner(name: str) -> bool:
+    """Whether a relative name is that of something of wherry itself, such as parts that the store keeps as objects."""
+    return any(is_staging(part) for part in name.split("/"))
 
 
 def _mark(before: SentBefore | None) -> str:

@@ -108,6 +108,14 @@ class UploadedFiles:
         """
         self._files[name].write(offset, memoryview(data).cast("B"))
 
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file whose object is complete.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        return memoryview(self._folder.join(name).read(start, stop))
+
     def holds(self, path: str, start: int, stop: int) -> bool:
         """Whether the store has all bytes of a range of the file at a path."""
         return self._run.file_at(path).holds(start, stop)

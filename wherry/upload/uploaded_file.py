@@ -15,7 +15,7 @@ from wherry.errors import CorruptError, TargetExistsError
 from wherry.upload.pieces import Pieces
 
 if TYPE_CHECKING:
-    from wherry.storage.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
+    from wherry.objects.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
     from wherry.upload.sender import Sender
 
 PART_BYTES = 8 << 20

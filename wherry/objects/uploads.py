@@ -133,6 +133,23 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
+        """Create an object of all bytes of another one of the same bucket, without moving them over the network.
+
+        Only where `Capabilities.object_copy` holds.
+
+        Args:
+            source: path of the object that is copied.
+            mark: the state that it must have.
+            path: of the new object.
+            run: id of the run, which the new object carries instead of that of the source.
+
+        Raises:
+            FileExistsError: an object exists at the path that another run created.
+            FileNotFoundError: the source no longer exists, or is in another state.
+        """
+        ...
+
     def parts(self, upload: Upload) -> list[Part]:
         """The parts that the store has, by number.
 
@@ -155,5 +172,8 @@ class ObjectStore(Protocol):
         ...
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Uploads of objects whose path begins with a prefix, that are not assembled."""
+        """Uploads of objects whose path begins with a prefix, that are not assembled.
+
+        Their `run` is empty where the store does not tell it.
+        """
         ...

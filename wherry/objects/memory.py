@@ -1,0 +1,195 @@
+"""memory: the ObjectStore of memory://, with the rules of a real one.
+
+All stores of a process share their objects and uploads, as fsspec shares its files. Parts have limits, every write
+gives an object another mark, and an object that fsspec itself wrote has a mark, but no run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from wherry.errors import StorageError
+from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.storage.fsspec_store import FsspecStore
+
+_lock = threading.RLock()
+_numbers = itertools.count(1)
+_uploads: dict[str, tuple[Upload, dict[int, tuple[Part, bytes]]]] = {}  # key → the upload and its parts
+
+
+class MemoryObjects:
+    """Objects in the memory of this process.
+
+    Attributes:
+        part_limits: of all instances; tests of small objects replace it.
+    """
+
+    part_limits: ClassVar[PartLimits] = PartLimits()
+
+    def __init__(self, store: FsspecStore) -> None:
+        self._fs: Any = store.fs
+
+    def head(self, path: str) -> StoredObject | None:
+        """See ObjectStore."""
+        file = self._file(path)
+        return None if file is None else _described(file)
+
+    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+        """See ObjectStore."""
+        with _lock:
+            found = self.head(path)
+            if found is None and replaces:
+                raise FileExistsError(f"{path} is no longer in the state {replaces}")
+            if found is not None and found.mark != replaces:
+                if self._same(path, run, data):
+                    return found
+                raise FileExistsError(path)
+            return self._write(path, data, run)
+
+    def remove_object(self, path: str, mark: str) -> bool:
+        """See ObjectStore."""
+        with _lock:
+            found = self.head(path)
+            if found is None or found.mark != mark:
+                return False
+            self._fs.rm_file(self._key(path))
+            return True
+
+    def begin(self, path: str, run: str) -> Upload:
+        """See ObjectStore."""
+        upload = Upload(path, f"upload-{next(_numbers)}", run)
+        with _lock:
+            _uploads[upload.key] = (upload, {})
+        return upload
+
+    def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
+        """See ObjectStore."""
+        sent = b"".join(data)
+        limits = self.part_limits
+        if number not in range(limits.most) or len(sent) > limits.largest:
+            raise _refused(upload, f"part {number} of {len(sent)} bytes")
+        part = Part(number, len(sent), f"part-{next(_numbers)}", f"crc32c:{_crc32c(sent)}")
+        with _lock:
+            _parts_of(upload)[number] = part, sent
+        return part
+
+    def copy_part(self, upload: Upload, number: int, source: str, start: int, stop: int, mark: str) -> Part:
+        """See ObjectStore."""
+        return self.put_part(upload, number, [memoryview(self._bytes(source, mark))[start:stop]])
+
+    def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
+        """See ObjectStore."""
+        return self.put_object(path, self._bytes(source, mark), run)
+
+    def parts(self, upload: Upload) -> list[Part]:
+        """See ObjectStore."""
+        with _lock:
+            return [part for _number, (part, _data) in sorted(_parts_of(upload).items())]
+
+    def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
+        """See ObjectStore."""
+        with _lock:
+            if upload.key not in _uploads:
+                return self._assembled(upload, parts)
+            data = self._joined(upload, parts)
+            found = self.head(upload.path)
+            if found is None or not create_only:
+                found = self._write(upload.path, data, upload.run)
+            elif not self._same(upload.path, upload.run, data):
+                raise FileExistsError(upload.path)
+            del _uploads[upload.key]
+            return found
+
+    def abort(self, upload: Upload) -> None:
+        """See ObjectStore."""
+        with _lock:
+            _uploads.pop(upload.key, None)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        with _lock:
+            found = [upload for upload, _parts in _uploads.values() if upload.path.startswith(prefix)]
+        yield from found
+
+    def _joined(self, upload: Upload, parts: Sequence[Part]) -> bytes:
+        """The bytes of these parts.
+
+        Raises:
+            StorageError: the upload has other parts, or one but the last is too small.
+        """
+        sent = _parts_of(upload)
+        if not parts or [part for part in parts if sent.get(part.number, (None,))[0] != part]:
+            raise _refused(upload, "parts that the store does not have")
+        if any(part.nbytes < self.part_limits.smallest for part in parts[:-1]):
+            raise _refused(upload, f"a part of less than {self.part_limits.smallest} bytes")
+        if any(first.number >= second.number for first, second in itertools.pairwise(parts)):
+            raise _refused(upload, "parts that are not in order")
+        return b"".join(sent[part.number][1] for part in parts)
+
+    def _assembled(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
+        """The object that an upload became, which no longer exists.
+
+        Raises:
+            FileNotFoundError: it did not become one.
+        """
+        found = self.head(upload.path)
+        if found is None or (found.run, found.nbytes) != (upload.run, sum(part.nbytes for part in parts)):
+            raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
+        return found
+
+    def _write(self, path: str, data: bytes, run: str) -> StoredObject:
+        self._fs.pipe_file(self._key(path), data)
+        file = self._file(path)
+        file.wherry_run = run
+        return _described(file)
+
+    def _bytes(self, path: str, mark: str) -> bytes:
+        with _lock:
+            file = self._file(path)
+            if file is None or _described(file).mark != mark:
+                raise FileNotFoundError(f"{path} in the state {mark}")
+            return file.getvalue()
+
+    def _same(self, path: str, run: str, data: bytes) -> bool:
+        """Whether an object is the one that a call sent."""
+        file = self._file(path)
+        return getattr(file, "wherry_run", "") == run and file.getvalue() == data
+
+    def _file(self, path: str) -> Any:
+        return self._fs.store.get(self._key(path))
+
+    def _key(self, path: str) -> str:
+        return self._fs._strip_protocol(path)  # noqa: SLF001  the form of its keys
+
+
+def _described(file: Any) -> StoredObject:
+    """What a file of fsspec is as an object; it is numbered when it is first seen."""
+    if "wherry_number" not in vars(file):
+        file.wherry_number = next(_numbers)
+    data = file.getvalue()
+    mark = f"{file.wherry_number}-{file.modified.timestamp()}"
+    return StoredObject(len(data), mark, getattr(file, "wherry_run", ""), {"crc32c": _crc32c(data)})
+
+
+def _parts_of(upload: Upload) -> dict[int, tuple[Part, bytes]]:
+    if upload.key not in _uploads:
+        raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
+    return _uploads[upload.key][1]
+
+
+def _refused(upload: Upload, what: str) -> StorageError:
+    return StorageError(
+        f"the store refuses {what}", uri=f"memory://{upload.path}", cure="keep to the limits of parts"
+    )
+
+
+def _crc32c(data: bytes) -> str:
+    from google_crc32c import value
+
+    return f"{value(data):08x}"

@@ -1,0 +1,32 @@
+"""stores: the ObjectStore of a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.storage.fsspec_store import FsspecStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.objects.uploads import ObjectStore
+    from wherry.storage.location import Store
+
+
+def object_store(store: Store) -> ObjectStore | None:
+    """The parts, puts and removals of a store; None if it takes no parts.
+
+    Args:
+        store: of a location; one that reads only, and that of local files, has none.
+    """
+    make = _KINDS.get(store.protocol)
+    return make(store) if make is not None and isinstance(store, FsspecStore) else None
+
+
+def _memory(store: FsspecStore) -> ObjectStore:
+    from wherry.objects.memory import MemoryObjects
+
+    return MemoryObjects(store)
+
+
+_KINDS: Mapping[str, Callable[[FsspecStore], ObjectStore]] = {"memory": _memory}
