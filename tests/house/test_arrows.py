@@ -28,7 +28,7 @@ ROOMS: Mapping[str, str] = {
     "remote": "errors core",
     "storage": "errors core runtime remote",
     "objects": "errors storage",
-    "upload": "errors core runtime storage objects",
+    "upload": "errors runtime storage objects",
     "staging": "errors core storage objects upload",
     "formats": "errors core storage upload",
     "format": "formats",

@@ -16,7 +16,7 @@ from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import copied
+from wherry.formats.companions import copied, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
@@ -155,7 +155,7 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
     identity = sha256_of("run", header)[:8]
     if streams(job.row, job.committed):
         uploading = stack.enter_context(
-            ObjectStaging(job.committed, identity, header, job.row.commit_members)
+            ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
         )
         return uploading, uploading.journal()
     staging = stack.enter_context(Staging(job.committed, identity))
@@ -193,8 +193,6 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     with opened as written, blaming_changes(job.pin, job.checkpoint.original):
         boxed = _boxed(staged, written, ours)
         verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
-        if verification is not None and isinstance(staged.staging, ObjectStaging):
-            staged.staging.run.prove_small()
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         with uncollected():
@@ -205,6 +203,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
+    if verification is not None and isinstance(staged.staging, ObjectStaging):
+        _prove_files(staged, staged.staging)
     staged.staging.commit(job.row.commit_members, beside=text if job.row.single_file else None)
     return receipt
 
@@ -281,6 +281,25 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
         )
     seconds = round(time.monotonic() - clock, 3)
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
+
+
+def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:
+    """Read back the objects that are not read as tensors: companions, and the files of the container and of wherry.
+
+    Raises:
+        MismatchError: they differ from what was put.
+    """
+    folder = staged.job.row.companion_folder
+    for one in staged.companions:
+        place = staged.staged.member(f"{folder}{one.name}")
+        if file_digest(place) != one.sha256:
+            raise MismatchError(
+                "read-back differs from what was written",
+                uri=staged.job.target.uri,
+                path=one.name,
+                cure="check the storage; nothing was committed",
+            )
+    staging.run.prove_small()
 
 
 def _opened(job: Job, staged: Location) -> Checkpoint:

@@ -58,10 +58,19 @@ def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
     Raises:
         NotFoundError, HostileError, StorageError: it cannot be read.
     """
+    return replace(companion, sha256=file_digest(checkpoint.reader.companion(companion.name)))
+
+
+def file_digest(place: Location) -> str:
+    """The SHA-256 of a companion file.
+
+    Raises:
+        NotFoundError, HostileError, StorageError: it cannot be read.
+    """
     digest = hashlib.sha256()
-    for piece in checkpoint.reader.companion(companion.name).pieces():
+    for piece in place.pieces():
         digest.update(piece)
-    return replace(companion, sha256=digest.hexdigest())
+    return digest.hexdigest()
 
 
 def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Companion:

@@ -2,8 +2,8 @@
 
 It is a row of small objects, `journal-<number>`, in the folder of staging objects beside the target. Each holds lines
 as the local journal does, with one chain of MACs over all of them, and is created on the condition that it
-does not exist: of two runs that believe to own the target, one cannot go on. A group is written when enough bytes were sent since the
-last one, so that its number does not depend on the size of the checkpoint.
+does not exist: of two runs that believe to own the target, one cannot go on. A group is written for each hundredth of
+the checkpoint that was sent, or for each part of a small one.
 
 Every owner writes its id first. So what carries the id of a run that is in the journal was made by this conversion.
 """
@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import threading
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_error
+from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
 from wherry.storage.location import MOST_CONFIG
-from wherry.objects.uploads import Part, Upload
 from wherry.upload.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from wherry.objects.uploads import ObjectStore, StoredObject
     from wherry.staging.journal import DurableMove, Header, Line
     from wherry.storage.location import Location
-    from wherry.objects.uploads import ObjectStore, StoredObject
 
 NAME = "journal-"
-_GROUP_BYTES = 32 << 20  # sent between two groups, or a hundredth of the checkpoint
-_SHARE = 100
-_log = logging.getLogger(__name__)
+GROUPS = 100  # of a large checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class ObjectJournal(Journal):
     area: Location = None  # pyright: ignore[reportAssignmentType]  fields of the base class have defaults
     store: ObjectStore = None  # pyright: ignore[reportAssignmentType]
     run: str = ""
-    group: int = _GROUP_BYTES
+    group: int = 0
     _number: int = 0
     _rows: list[list[Any]] = field(default_factory=list["list[Any]"])
     _parts: list[tuple[str, dict[str, Any]]] = field(default_factory=list["tuple[str, dict[str, Any]]"])
@@ -212,7 +209,13 @@ class ObjectJournal(Journal):
 
 
 def begin_journal(
-    past: JournalPast, header: Header, area: Location, store: ObjectStore, run: str, guard: Callable[[], None]
+    past: JournalPast,
+    header: Header,
+    area: Location,
+    store: ObjectStore,
+    run: str,
+    guard: Callable[[], None],
+    nbytes: int,
 ) -> ObjectJournal:
     """Continue or begin the journal of a conversion.
 
@@ -223,6 +226,7 @@ def begin_journal(
         store: its store.
         run: id of this run.
         guard: called before every group; raises if this run may no longer write.
+        nbytes: size of the checkpoint.
 
     Raises:
         FileExistsError: another run continues it.
@@ -231,6 +235,7 @@ def begin_journal(
     journal = ObjectJournal(
         path=None,  # pyright: ignore[reportArgumentType]  it has no local file
         done=past.done, reason=past.reason, guard=guard, area=area, store=store, run=run,
+        group=nbytes // GROUPS,
     )  # fmt: skip
     journal.start(past, header)
     return journal

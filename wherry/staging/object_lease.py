@@ -21,9 +21,9 @@ from wherry.staging.lease_watch import Sighting, Verdict, Watch, judge_all, this
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from wherry.objects.uploads import ObjectStore
     from wherry.staging.lease_watch import Owner
     from wherry.storage.location import Location
-    from wherry.objects.uploads import ObjectStore
 
 EXPIRY_SECONDS = 90.0  # a request may take a minute while the storage does not answer
 _HEARTBEAT_SECONDS = 15.0

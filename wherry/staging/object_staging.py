@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import StorageError, TargetExistsError, WherryError
+from wherry.objects.stores import object_store
 from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
 from wherry.staging.object_lease import ObjectLease
-from wherry.objects.stores import object_store
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+    from wherry.objects.uploads import ObjectStore, StoredObject, Upload
     from wherry.staging.journal import Header, Journal
     from wherry.staging.object_journal import ObjectJournal
-    from wherry.objects.uploads import ObjectStore, StoredObject, Upload
 
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 _log = logging.getLogger(__name__)
@@ -58,7 +58,9 @@ class ObjectStaging:
 
     run: UploadRun
 
-    def __init__(self, target: Location, identity: str, header: Header, members: tuple[str, ...]) -> None:
+    def __init__(
+        self, target: Location, identity: str, header: Header, members: tuple[str, ...], nbytes: int
+    ) -> None:
         """Choose the names; nothing is asked of the store.
 
         Args:
@@ -66,6 +68,7 @@ class ObjectStaging:
             identity: eight hex digits of the conversion; the same conversion finds its objects again.
             header: what identifies the conversion, for the journal.
             members: names of commit members, relative to the target.
+            nbytes: size of the checkpoint.
         """
         store = object_store(target.store)
         assert store is not None, "the caller has asked"
@@ -73,7 +76,7 @@ class ObjectStaging:
         self.discarded: str | None = None
         self.spill = Path(tempfile.gettempdir()) / f"{PREFIX}spill-{secrets.token_hex(8)}"
         self._store: ObjectStore = store
-        self._header, self._members = header, members
+        self._header, self._members, self._nbytes = header, members, nbytes
         self._stem = f"{PREFIX}{target.name}"
         self._area = target.parent.join(f"{self._stem}.{identity}")
         self._lease = ObjectLease(store, target.parent.join(f"{self._stem}.lease"), target.uri)
@@ -155,7 +158,7 @@ class ObjectStaging:
 
     def _open(self) -> None:
         """Take up what earlier runs of this conversion have sent, and remove what others have left."""
-        if any(self._store.head(path) for path in self._commit_paths()):
+        if is_committed(self.target, self._members):
             raise _exists(self.target)
         past = read_past(self._area, self._header)
         if past.reason:
@@ -166,15 +169,17 @@ class ObjectStaging:
             self.discarded = "the store no longer has all parts that the interrupted run had sent"
             past = replace(past, done=())
         self._journal = begin_journal(
-            past, self._header, self._area, self._store, self._lease.token, self.require_held
+            past,
+            self._header,
+            self._area,
+            self._store,
+            self._lease.token,
+            self.require_held,
+            self._nbytes,
         )
         using = Sending(self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol)
         self.run = UploadRun(self.target, self._area.path, using, self._members, before, self.require_held)
         self.location = Location(StagedObjects(self.target.store, self.run), self.target.path)
-
-    def _commit_paths(self) -> Iterator[str]:
-        yield self.target.path
-        yield from (self.target.join(name).path for name in self._members)
 
     def _taken_up(self, past: JournalPast) -> Mapping[str, StoredObject]:
         """The complete objects of the runs of a journal; objects and uploads of all others are removed.
@@ -182,17 +187,15 @@ class ObjectStaging:
         Raises:
             TargetExistsError: there are objects that no run of wherry has put there.
         """
+        areas = list(areas_of(self.target))
         own: dict[str, StoredObject] = {}
-        foreign: list[str] = []
         others: dict[str, StoredObject] = {}
-        for path in self._present(journal=not past.lines):
+        for path in self._present(areas, journal=not past.lines):
             found = self._store.head(path)
             if found is not None:
-                group = own if found.run in past.runs else others
-                group[path] = found
-                if not found.run:
-                    foreign.append(path)
-        if foreign:
+                (own if found.run in past.runs else others)[path] = found
+        below = [found for path, found in others.items() if not self._is_inner(path)]
+        if below and (not areas or not all(found.run for found in below)):
             raise _exists(self.target)
         for path, found in others.items():
             self._store.remove_object(path, found.mark)
@@ -206,24 +209,24 @@ class ObjectStaging:
             )
         return own
 
-    def _present(self, *, journal: bool) -> Iterator[str]:
+    def _present(self, areas: list[Location], *, journal: bool) -> Iterator[str]:
         """Paths of the objects of the target and of all folders of staging objects.
 
         Args:
+            areas: these folders.
             journal: whether the objects of this conversion's journal count.
         """
         for entry in self.target.walk():
             if not is_inner(entry.name):
                 yield self.target.join(entry.name).path
-        for entry in self.target.parent.entries():
-            if entry.is_dir and self._is_area(entry.name):
-                area = self.target.parent.join(entry.name)
-                for one in area.walk():
-                    if journal or area != self._area or not one.name.startswith(NAME):
-                        yield area.join(one.name).path
+        for area in areas:
+            for entry in area.walk():
+                if journal or area != self._area or not entry.name.startswith(NAME):
+                    yield area.join(entry.name).path
 
-    def _is_area(self, name: str) -> bool:
-        return name.startswith(self._stem) and bool(_AREA.fullmatch(name[len(self._stem) :]))
+    def _is_inner(self, path: str) -> bool:
+        """Whether a path is that of a staging object."""
+        return path.startswith(self.target.parent.join(f"{self._stem}.").path)
 
     def _uploads(self) -> Iterator[Upload]:
         inside = f"{self.target.path}/"
@@ -264,6 +267,48 @@ class ObjectStaging:
             return not self._lease.holds()
         except StorageError:
             return False  # a storage error does not mean that another run took over
+
+
+def areas_of(target: Location) -> Iterator[Location]:
+    """The folders of staging objects that runs have left for a target.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    stem = f"{PREFIX}{target.name}"
+    for entry in target.parent.entries():
+        if entry.is_dir and entry.name.startswith(stem) and _AREA.fullmatch(entry.name[len(stem) :]):
+            yield target.parent.join(entry.name)
+
+
+def is_committed(target: Location, members: tuple[str, ...]) -> bool:
+    """Whether a target in a store of objects has a commit member.
+
+    Args:
+        target: a file or folder.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    store = object_store(target.store)
+    paths = [target.path, *(target.join(name).path for name in members)]
+    return store is not None and any(store.head(path) for path in paths)
+
+
+def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
+    """Whether what is at a target in a store of objects was left by a run that has not committed it.
+
+    Args:
+        target: a file or folder.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if object_store(target.store) is None or is_committed(target, members):
+        return False
+    return next(areas_of(target), None) is not None
 
 
 def _resumable(cause: BaseException | None) -> bool:

@@ -1,8 +1,8 @@
 """UploadRun: all objects that one run makes of a target, from the first byte to the commit.
 
 Objects get their final names when they are complete, create-only, and carry the id of the run; readers do not take them
-for a checkpoint before its commit member is there. A commit member is held back: in memory if it is small, else it is
-uploaded under a staging name and copied by the store when everything else is proved.
+for a checkpoint before its commit member is there. A commit member is held back: it is uploaded under a staging name,
+and copied by the store when everything else is proved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class UploadRun:
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
     guard: Callable[[], None] = lambda: None
     _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
-    _held: dict[str, bytes] = field(default_factory=dict[str, bytes])
     _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,24 +81,18 @@ class UploadRun:
             file = self.file(path, len(data))
             file.write(0, memoryview(data))
             file.complete()
-        elif self._is_member(path):
-            self._held[path] = data
         else:
-            before = self.before.get(path)
-            mark = self._small[path][0].mark if path in self._small else _mark(before)
-            self._small[path] = (self._put(path, data, mark), hashlib.sha256(data).hexdigest())
+            place = self.place(path)
+            mark = self._small[path][0].mark if path in self._small else _mark(self.before.get(place))
+            self._small[path] = (self._put(place, data, mark), hashlib.sha256(data).hexdigest())
 
     def place(self, path: str) -> str:
         """Where an object lies until the commit."""
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_member(path) else path
 
-    def held(self, path: str) -> bytes | None:
-        """The bytes of a file that is not in the store yet; None for any other."""
-        return self._held.get(path)
-
     def paths(self) -> Iterator[str]:
         """The files of this run, by their final names."""
-        yield from {**self._files, **self._held, **self._small}
+        yield from {**self._files, **self._small}
 
     def finish(self) -> None:
         """Send what is left, and wait until every object is complete.
@@ -125,7 +118,8 @@ class UploadRun:
         """
         for path, (found, digest) in self._small.items():
             seen = hashlib.sha256()
-            for part in read_ranges(Location(self.target.store, path), [(0, found.nbytes)]):
+            place = Location(self.target.store, self.place(path))
+            for part in read_ranges(place, [(0, found.nbytes)]):
                 seen.update(part.data)
             if seen.hexdigest() != digest:
                 raise MismatchError(
@@ -162,25 +156,20 @@ class UploadRun:
                 self.using.store.abort(before.upload)
         made = {file.path: file.stored for file in self._files.values()}
         made |= {path: before.found for path, before in self.before.items() if not made.get(path)}
-        made |= {path: found for path, (found, _digest) in self._small.items()}
+        made |= {self.place(path): found for path, (found, _digest) in self._small.items()}
         for path, found in made.items():
             if found is not None:
                 self.using.store.remove_object(path, found.mark)
 
     def drop_staged(self) -> None:
         """Remove the staging objects of commit members that were copied."""
-        for path, file in self._files.items():
-            if file.path != path and file.stored is not None:
-                self.using.store.remove_object(file.path, file.stored.mark)
+        for path in self.paths():
+            if self._is_member(path):
+                self.using.store.remove_object(self.place(path), self._stored(path).mark)
 
     def _publish(self, path: str) -> None:
         try:
-            if path in self._held:
-                self.using.store.put_object(path, self._held[path], self.using.run)
-            else:
-                file = self._files[path]
-                assert file.stored is not None
-                self.using.store.copy_object(file.path, file.stored.mark, path, self.using.run)
+            self.using.store.copy_object(self.place(path), self._stored(path).mark, path, self.using.run)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
         except FileNotFoundError as error:
@@ -189,6 +178,11 @@ class UploadRun:
                 uri=self._uri(self.place(path)),
                 cure="run the conversion again",
             ) from error
+
+    def _stored(self, path: str) -> StoredObject:
+        found = self._small[path][0] if path in self._small else self._files[path].stored
+        assert found is not None, "`finish` has checked"
+        return found
 
     def _require_own(self) -> None:
         """Refuse to commit a folder in which somebody else has put objects meanwhile."""

@@ -25,9 +25,15 @@ class Sender:
         peak: largest number of bytes that were held at a time.
     """
 
-    def __init__(self, most: int = HELD_BYTES, count: int = SENDERS) -> None:
+    def __init__(self, most: int | None = None, count: int = SENDERS) -> None:
+        """Start no thread yet.
+
+        Args:
+            most: bytes that are held at a time; `HELD_BYTES` by default.
+            count: number of threads.
+        """
         self.peak = 0
-        self._most = most
+        self._most = HELD_BYTES if most is None else most
         self._held = 0
         self._sending = 0
         self._error: BaseException | None = None

@@ -36,9 +36,7 @@ class StagedObjects:
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
-        name, held = path.rpartition("/")[2], self.run.held(path)
-        if held is not None:
-            return Entry(name, len(held), is_dir=False)
+        name = path.rpartition("/")[2]
         found = self._base.stat(self.run.place(path))
         if found is None and any(one.startswith(f"{path}/") for one in self.run.paths()):
             return Entry(name, 0, is_dir=True)
@@ -63,17 +61,11 @@ class StagedObjects:
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
-        held = self.run.held(path)
-        return self._base.read(self.run.place(path), start, stop) if held is None else held[start:stop]
+        return self._base.read(self.run.place(path), start, stop)
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
-        held = self.run.held(path)
-        if held is None:
-            return self._base.readinto(self.run.place(path), start, buffer)
-        data = held[start : start + len(buffer)]
-        buffer[: len(data)] = data
-        return len(data)
+        return self._base.readinto(self.run.place(path), start, buffer)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002  always is
         """See Store."""

@@ -73,8 +73,8 @@ class Sending:
 
 def part_size(size: int, limits: PartLimits) -> int:
     """Bytes of the parts of an object: 8 MiB, or more where these would be too many parts, in whole MiB."""
-    needed = -(-size // max(limits.most * 9 // 10, 1))
-    return max(PART_BYTES, limits.smallest, -(-needed // _MIB) * _MIB)
+    usual = max(PART_BYTES, limits.smallest)
+    return usual if usual * limits.most >= size else -(-size // limits.most // _MIB) * _MIB
 
 
 class UploadedFile:
