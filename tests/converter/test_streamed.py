@@ -59,7 +59,6 @@ def test_a_target_is_uploaded_without_a_byte_on_a_local_disk(source, target, tmp
         raise AssertionError("a file was made on a local disk")
 
     monkeypatch.setattr(tempfile, "mkdtemp", refused)
-    monkeypatch.setattr("wherry.storage.folders.make_folders", refused)
     with watched() as calls:
         receipt = convert(source, target, to)
     assert receipt.verification["level"] == "digest"
@@ -303,4 +302,46 @@ def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, ta
         assert not silent.holds()
         with pytest.raises(TargetInUseError, match="took over"):
             silent.require_held()
+    assert left_beside(target) == []
+
+
+def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with watched() as calls:
+        receipt = convert(source, target, "orbax")
+    assert [name for name, _ in calls].count("put_part") > 20
+    assert receipt.verification["level"] == "digest"
+    assert wherry.detect(target).verdict == "ok"
+    assert left_beside(target) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
+
+
+def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp_path, monkeypatch):
+    real = MemoryObjects.put_part
+
+    def flipped(self, upload, number, data):
+        sent = bytearray(b"".join(data))
+        sent[-1] ^= number == 2
+        return real(self, upload, number, [memoryview(sent)])
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        convert(source, target, "orbax")
+    assert not locate(target).exists()
+    assert left_beside(target) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
+
+
+def test_a_second_run_of_a_format_that_needs_a_disk_is_refused_at_its_start(source, target):
+    place = locate(target)
+    lease = place.parent.join(f".wherry-{place.name}.lease")
+    with ObjectLease(MemoryObjects(place.store), lease, target), pytest.raises(TargetInUseError):
+        convert(source, target, "orbax")
+
+
+def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path):
+    made = convert(source, tmp_path / "made", "hf").target
+    wherry.fetch(made.uri, target)
+    assert wherry.verify(target, level="digest").ok
     assert left_beside(target) == []

@@ -24,6 +24,7 @@ from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
 from wherry.objects.stores import object_store
 from wherry.runtime.threads import uncollected
+from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from wherry.formats.pin import Pin
     from wherry.storage.location import Location
 
-AnyStaging: TypeAlias = Staging | ObjectStaging
+AnyStaging: TypeAlias = Staging | CopiedStaging | ObjectStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     assert job.row.create is not None
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
-    if isinstance(staging, Staging):
+    if not isinstance(staging, ObjectStaging):
         staging.sync_names()
     targets = _by_source(job.plan)
     # An object can be read back when all of it is there: at the end.
@@ -158,7 +159,7 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
             ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
         )
         return uploading, uploading.journal()
-    staging = stack.enter_context(Staging(job.committed, identity))
+    staging = stack.enter_context(open_staging(job.committed, identity, job.row.commit_members))
     journal = open_journal(staging.journal, header, staging.require_held)
     if not journal.done:
         staging.clear()

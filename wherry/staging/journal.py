@@ -46,11 +46,13 @@ class DurableMove:
         source: key path of the tensor in the source.
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
+        checks: start, stop and checksum of pieces, where the writer needs them; see `Writer.checks`.
     """
 
     source: KeyPath
     span: Span
     leaves: Mapping[int, bytes]
+    checks: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -215,16 +217,18 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
 def encode(row: DurableMove) -> list[Any]:
     """A move as a part of a line."""
     leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
-    return [render(row.source), *row.span, list(row.leaves), leaves]
+    checks = [list(row.checks)] if row.checks else []
+    return [render(row.source), *row.span, list(row.leaves), leaves, *checks]
 
 
 def decode(row: list[Any]) -> DurableMove:
     """The inverse of `encode`; raises ValueError, KeyError or TypeError."""
-    path, start, stop, numbers, text = row
+    path, start, stop, numbers, text, *more = row
     raw = base64.b64decode(text, validate=True)
     width = len(raw) // len(numbers) if numbers else 0
     leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}
-    return DurableMove(parse(path), Span(start, stop), leaves)
+    checks = tuple((int(first), int(last), int(value)) for first, last, value in (more[0] if more else ()))
+    return DurableMove(parse(path), Span(start, stop), leaves, checks)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

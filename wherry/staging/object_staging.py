@@ -59,7 +59,14 @@ class ObjectStaging:
     run: UploadRun
 
     def __init__(
-        self, target: Location, identity: str, header: Header, members: tuple[str, ...], nbytes: int
+        self,
+        target: Location,
+        identity: str,
+        header: Header,
+        members: tuple[str, ...],
+        nbytes: int,
+        *,
+        resume: bool = True,
     ) -> None:
         """Choose the names; nothing is asked of the store.
 
@@ -69,6 +76,7 @@ class ObjectStaging:
             header: what identifies the conversion, for the journal.
             members: names of commit members, relative to the target.
             nbytes: size of the checkpoint.
+            resume: whether a later run of the conversion goes on where this one ends.
         """
         store = object_store(target.store)
         assert store is not None, "the caller has asked"
@@ -81,7 +89,7 @@ class ObjectStaging:
         self._area = target.parent.join(f"{self._stem}.{identity}")
         self._lease = ObjectLease(store, target.parent.join(f"{self._stem}.lease"), target.uri)
         self._error: BaseException | None = None
-        self._committed = False
+        self._committed, self._resume = False, resume
         self._journal: ObjectJournal
 
     def __enter__(self) -> Self:
@@ -101,7 +109,8 @@ class ObjectStaging:
         lost = self._is_lost()
         try:
             if not lost and not self._committed:
-                self._keep() if _resumable(self._error or error) else self._remove()
+                kept = self._resume and _resumable(self._error or error)
+                self._keep() if kept else self._remove()
         finally:
             self._lease.__exit__(kind, error, trace)
         if lost and not self._committed and isinstance(error, Exception):

@@ -70,6 +70,12 @@ class UploadRun:
         """The file at a path, which was begun."""
         return self._files[path]
 
+    def settle(self, path: str) -> None:
+        """Wait until the object at a path is complete, if all its bytes were written."""
+        file = self._files.get(path)
+        if file is not None and file.stored is None:
+            self.using.sender.drain()
+
     def put(self, path: str, data: bytes) -> None:
         """Write a whole file, in place of one that this or an earlier run has put there.
 

@@ -37,6 +37,7 @@ class StagedObjects:
     def stat(self, path: str) -> Entry | None:
         """See Store."""
         name = path.rpartition("/")[2]
+        self.run.settle(path)
         found = self._base.stat(self.run.place(path))
         if found is None and any(one.startswith(f"{path}/") for one in self.run.paths()):
             return Entry(name, 0, is_dir=True)
@@ -61,10 +62,12 @@ class StagedObjects:
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
+        self.run.settle(path)
         return self._base.read(self.run.place(path), start, stop)
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
+        self.run.settle(path)
         return self._base.readinto(self.run.place(path), start, buffer)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002  always is

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError
+from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import FlatFilesWriter, open_files
 from wherry.integrations.containers.msgpack.layout import lay_out
 
 if TYPE_CHECKING:
@@ -31,22 +30,20 @@ class MsgpackWriter(FlatFilesWriter):
         """Create the file and write everything but the tensors.
 
         Args:
-            staging: the file, in an existing local folder.
+            staging: the file, in an existing local folder or in the staged objects of a run.
             manifest: the contents.
             encoded: further leaves, as msgpack.
 
         Raises:
             UnrepresentableError: flax cannot hold part of the manifest.
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
-        if not staging.store.capabilities.local:
-            raise UnsupportedError("flax msgpack files can only be written to local folders", uri=staging.uri)
         plan = lay_out(manifest, staging.uri, encoded)
         self._target = staging
         self._name = staging.name
         self._slots = plan.slots
-        self._files = FlatFiles(Path(staging.parent.path), {staging.name: plan.size})
+        self._files = open_files(staging.parent, {staging.name: plan.size})
         for offset, run in plan.runs:
             self._files.write(self._name, offset, run)
 
