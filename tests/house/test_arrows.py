@@ -35,7 +35,7 @@ ROOMS: Mapping[str, str] = {
     "tree": "errors core formats",
     "layout": "errors core formats",
     "families": "errors core storage formats layout",
-    "mover": "errors core runtime storage staging formats",
+    "mover": "errors core runtime storage objects staging formats",
     "view": "errors core runtime storage formats tree layout families mover",
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",

@@ -38,6 +38,9 @@ class Proxy:
         upstream: port of the server behind it.
         faults: the first that applies to a request is taken.
         requests: every request: method and path.
+        rules: what the server behind it does not enforce: gets the handler and the body, and returns an answer (status,
+            headers and body) or None.
+        gone: what the rules keep: ids of uploads that were completed or aborted.
     """
 
     port: int = 0
@@ -45,6 +48,9 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+    rules: object = None
+    gone: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def url(self):
@@ -122,6 +128,18 @@ def lose_answer(handler, body):
     handler.close_connection = True
 
 
+def flip_sent(handler, body):
+    """Change a bit of the body on its way to the server."""
+    altered = bytearray(body)
+    altered[len(body) // 2] ^= 1
+    handler.reply(*handler.forward(bytes(altered)))
+
+
+def cut_sent(handler, body):
+    """Close the connection when half of the body has arrived: the server sees nothing of it."""
+    handler.close_connection = True
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Forwards a request, or lets a fault answer it."""
 
@@ -143,14 +161,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def forward(self, body):
         """What the server answers: status, headers and body."""
+        if self.proxy.rules is None:
+            return self.ask(self.command, self.path, body)
+        with self.proxy.lock:
+            return self.proxy.rules(self, body) or self.ask(self.command, self.path, body)
+
+    def ask(self, method, path, body=b""):
+        """What the server answers to a request with the headers of this one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
         sent = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
-        connection.request(self.command, self.path, body, sent | {"Content-Length": str(len(body))})
+        connection.request(method, path, body, sent | {"Content-Length": str(len(body))})
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP]
-        if self.command != "HEAD" and not any(name.lower() == "content-length" for name, _ in kept):
+        if method != "HEAD" and not any(name.lower() == "content-length" for name, _ in kept):
             kept.append(("Content-Length", str(len(data))))
         return answer.status, kept, data
 

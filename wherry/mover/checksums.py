@@ -6,24 +6,18 @@ knows the checksum of a range of a file reports it; every pass (converting, veri
 the whole range was read. Parts that no tensor covers, or that a resumed run does not read again, are read here.
 
 `PieceCrc` computes the CRC of a byte string whose pieces come in any order, from several threads, and more than
-once.
-
-The CRC of two concatenated strings follows from the CRC of each and the length of the second: the first is multiplied
-by x^(8·length) modulo the polynomial, over GF(2), as zlib's `crc32_combine` does. Pieces are kept per cell of
-4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a repeated write the last bytes count.
-Parts that no piece covers (an earlier process wrote them) are read when the CRC of the whole is computed.
-Source: the polynomials and bit order of ISO 3309, as zip uses them (APPNOTE 4.4.7), and of RFC 3720 (Castagnoli).
+once. Pieces are kept per cell of 4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a
+repeated write the last bytes count. Parts that no piece covers (an earlier process wrote them) are read when the CRC of
+the whole is computed.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from isal.isal_zlib import crc32
-
 from wherry.errors import CorruptError
+from wherry.objects.crc import KINDS, combine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,7 +56,7 @@ class ContainerChecksums:
                 piece = data[start - span.start : stop - span.start]
                 at = extent.offset + start - position - recorded.offset
                 if len(piece) == recorded.length <= CELL:
-                    _require(recorded, _KINDS[recorded.kind].of(piece), extent.location, spec)
+                    _require(recorded, KINDS[recorded.kind].of(piece), extent.location, spec)
                 else:
                     self._take(extent, recorded, spec, at, piece)
             position += extent.length
@@ -125,56 +119,6 @@ def _read(location: Location, offset: int, start: int, stop: int) -> memoryview:
 
 
 CELL = 4 << 20
-_TOP = 1 << 31
-
-
-def _crc32c(data: memoryview) -> int:
-    from google_crc32c import value  # few containers need it
-
-    return value(bytes(data))
-
-
-class _Crc(NamedTuple):
-    polynomial: int
-    of: Callable[[memoryview], int]
-
-
-_KINDS = {"CRC-32": _Crc(0xEDB88320, crc32), "CRC-32C": _Crc(0x82F63B78, _crc32c)}
-
-
-def combine(first: int, second: int, length: int, kind: str = "CRC-32") -> int:
-    """CRC of two concatenated strings.
-
-    Args:
-        first: CRC of the first.
-        second: CRC of the second.
-        length: bytes of the second.
-        kind: `CRC-32` or `CRC-32C`.
-    """
-    polynomial = _KINDS[kind].polynomial
-    return _multiply(_shift(length, polynomial), first, polynomial) ^ second
-
-
-@cache
-def _shift(length: int, polynomial: int) -> int:
-    """x^(8·length) modulo the polynomial; bits are reflected, so x^0 is the top bit."""
-    result, power = _TOP, _TOP >> 8
-    while length:
-        if length & 1:
-            result = _multiply(power, result, polynomial)
-        power = _multiply(power, power, polynomial)
-        length >>= 1
-    return result
-
-
-def _multiply(left: int, right: int, polynomial: int) -> int:
-    product = 0
-    while left:
-        if left & _TOP:
-            product ^= right
-        left = (left << 1) & 0xFFFFFFFF
-        right = (right >> 1) ^ (polynomial if right & 1 else 0)
-    return product
 
 
 class PieceCrc:
@@ -191,7 +135,7 @@ class PieceCrc:
         position, stop = start, start + len(data)
         while position < stop:
             end = min((position // CELL + 1) * CELL, stop)
-            self._keep(position, end, _KINDS[self._kind].of(data[position - start : end - start]))
+            self._keep(position, end, KINDS[self._kind].of(data[position - start : end - start]))
             position = end
 
     def known(self, start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -230,7 +174,7 @@ class PieceCrc:
             while position < end:
                 if position not in pieces:
                     stop = min((start for start in pieces if start > position), default=end)
-                    self._keep(position, stop, _KINDS[self._kind].of(read(position, stop)))
+                    self._keep(position, stop, KINDS[self._kind].of(read(position, stop)))
                     pieces = self._cells[base // CELL]
                 stop, value = pieces[position]
                 total = combine(total, value, stop - position, self._kind)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError
+from wherry.objects.checksums import by_algorithm, checksum_of, is_same, joined_checksum
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class MemoryObjects:
         part_limits: of all instances; tests of small objects replace it.
     """
 
-    part_limits: ClassVar[PartLimits] = PartLimits()
+    part_limits = PartLimits()
 
     def __init__(self, store: FsspecStore) -> None:
         self._fs: Any = store.fs
@@ -74,7 +75,7 @@ class MemoryObjects:
         limits = self.part_limits
         if number not in range(limits.most) or len(sent) > limits.largest:
             raise _refused(upload, f"part {number} of {len(sent)} bytes")
-        part = Part(number, len(sent), f"part-{next(_numbers)}", f"crc32c:{_crc32c(sent)}")
+        part = Part(number, len(sent), f"part-{next(_numbers)}", checksum_of(data))
         with _lock:
             _parts_of(upload)[number] = part, sent
         return part
@@ -139,7 +140,8 @@ class MemoryObjects:
             FileNotFoundError: it did not become one.
         """
         found = self.head(upload.path)
-        if found is None or (found.run, found.nbytes) != (upload.run, sum(part.nbytes for part in parts)):
+        nbytes = sum(part.nbytes for part in parts)
+        if found is None or not is_same(found, upload.run, nbytes, joined_checksum(parts)):
             raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
         return found
 
@@ -174,7 +176,8 @@ def _described(file: Any) -> StoredObject:
         file.wherry_number = next(_numbers)
     data = file.getvalue()
     mark = f"{file.wherry_number}-{file.modified.timestamp()}"
-    return StoredObject(len(data), mark, getattr(file, "wherry_run", ""), {"crc32c": _crc32c(data)})
+    checksum = checksum_of([memoryview(data)])
+    return StoredObject(len(data), mark, getattr(file, "wherry_run", ""), by_algorithm(checksum))
 
 
 def _parts_of(upload: Upload) -> dict[int, tuple[Part, bytes]]:
@@ -187,9 +190,3 @@ def _refused(upload: Upload, what: str) -> StorageError:
     return StorageError(
         f"the store refuses {what}", uri=f"memory://{upload.path}", cure="keep to the limits of parts"
     )
-
-
-def _crc32c(data: bytes) -> str:
-    from google_crc32c import value
-
-    return f"{value(data):08x}"

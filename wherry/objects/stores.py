@@ -29,4 +29,21 @@ def _memory(store: FsspecStore) -> ObjectStore:
     return MemoryObjects(store)
 
 
-_KINDS: Mapping[str, Callable[[FsspecStore], ObjectStore]] = {"memory": _memory}
+def _amazon(store: FsspecStore) -> ObjectStore:
+    from wherry.objects.amazon import AmazonObjects
+
+    return AmazonObjects(store)
+
+
+def _google(store: FsspecStore) -> ObjectStore:
+    from wherry.objects.google import GoogleObjects
+
+    return GoogleObjects(store)
+
+
+_KINDS: Mapping[str, Callable[[FsspecStore], ObjectStore]] = {
+    "memory": _memory,
+    "s3": _amazon,
+    "gs": _google,
+    "gcs": _google,
+}

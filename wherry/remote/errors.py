@@ -9,7 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
-from wherry.remote.failures import ABSENT, FAILURES, NO_BUCKET, TIMEOUT, kind_of, region_of, retry_after_of
+from wherry.remote.failures import (
+    ABSENT,
+    BROKEN,
+    EXISTS,
+    FAILURES,
+    NO_BUCKET,
+    TIMEOUT,
+    kind_of,
+    region_of,
+    retry_after_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,6 +36,7 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
 
     Raises:
         FileNotFoundError: the library reported a missing file with an exception of its own.
+        FileExistsError: the same for an object that exists, or is not in the state that was required.
         WherryError: see `translated`.
     """
     try:
@@ -44,6 +55,8 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     kind = kind_of(error)
     if kind == ABSENT and not isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{protocol}://{path}")
+    if kind == EXISTS and not isinstance(error, FileExistsError):
+        return FileExistsError(f"{protocol}://{path}")
     if kind == NO_BUCKET:
         return bucket_not_found(protocol, path)
     if kind in FAILURES:
@@ -55,6 +68,19 @@ def timed_out(uri: str) -> StorageError:
     """The error for a store that did not answer in time."""
     protocol, _, path = uri.partition("://")
     return _failed(TimeoutError(), TIMEOUT, protocol, path)
+
+
+def altered(uri: str, expected: str, got: str) -> StorageError:
+    """The error for bytes whose checksum, as the store computed it, differs from ours; sending them again can help."""
+    what = f"the store received altered bytes: expected {expected}, got {got}"
+    error = StorageError(
+        what,
+        uri=uri,
+        cure="run it again; if it happens often, check this machine's memory and network",
+        retryable=True,
+    )
+    error.kind = BROKEN
+    return error
 
 
 def bucket_not_found(protocol: str, path: str) -> NotFoundError:

@@ -29,6 +29,7 @@ NO_CREDENTIALS, EXPIRED, THROTTLED, SERVER, QUOTA = (
     "quota",
 )
 REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken", "offline"
+EXISTS, INVALID = "exists", "invalid"
 
 _GOOGLE = "run: gcloud auth application-default login"
 _LOG_IN = {
@@ -98,6 +99,10 @@ FAILURES: dict[str, FailureKind] = {
         "run it again; if the store is only slow, raise storage_timeout (WHERRY_STORAGE_TIMEOUT)",
         retryable=True,
     ),
+    INVALID: FailureKind(
+        "the store does not accept the request",
+        "check that the store supports what the message names, and update its package",
+    ),
     OFFLINE: FailureKind("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
 }
 
@@ -107,6 +112,10 @@ _CODES = {
     "AuthorizationHeaderMalformed": REGION, "PermanentRedirect": REGION, "TemporaryRedirect": REGION,
     "IllegalLocationConstraintException": REGION, "301": REGION, "307": REGION,
     "BadDigest": BROKEN, "IncompleteBody": BROKEN, "XAmzContentSHA256Mismatch": BROKEN,
+    "XAmzContentChecksumMismatch": BROKEN,
+    "EntityTooLarge": INVALID, "EntityTooSmall": INVALID, "InvalidArgument": INVALID, "InvalidPart": INVALID,
+    "InvalidPartOrder": INVALID, "InvalidRequest": INVALID, "NotImplemented": INVALID,
+    "PreconditionFailed": EXISTS,
     "ConditionalRequestConflict": SERVER, "InternalError": SERVER, "OperationAborted": SERVER,
     "ServiceUnavailable": SERVER,
     "ExpiredToken": EXPIRED, "TokenRefreshRequired": EXPIRED,
@@ -120,8 +129,8 @@ _CODES = {
 }  # fmt: skip
 
 _STATUSES = {
-    301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 429: THROTTLED,
-    500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
+    301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 412: EXISTS,
+    429: THROTTLED, 500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
 }  # fmt: skip
 
 # The first of the classes of an exception that has a row decides.
@@ -160,6 +169,7 @@ _TEXTS = (
     ((401,), re.compile("(?i)invalid.credentials|expired|invalid_grant"), EXPIRED),
     ((403,), re.compile("(?i)rate.?limit|per (?:minute|second)"), THROTTLED),
     ((403,), re.compile("(?i)quota"), QUOTA),
+    ((400,), re.compile("doesn't match calculated"), BROKEN),  # the checksum of an object
 )
 _FORBIDDEN_BY_GCSFS = "Forbidden: "
 _DEEPEST = 8  # exceptions of a chain that are looked at

@@ -13,20 +13,23 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
 from wherry.remote.errors import translated
+from wherry.remote.failures import FAILURES, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+
+_T = TypeVar("_T")
 
 _CONNECT_SECONDS = 10.0
 _METADATA = "169.254.169.254"  # where Google Cloud and others answer questions of a machine about itself
 _METADATA_SECONDS = 1.0
 _LONGEST_MESSAGE = 300
 _CONNECTIONS = 32  # to one store
-_FAILED = frozenset({401, 403, 408, 429, 500, 502, 503, 504})  # HTTP
+_FIRST_FAILURE = 400  # the smallest status of HTTP that is an error
 
 
 class _PassedOnError(Exception):
@@ -79,10 +82,20 @@ def timed(fs: Any, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
     method = getattr(fs, f"_{name}", None) if getattr(fs, "async_impl", False) else None
     if method is None:
         return _in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
+    return awaited(fs, lambda: method(*args, **kwargs), seconds)
+
+
+def awaited(fs: Any, call: Callable[[], Awaitable[_T]], seconds: float) -> _T:
+    """Call an asynchronous function in the loop of an asynchronous file system.
+
+    Raises:
+        TimeoutError: it did not end within so many seconds.
+        Exception: what the function raised.
+    """
     from fsspec.asyn import sync
 
     try:
-        return sync(fs.loop, method, *args, timeout=seconds, **kwargs)
+        return cast("_T", sync(fs.loop, call, timeout=seconds))
     except _PassedOnError as carrier:
         raise carrier.error from carrier.__cause__
 
@@ -188,8 +201,10 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
 
 
 async def _require_success(response: Any) -> None:
-    if response.status in _FAILED:
-        raise _AnswerError(response.status, response.headers, await response.text())
+    if response.status >= _FIRST_FAILURE:
+        error = _AnswerError(response.status, response.headers, await response.text())
+        if kind_of(error) in FAILURES:
+            raise error
 
 
 def _has_google_login() -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.errors import MissingExtraError, StorageError, UsageError, WherryError, missing_extra
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
-from wherry.remote.filesystems import open_filesystem, refresh_login, timed
+from wherry.remote.filesystems import awaited, open_filesystem, refresh_login, timed
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Generator
+
+_T = TypeVar("_T")
 
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
@@ -52,6 +54,26 @@ class FsspecStore:
         """
         return self._attempted(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
 
+    def request(self, path: str, function: Callable[[Any], Awaitable[_T]], nbytes: int = 0) -> _T:
+        """Await a function of the asynchronous file system, as often as the policy allows.
+
+        Args:
+            path: what is read or written.
+            function: gets the file system; it is called anew for each attempt.
+            nbytes: size of the transfer.
+
+        Raises:
+            FileNotFoundError, FileExistsError: the file does not exist, or is not in the required state.
+            WherryError: see `translated`.
+        """
+
+        def once(seconds: float) -> _T:
+            with self._named_errors(path):
+                refresh_login(self.fs, seconds)
+                return awaited(self.fs, lambda: function(self.fs), seconds)
+
+        return self._attempted(path, once, nbytes)
+
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
         full = self._full(path)
@@ -63,11 +85,11 @@ class FsspecStore:
         try:
             return self._entry(self._attempted(path, once, 0))
         except FileNotFoundError:
-            self._require_bucket(path)
+            self.require_bucket(path)
             return None
         except StorageError as error:
             if error.kind == FORBIDDEN:
-                self._probe(path)  # the answer to HEAD has no body, which would say why
+                self.probe(path)
             raise
 
     def entries(self, path: str) -> list[Entry]:
@@ -77,7 +99,7 @@ class FsspecStore:
         try:
             rows = self.call(path, "ls", full, detail=True, **fresh)
         except FileNotFoundError:
-            self._require_bucket(path)
+            self.require_bucket(path)
             raise
         found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
@@ -147,17 +169,23 @@ class FsspecStore:
         return result
 
     def _once(self, path: str, name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
-        with library_errors(self.protocol, path):
+        with self._named_errors(path):
             if protocol_of(self.protocol).in_process:
                 return getattr(self.fs, name)(*args, **kwargs)
             refresh_login(self.fs, seconds)
+            return timed(self.fs, name, seconds, *args, **kwargs)
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Generator[None]:
+        """As `library_errors`; an error that the HTTP client of gcsfs passed on gets the path too."""
+        with library_errors(self.protocol, path):
             try:
-                return timed(self.fs, name, seconds, *args, **kwargs)
+                yield
             except StorageError as error:
                 error.uri = f"{self.protocol}://{path}"
                 raise
 
-    def _require_bucket(self, path: str) -> None:
+    def require_bucket(self, path: str) -> None:
         """After a file was not found in a bucket that has not answered yet.
 
         Raises:
@@ -166,10 +194,16 @@ class FsspecStore:
         if self._bucket(path) in _answered:
             return
         with suppress(StorageError):
-            self._probe(path)
+            self.probe(path)
         _answered.add(self._bucket(path))
 
-    def _probe(self, path: str) -> None:
+    def probe(self, path: str) -> None:
+        """List one object of the bucket: the answer to HEAD has no body, which would say why it failed.
+
+        Raises:
+            NotFoundError: the bucket does not exist.
+            StorageError: why the store refuses, with its cure.
+        """
         make = _PROBES.get(self.protocol)
         if make is None:
             return

@@ -17,8 +17,8 @@ from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beg
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.npz.writer import SUFFIX, leaves_folder
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
-from wherry.mover.checksums import combine
 from wherry.mover.output import as_bytes
+from wherry.objects.crc import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -24,7 +24,8 @@ from wherry.errors import UsageError
 from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter, open_files
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
-from wherry.mover.checksums import PieceCrc, combine
+from wherry.mover.checksums import PieceCrc
+from wherry.objects.crc import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

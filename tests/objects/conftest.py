@@ -1,0 +1,121 @@
+"""Stores of objects for the contract: memory, fake-gcs-server, moto, and SeaweedFS with --slow."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from gcsfs.core import GCSFileSystem
+from s3fs import S3FileSystem
+
+from tests.support import buckets, store_rules
+from wherry.objects.memory import MemoryObjects
+from wherry.objects.stores import object_store
+from wherry.objects.uploads import ObjectStore, PartLimits
+from wherry.remote.retries import RetryPolicy
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from wherry.storage.location import Location
+
+SMALL = 4096  # bytes of the parts of a store whose limits can be set
+QUICK = RetryPolicy(timeout=10.0, pause=0.01, longest_pause=0.05)
+
+
+@dataclass
+class Backend:
+    """One store that tests may fill.
+
+    Attributes:
+        name: `memory`, `gs`, `s3` or `seaweed`.
+        place: an empty folder of the test.
+        objects: its ObjectStore.
+        proxy: in front of the server; None for memory.
+        part: bytes of the smallest part.
+    """
+
+    name: str
+    place: Location
+    objects: ObjectStore
+    proxy: object
+    part: int
+
+    def path(self, name):
+        return self.place.join(name).path
+
+    def fails(self, act, times=1, method="", path=""):
+        """Inject a fault."""
+        self.proxy.clear()
+        self.proxy.inject(act, times, method, path)
+
+
+@contextmanager
+def server_of(name):
+    """The proxy of a running server with one bucket."""
+    if name == "memory":
+        yield None
+        return
+    with getattr(buckets, name)() as proxy:
+        buckets.create_bucket("gs" if name == "gs" else "s3", proxy, "bucket")
+        proxy.rules = {"gs": store_rules.google, "s3": store_rules.amazon}.get(name)
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def servers():
+    """Starts a server when it is first asked for."""
+    with ExitStack() as stack:
+        found = {}
+
+        def proxy_of(name):
+            if name not in found:
+                found[name] = stack.enter_context(server_of(name))
+            return found[name]
+
+        yield proxy_of
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """No login of the developer, and no file system of another test."""
+    variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
+    for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, str(value))
+    for kind in (GCSFileSystem, S3FileSystem):
+        kind.clear_instance_cache()
+    yield
+    for kind in (GCSFileSystem, S3FileSystem):
+        kind.clear_instance_cache()
+
+
+@pytest.fixture
+def make_backend(servers, alone, monkeypatch):
+    """Name → Backend."""
+
+    def make(name):
+        proxy = servers(name)
+        monkeypatch.setattr(MemoryObjects, "part_limits", PartLimits(SMALL, 1 << 20, 100))
+        monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", SMALL)
+        for variable in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST") if proxy else ():
+            monkeypatch.setenv(variable, proxy.url)
+        protocol = name if name in ("memory", "gs") else "s3"
+        place = locate(f"{protocol}://bucket/{uuid4().hex}")
+        place.store.policy = QUICK
+        if proxy:
+            proxy.clear()
+        return Backend(name, place, object_store(place.store), proxy, 5 << 20 if name == "seaweed" else SMALL)
+
+    return make
+
+
+@pytest.fixture(params=["memory", "gs", "s3", pytest.param("seaweed", marks=pytest.mark.slow)])
+def backend(request, make_backend):
+    return make_backend(request.param)
+
+
+@pytest.fixture(params=["gs", "s3", pytest.param("seaweed", marks=pytest.mark.slow)])
+def remote(request, make_backend):
+    return make_backend(request.param)

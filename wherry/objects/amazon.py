@@ -1,0 +1,261 @@
+"""amazon: the ObjectStore of s3://, with the client of aiobotocore that s3fs opens.
+
+An upload is a multipart upload, whose completion takes `If-None-Match: *`. Each part carries its CRC-32C, which the
+store compares with the bytes that it received, and the completion carries that of the whole object. A client that is
+configured to send checksums only where S3 requires them (`request_checksum_calculation = when_required`, for stores of
+others that know none) sends none.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import StorageError, UnsupportedError
+from wherry.objects.body import Body
+from wherry.objects.checksums import (
+    by_algorithm,
+    checksum_of,
+    from_base64,
+    is_same,
+    joined_checksum,
+    to_base64,
+)
+from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+from wherry.remote.errors import altered
+from wherry.remote.failures import FORBIDDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from wherry.storage.fsspec_store import FsspecStore
+
+_RUN = "wherry-run"  # key of the metadata
+_COPIED = 1 << 30  # bytes of a part that the store copies
+# Method of the client → what it is told of a checksum.
+_CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
+    "create_multipart_upload": lambda _none: {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"},
+    "put_object": lambda text: {"ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": to_base64(text)},
+    "upload_part": lambda text: {"ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": to_base64(text)},
+    "complete_multipart_upload": lambda text: (
+        {"ChecksumCRC32C": to_base64(text), "ChecksumType": "FULL_OBJECT"} if text else {}
+    ),
+}
+
+
+class AmazonObjects:
+    """Objects of S3, or of a store with its interface.
+
+    Attributes:
+        part_limits: of S3.
+    """
+
+    part_limits = PartLimits()
+
+    def __init__(self, store: FsspecStore) -> None:
+        self._store = store
+
+    def head(self, path: str) -> StoredObject | None:
+        """See ObjectStore."""
+        try:
+            answer = self._call(path, "head_object", ChecksumMode="ENABLED")
+        except FileNotFoundError:
+            self._store.require_bucket(path)
+            return None
+        except StorageError as error:
+            if error.kind == FORBIDDEN:
+                self._store.probe(path)
+            raise
+        return _described(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
+
+    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+        """See ObjectStore. Two states with the same bytes have the same ETag: let what is replaced differ."""
+        view = memoryview(data)
+        checksum = checksum_of([view])
+        condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
+        sent = {"data": [view], "checksum": checksum, "Metadata": {_RUN: run}, **condition}
+        try:
+            return _described(self._call(path, "put_object", **sent), len(data), run)
+        except (FileExistsError, FileNotFoundError) as error:
+            if (found := self._ours(path, run, len(data), checksum)) is None:
+                raise FileExistsError(path) from error
+            return found
+
+    def remove_object(self, path: str, mark: str) -> bool:
+        """See ObjectStore. The state is compared here too, because not every store compares it."""
+        sent = 0
+
+        async def remove(fs: Any) -> bool:
+            nonlocal sent
+            if (await _client_call(fs, path, "head_object"))["ETag"] != mark:
+                return False
+            sent += 1
+            await _client_call(fs, path, "delete_object", IfMatch=mark)
+            return True
+
+        try:
+            return self._store.request(path, remove)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            return sent > 0  # an attempt whose answer was lost has removed it
+
+    def begin(self, path: str, run: str) -> Upload:
+        """See ObjectStore. If the answer is lost, an upload without parts remains, which `uploads` finds."""
+        answer = self._call(path, "create_multipart_upload", Metadata={_RUN: run})
+        return Upload(path, answer["UploadId"], run)
+
+    def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
+        """See ObjectStore."""
+        checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
+
+        async def send(fs: Any) -> Part:
+            answer = await _client_call(
+                fs, upload.path, "upload_part", data=data, checksum=checksum, **_numbered(upload, number)
+            )
+            reported = from_base64(answer.get("ChecksumCRC32C"))
+            if reported not in ("", checksum):
+                raise altered(f"s3://{upload.path}", checksum, reported)
+            return Part(number, nbytes, answer["ETag"], reported)
+
+        return self._store.request(upload.path, send, nbytes)
+
+    def copy_part(self, upload: Upload, number: int, source: str, start: int, stop: int, mark: str) -> Part:
+        """See ObjectStore."""
+        bucket, key, _version = self._store.fs.split_path(source)
+        what = {
+            "CopySource": {"Bucket": bucket, "Key": key},
+            "CopySourceRange": f"bytes={start}-{stop - 1}",
+            "CopySourceIfMatch": mark,
+        }
+        try:
+            answer = self._call(upload.path, "upload_part_copy", **what, **_numbered(upload, number))
+        except FileExistsError as error:
+            raise FileNotFoundError(f"{source} in the state {mark}") from error
+        found = answer["CopyPartResult"]
+        return Part(number, stop - start, found["ETag"], from_base64(found.get("ChecksumCRC32C")))
+
+    def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
+        """See ObjectStore. It is an upload with a part for each GiB."""
+        found = self.head(source)
+        if found is None or found.mark != mark:
+            raise FileNotFoundError(f"{source} in the state {mark}")
+        if not found.nbytes:
+            return self.put_object(path, b"", run)
+        upload = self.begin(path, run)
+        try:
+            parts = [
+                self.copy_part(upload, number, source, start, min(start + _COPIED, found.nbytes), mark)
+                for number, start in enumerate(range(0, found.nbytes, _COPIED))
+            ]
+            return self.assemble(upload, parts)
+        except Exception:
+            with suppress(StorageError):
+                self.abort(upload)
+            raise
+
+    def parts(self, upload: Upload) -> list[Part]:
+        """See ObjectStore."""
+        found: list[Part] = []
+        after: dict[str, Any] = {}
+        while True:
+            page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
+            found += [_listed(row) for row in page.get("Parts", ())]
+            if not page.get("IsTruncated"):
+                return found
+            after = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
+        """See ObjectStore."""
+        nbytes, checksum = sum(part.nbytes for part in parts), joined_checksum(parts)
+        rows = [{"PartNumber": part.number + 1, "ETag": part.mark} for part in parts]
+        condition = {"IfNoneMatch": "*"} if create_only else {}
+        what = {"UploadId": upload.key, "MultipartUpload": {"Parts": rows}, **condition}
+        try:
+            answer = self._call(upload.path, "complete_multipart_upload", checksum=checksum, **what)
+        except (FileExistsError, FileNotFoundError):
+            if (found := self._ours(upload.path, upload.run, nbytes, checksum)) is None:
+                raise
+            self.abort(upload)
+            return found
+        return _described(answer, nbytes, upload.run)
+
+    def abort(self, upload: Upload) -> None:
+        """See ObjectStore."""
+        with suppress(FileNotFoundError):
+            self._call(upload.path, "abort_multipart_upload", UploadId=upload.key)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore. S3 does not tell the metadata of an upload, so their run is empty."""
+        bucket, key, _version = self._store.fs.split_path(prefix)
+        after: dict[str, Any] = {}
+        while True:
+            page = self._call(prefix, "list_multipart_uploads", Prefix=key, **after)
+            for row in page.get("Uploads", ()):
+                yield Upload(f"{bucket}/{row['Key']}", row["UploadId"], "")
+            if not page.get("IsTruncated"):
+                return
+            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _call(self, path: str, method: str, **sent: Any) -> Any:
+        nbytes = sum(one.nbytes for one in sent.get("data", ()))
+        return self._store.request(path, lambda fs: _client_call(fs, path, method, **sent), nbytes)
+
+    def _ours(self, path: str, run: str, nbytes: int, checksum: str) -> StoredObject | None:
+        """The object at a path, if it is the one that a call sent whose answer was lost."""
+        found = self.head(path)
+        return found if found is not None and is_same(found, run, nbytes, checksum) else None
+
+
+async def _client_call(
+    fs: Any,
+    path: str,
+    method: str,
+    *,
+    data: Sequence[memoryview] | None = None,
+    checksum: str = "",
+    **stated: Any,
+) -> Any:
+    """Call the client once.
+
+    Args:
+        fs: the file system, whose options apply.
+        path: of the object; the bucket only where a prefix is stated.
+        method: of the client.
+        data: the body.
+        checksum: of the body, or of the object that is completed.
+        stated: further arguments of the method.
+
+    Raises:
+        UnsupportedError: the installed client does not know one of them.
+    """
+    await fs.set_session()
+    bucket, key, _version = fs.split_path(path)
+    client = await fs.get_s3(bucket)
+    if method in _CHECKSUMS and client.meta.config.request_checksum_calculation != "when_required":
+        stated |= _CHECKSUMS[method](checksum)
+    stated |= {"Bucket": bucket} if "Prefix" in stated else {"Bucket": bucket, "Key": key}
+    stated |= {} if data is None else {"Body": Body(data)}
+    function = getattr(client, method)
+    known = fs._get_s3_method_kwargs(function, **stated)  # noqa: SLF001  adds the options of the user
+    if missing := sorted(stated.keys() - known.keys()):
+        raise UnsupportedError(
+            f"the installed botocore does not support {', '.join(missing)} of {method}",
+            uri=f"s3://{path}",
+            cure="pip install -U s3fs aiobotocore",
+        )
+    return await function(**known)
+
+
+def _numbered(upload: Upload, number: int) -> dict[str, Any]:
+    return {"UploadId": upload.key, "PartNumber": number + 1}
+
+
+def _listed(row: Mapping[str, Any]) -> Part:
+    return Part(row["PartNumber"] - 1, row["Size"], row["ETag"], from_base64(row.get("ChecksumCRC32C")))
+
+
+def _described(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:
+    whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    checksum = from_base64(answer.get("ChecksumCRC32C")) if whole else ""
+    return StoredObject(nbytes, answer["ETag"], run, by_algorithm(checksum))

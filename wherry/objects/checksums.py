@@ -1,0 +1,70 @@
+"""checksums: CRC-32C of parts and objects as text, `crc32c:` with 8 hex digits, and what follows from them.
+
+CRC-32C is the one checksum that both Google Cloud Storage and S3 compute of parts and of the object that they become.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING
+
+from wherry.objects.crc import combine, crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wherry.objects.uploads import Part, StoredObject
+
+CRC32C = "crc32c"
+_BYTES = 4
+_PREFIX = f"{CRC32C}:"
+
+
+def checksum_of(buffers: Iterable[memoryview]) -> str:
+    """The checksum of buffers, one after the other."""
+    value = 0
+    for data in buffers:
+        value = crc32c(data.cast("B"), value)
+    return f"{_PREFIX}{value:08x}"
+
+
+def joined_checksum(parts: Sequence[Part]) -> str:
+    """The checksum of the object of these parts; empty if that of a part is unknown."""
+    value = 0
+    for part in parts:
+        if not part.checksum.startswith(_PREFIX):
+            return ""
+        value = combine(value, int(part.checksum.removeprefix(_PREFIX), 16), part.nbytes, "CRC-32C")
+    return f"{_PREFIX}{value:08x}"
+
+
+def to_base64(checksum: str) -> str:
+    """A checksum as stores write it: its bytes in base64, the highest first."""
+    return b64encode(bytes.fromhex(checksum.removeprefix(_PREFIX))).decode()
+
+
+def from_base64(text: str | None) -> str:
+    """The inverse of `to_base64`; empty if the store reports none, or one of checksums, which ends with `-NUMBER`."""
+    if not text or "-" in text:
+        return ""
+    data = b64decode(text)
+    return f"{_PREFIX}{data.hex()}" if len(data) == _BYTES else ""
+
+
+def by_algorithm(checksum: str) -> dict[str, str]:
+    """The `checksums` of an object."""
+    return {CRC32C: checksum.removeprefix(_PREFIX)} if checksum else {}
+
+
+def is_same(found: StoredObject, run: str, nbytes: int, checksum: str) -> bool:
+    """Whether an object is the one that a run sent.
+
+    Args:
+        found: what the store has.
+        run: id of the run.
+        nbytes: size of what it sent.
+        checksum: of what it sent; empty if it is unknown.
+    """
+    known = found.checksums.get(CRC32C)
+    same = not known or not checksum or f"{_PREFIX}{known}" == checksum
+    return same and (found.run, found.nbytes) == (run, nbytes)

@@ -1,0 +1,111 @@
+"""google_calls: single requests to the JSON interface of Google Cloud Storage, through the session of gcsfs.
+
+Each raises FileNotFoundError for a missing object and FileExistsError for a condition that does not hold, as gcsfs
+does. Paths begin with the bucket.
+Source: the reference of the JSON interface, `storage/v1`: objects.get, insert, compose, delete, list.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from wherry.objects.body import Body
+from wherry.objects.checksums import by_algorithm, from_base64, to_base64
+from wherry.objects.uploads import StoredObject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RUN = "wherry-run"  # key of the metadata
+_KIND = "application/octet-stream"
+_FIELDS = "bucket,name,size,generation,crc32c,metadata"
+
+
+def described(row: Mapping[str, Any]) -> StoredObject:
+    """An object as a row of an answer describes it."""
+    run = row.get("metadata", {}).get(RUN, "")
+    checksums = by_algorithm(from_base64(row.get("crc32c")))
+    return StoredObject(int(row.get("size", 0)), row["generation"], run, checksums)
+
+
+async def stated(fs: Any, path: str) -> dict[str, Any]:
+    """The row of an object."""
+    return await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS)
+
+
+async def insert(
+    fs: Any, path: str, data: Sequence[memoryview], run: str, checksum: str, generation: str
+) -> dict[str, Any]:
+    """Put an object that is in a generation, `0` for none; returns its row."""
+    bucket, name = _split(path)
+    row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {RUN: run}}
+    boundary = uuid4().hex
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
+    head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
+    body = Body([head.encode(), *data, f"\r\n--{boundary}--".encode()])
+    return await _call(
+        fs,
+        "POST",
+        f"{fs._location}/upload/storage/v1/b/{{}}/o",  # noqa: SLF001  gcsfs has no public name for it
+        bucket,
+        json_out=True,
+        headers={
+            "Content-Type": f'multipart/related; boundary="{boundary}"',
+            "Content-Length": str(body.nbytes),
+        },
+        data=body,
+        uploadType="multipart",
+        ifGenerationMatch=generation,
+        fields=_FIELDS,
+    )
+
+
+async def compose(
+    fs: Any, path: str, sources: Sequence[tuple[str, str]], run: str, generation: str
+) -> dict[str, Any]:
+    """Make an object of others, with the path and generation of each; returns its row.
+
+    Args:
+        fs: the file system.
+        path: of the object.
+        sources: at most 32 of the same bucket.
+        run: id of the run.
+        generation: that the object is in, `0` for none; empty to replace any.
+    """
+    bucket, name = _split(path)
+    rows = [
+        {"name": _split(one)[1], "generation": mark, "objectPreconditions": {"ifGenerationMatch": mark}}
+        for one, mark in sources
+    ]
+    condition = {"ifGenerationMatch": generation} if generation else {}
+    return await _call(
+        fs, "POST", "b/{}/o/{}/compose", bucket, name, json_out=True,
+        json={"sourceObjects": rows, "destination": {"contentType": _KIND, "metadata": {RUN: run}}},
+        fields=_FIELDS, **condition,
+    )  # fmt: skip
+
+
+async def removed(fs: Any, path: str, generation: str | None = None) -> None:
+    """Remove an object that is in a generation; without one, in any."""
+    condition = {} if generation is None else {"ifGenerationMatch": generation}
+    await _call(fs, "DELETE", "b/{}/o/{}", *_split(path), **condition)
+
+
+async def listed(fs: Any, prefix: str, page: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of the objects with a prefix, and the token of the next page; empty if there is none."""
+    bucket, name = _split(prefix)
+    token = {"pageToken": page} if page else {}
+    fields = f"items({_FIELDS}),nextPageToken"
+    found = await _call(fs, "GET", "b/{}/o", bucket, json_out=True, prefix=name, fields=fields, **token)
+    return found.get("items", []), found.get("nextPageToken", "")
+
+
+async def _call(fs: Any, method: str, path: str, *names: str, **what: Any) -> Any:
+    return await fs._call(method, path, *names, **what)  # noqa: SLF001  of which `fs.call` is the synchronous form
+
+
+def _split(path: str) -> tuple[str, str]:
+    bucket, _, name = path.partition("/")
+    return bucket, name
