@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -15,10 +16,18 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
-from wherry.errors import MismatchError, StorageError, TargetExistsError, TargetInUseError
+from wherry.errors import (
+    CorruptError,
+    MismatchError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UsageError,
+)
 from wherry.formats.registry import formats
 from wherry.objects.memory import MemoryObjects
 from wherry.staging.object_lease import ObjectLease
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
 
 SHARDS = {"max_shard_size": "500KB"}
@@ -207,16 +216,22 @@ def test_a_part_that_the_store_has_lost_is_sent_again(source, target, monkeypatc
     assert wherry.verify(target, level="digest").ok
 
 
-def test_a_wrong_byte_in_the_store_is_found_before_the_commit(source, target, monkeypatch):
-    real = MemoryObjects.put_part
+@pytest.fixture
+def altered(monkeypatch):
+    """Large reads of a store get one wrong byte."""
+    real = FsspecStore.read
 
-    def flipped(self, upload, number, data):
-        sent = bytearray(b"".join(data))
-        if number == 3:
-            sent[len(sent) // 2] ^= 1
-        return real(self, upload, number, [memoryview(sent)])
+    def read(self, path, start, stop):
+        data = bytearray(real(self, path, start, stop))
+        if len(data) > 50_000:
+            data[-1] ^= 1
+        return bytes(data)
 
-    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
+    monkeypatch.setattr(FsspecStore, "read", read)
+
+
+@pytest.mark.usefixtures("altered")
+def test_a_wrong_byte_in_the_store_is_found_before_the_commit(source, target):
     with pytest.raises(MismatchError, match="read-back differs"):
         convert(source, target, "safetensors")
     assert not locate(target).exists()
@@ -311,21 +326,14 @@ def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, ta
         receipt = convert(source, target, "orbax")
     assert [name for name, _ in calls].count("put_part") > 20
     assert receipt.verification["level"] == "digest"
-    assert wherry.detect(target).verdict == "ok"
+    assert locate(target).join("commit_success.txt").exists()
     assert left_beside(target) == []
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
 
 
+@pytest.mark.usefixtures("altered")
 def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp_path, monkeypatch):
-    real = MemoryObjects.put_part
-
-    def flipped(self, upload, number, data):
-        sent = bytearray(b"".join(data))
-        sent[-1] ^= number == 2
-        return real(self, upload, number, [memoryview(sent)])
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
     with pytest.raises(MismatchError, match="read-back differs"):
         convert(source, target, "orbax")
     assert not locate(target).exists()
@@ -345,3 +353,47 @@ def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path)
     wherry.fetch(made.uri, target)
     assert wherry.verify(target, level="digest").ok
     assert left_beside(target) == []
+
+
+def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, monkeypatch):
+    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    receipt = convert(source, target, "safetensors", verify="store")
+    assert receipt.verification == {"level": "store", "ok": True, "tensors": 12, "checksum": "crc32c"}
+    monkeypatch.undo()
+    assert wherry.verify(target, level="digest").ok
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_a_store_that_computes_other_checksums_has_other_bytes(source, target, monkeypatch, to):
+    real = MemoryObjects.put_part
+
+    def flipped(self, upload, number, data):
+        sent = bytearray(b"".join(data))
+        sent[0] ^= number == 2
+        return real(self, upload, number, [memoryview(sent)])
+
+    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
+    with pytest.raises(CorruptError, match="other bytes of part 2"):
+        convert(source, target, to, verify="store")
+    assert not locate(target).exists()
+
+
+def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
+    real = MemoryObjects.put_part
+    monkeypatch.setattr(
+        MemoryObjects, "put_part", lambda self, *args: replace(real(self, *args), checksum="")
+    )
+    monkeypatch.setattr(MemoryObjects, "_joined", lambda _self, *_args: b"")
+    with pytest.raises(MismatchError):
+        convert(source, target, "safetensors", verify="store")
+
+
+@pytest.mark.parametrize(("to", "where"), [("orbax", "memory"), ("hf", "file")])
+def test_checksums_of_a_store_are_refused_where_there_are_none(source, target, tmp_path, to, where):
+    with pytest.raises(UsageError, match="no store computes checksums"):
+        convert(source, target if where == "memory" else tmp_path / "out", to, verify="store")
+
+
+def test_the_plan_says_what_is_staged_on_a_disk(source, target):
+    assert any("staged on the local disk" in note for note in wherry.plan(source, target, to="orbax").notes)
+    assert not wherry.plan(source, target, to="hf").notes

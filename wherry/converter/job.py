@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.converter.plan import streams
 from wherry.converter.references import reference, source_reference
 from wherry.core.account import folded
 from wherry.core.digest import sha256_of
@@ -22,7 +23,6 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
-from wherry.objects.stores import object_store
 from wherry.runtime.threads import uncollected
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
@@ -166,11 +166,6 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
     return staging, journal
 
 
-def streams(row: Format, target: Location) -> bool:
-    """Whether the files of a target are uploaded while they are written, without a copy on a local disk."""
-    return row.streams and object_store(target.store) is not None
-
-
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     """Finish, read back, write the sidecar and commit.
 
@@ -193,7 +188,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     # Boxes and the source's identity read the source again.
     with opened as written, blaming_changes(job.pin, job.checkpoint.original):
         boxed = _boxed(staged, written, ours)
-        verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
+        verification = _verified(staged, written, ours)
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         with uncollected():
@@ -204,9 +199,9 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
-    if verification is not None and isinstance(staged.staging, ObjectStaging):
+    if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
-    staged.staging.commit(job.row.commit_members, beside=text if job.row.single_file else None)
+    staged.staging.commit(text if job.row.single_file else None)
     return receipt
 
 
@@ -255,6 +250,17 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
             job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.running.progress
         )
     return found
+
+
+def _verified(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
+    """The outcome of the verification that the plan asks for."""
+    job, staging = staged.job, staged.staging
+    if job.plan.verify == "store":
+        assert isinstance(staging, ObjectStaging), "the plan has checked"
+        _require_structure(job, written.manifest)
+        algorithm = staging.run.compare_checksums()
+        return {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": algorithm}
+    return _read_back(staged, written, expected) if job.plan.verify == "digest" else None
 
 
 def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.converter.job import Job, StagedJob, complete, stage, streams
-from wherry.converter.plan import joint_moves
+from wherry.converter.job import Job, StagedJob, complete, stage
+from wherry.converter.plan import joint_moves, streams
 from wherry.converter.references import agree_with_source
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span

@@ -226,7 +226,7 @@ def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
         ready.pin.require_unchanged(ready.checkpoint)
-        staging.commit(members)
+        staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 

@@ -184,7 +184,7 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
         resumed = copy_files(pairs, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
-        staging.commit(row.commit_members, beside=beside)
+        staging.commit(beside)
     return resumed
 
 

@@ -100,18 +100,16 @@ class CopiedStaging:
     def sync_names(self) -> None:
         """See Staging."""
 
-    def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
+    def commit(self, beside: bytes | None = None) -> None:
         """Upload the staged files, compare them, and make the target appear; see Staging.
 
         Args:
-            commit_members: those that were given before.
             beside: contents of the sidecar of a single file.
 
         Raises:
             MismatchError: the store has other bytes.
             TargetExistsError, TargetInUseError, StorageError: see Staging.
         """
-        del commit_members
         run = self._remote.run
         files = dict(self._files())
         for path, file in files.items():
@@ -122,7 +120,7 @@ class CopiedStaging:
         run.finish()
         for path, file in files.items():
             self._compare(Location(self._remote.location.store, path), file)
-        self._remote.commit(beside=beside)
+        self._remote.commit(beside)
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """The path in the store of each staged file."""
@@ -136,7 +134,7 @@ class CopiedStaging:
     def _compare(self, place: Location, file: Path) -> None:
         with opened_regular(str(file)) as descriptor:
             for part in read_ranges(place, [(0, file.stat().st_size)]):
-                if os.pread(descriptor, len(part.data), part.offset) != part.data:
+                if memoryview(os.pread(descriptor, len(part.data), part.offset)) != part.data:
                     raise MismatchError(
                         "read-back differs from what was written",
                         uri=place.uri,

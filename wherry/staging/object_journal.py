@@ -21,14 +21,15 @@ from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
 from wherry.storage.location import MOST_CONFIG
+from wherry.upload.run import is_inner
 from wherry.upload.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wherry.objects.uploads import ObjectStore, StoredObject
     from wherry.staging.journal import DurableMove, Header, Line
-    from wherry.storage.location import Location
+    from wherry.storage.location import Entry, Location
 
 NAME = "journal-"
 GROUPS = 100  # of a large checkpoint
@@ -110,12 +111,14 @@ class ObjectJournal(Journal):
         store: its store.
         run: id of the run.
         group: bytes that are sent between two groups.
+        members: names of commit members of the target, for `clean`.
     """
 
     area: Location = None  # pyright: ignore[reportAssignmentType]  fields of the base class have defaults
     store: ObjectStore = None  # pyright: ignore[reportAssignmentType]
     run: str = ""
     group: int = 0
+    members: tuple[str, ...] = ()
     _number: int = 0
     _rows: list[list[Any]] = field(default_factory=list["list[Any]"])
     _parts: list[tuple[str, dict[str, Any]]] = field(default_factory=list["tuple[str, dict[str, Any]]"])
@@ -136,7 +139,8 @@ class ObjectJournal(Journal):
         self._mac = past.lines[-1].mac if past.lines else FIRST_MAC
         self._known = set(past.uploads)
         self._spans = frozenset((row.source, row.span) for row in self.done)
-        self._write({"run": self.run} if past.lines else {**header, "run": self.run})
+        begun = {**header, "members": self.members, "run": self.run}
+        self._write({"run": self.run} if past.lines else begun)
 
     def part(self, upload: Upload, part: Part) -> None:
         """Note a part that the store has; see UploadLog."""
@@ -216,6 +220,7 @@ def begin_journal(
     run: str,
     guard: Callable[[], None],
     nbytes: int,
+    members: tuple[str, ...],
 ) -> ObjectJournal:
     """Continue or begin the journal of a conversion.
 
@@ -227,6 +232,7 @@ def begin_journal(
         run: id of this run.
         guard: called before every group; raises if this run may no longer write.
         nbytes: size of the checkpoint.
+        members: names of commit members of the target.
 
     Raises:
         FileExistsError: another run continues it.
@@ -235,10 +241,15 @@ def begin_journal(
     journal = ObjectJournal(
         path=None,  # pyright: ignore[reportArgumentType]  it has no local file
         done=past.done, reason=past.reason, guard=guard, area=area, store=store, run=run,
-        group=nbytes // GROUPS,
+        group=nbytes // GROUPS, members=members,
     )  # fmt: skip
     journal.start(past, header)
     return journal
+
+
+def without_parts(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Entries of a walk that are not of wherry itself, such as parts that the store keeps as objects."""
+    return (entry for entry in entries if not is_inner(entry.name))
 
 
 def sent_before(

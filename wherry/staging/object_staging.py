@@ -137,11 +137,10 @@ class ObjectStaging:
         """Write what the journal has noted."""
         self._journal.flush()
 
-    def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
+    def commit(self, beside: bytes | None = None) -> None:
         """Make the target appear; see Staging.
 
         Args:
-            commit_members: those that were given before.
             beside: contents of the sidecar of a single file, which is written beside it just before.
 
         Raises:
@@ -149,7 +148,6 @@ class ObjectStaging:
             TargetInUseError: another run has taken over the target.
             StorageError: the storage failed.
         """
-        del commit_members
         self._lease.require_held()
         if beside is not None:
             self._put_beside(beside)
@@ -185,6 +183,7 @@ class ObjectStaging:
             self._lease.token,
             self.require_held,
             self._nbytes,
+            self._members,
         )
         using = Sending(self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol)
         self.run = UploadRun(self.target, self._area.path, using, self._members, before, self.require_held)
@@ -230,7 +229,8 @@ class ObjectStaging:
                 yield self.target.join(entry.name).path
         for area in areas:
             for entry in area.walk():
-                if journal or area != self._area or not entry.name.startswith(NAME):
+                own = area == self._area and not journal and entry.name.startswith(NAME)
+                if not own and not is_inner(entry.name):
                     yield area.join(entry.name).path
 
     def _is_inner(self, path: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, StorageError
+from wherry.objects.checksums import CRC32C
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
@@ -133,6 +134,21 @@ class UploadRun:
                     uri=self._uri(path),
                     cure="check the storage; nothing was committed",
                 )
+
+    def compare_checksums(self) -> str:
+        """Compare what the store has computed of every object with the bytes that were sent; the algorithm.
+
+        Raises:
+            MismatchError: they differ, or the store has computed nothing.
+        """
+        for file in self._files.values():
+            if not file.proved:
+                raise MismatchError(
+                    "the store has not confirmed the checksum of every part",
+                    uri=self._uri(file.path),
+                    cure="choose --verify digest, which reads the target back",
+                )
+        return CRC32C
 
     def commit(self) -> None:
         """Give the commit members their final names, the one that marks the checkpoint as complete last.

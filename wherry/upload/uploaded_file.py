@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, TargetExistsError
+from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
 from wherry.upload.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class UploadedFile:
             if number < self._count and part.nbytes == self._length(number)
         }
         self._sent = set(self._parts)
+        self._checksum = ""  # of a file that was put at once, if the store has computed the same
         self._open: dict[int, Pieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
@@ -144,6 +146,20 @@ class UploadedFile:
                 part.fill()
                 self._send(number, part)
 
+    @property
+    def proved(self) -> bool:
+        """Whether the checksums that the store has computed are those of the bytes that were sent.
+
+        Each part was compared when it was sent, by this run or an earlier one.
+        """
+        if self.stored is None:
+            return False
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        ours = self._checksum if self._count == 1 else joined_checksum(parts)
+        theirs = self.stored.checksums.get(CRC32C, "")
+        complete = self._count == 1 or len(parts) == self._count
+        return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
+
     def abort(self) -> None:
         """Remove the upload, if there is one."""
         if self._upload is not None:
@@ -176,18 +192,21 @@ class UploadedFile:
         self._using.sender.send(part.nbytes, lambda: act(number, part))
 
     def _put_whole(self, _number: int, part: Pieces) -> None:
-        using = self._using
+        using, data = self._using, b"".join(part.views)
         try:
-            self.stored = using.store.put_object(self.path, b"".join(part.views), using.run)
+            found = using.store.put_object(self.path, data, using.run)
+            checksum = checksum_of([memoryview(data)])
+            self._checksum = checksum if found.checksums.get(CRC32C) == checksum.partition(":")[2] else ""
+            self.stored = found
         except FileExistsError as error:
             raise using.occupied(self.path) from error
 
     def _put_part(self, number: int, part: Pieces) -> None:
         upload = self._begun()
         sent = self._using.store.put_part(upload, number, part.views)
-        if sent.nbytes != part.nbytes:
+        if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):
             raise CorruptError(
-                f"the store has {sent.nbytes} of the {part.nbytes} bytes of part {number}",
+                f"the store has other bytes of part {number} than were sent",
                 uri=f"{self._using.protocol}://{self.path}",
                 cure="run the conversion again",
             )
