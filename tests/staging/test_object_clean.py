@@ -38,7 +38,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def killed(source, target):
-    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+    with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
         wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
     release(target)
     return target

@@ -7,6 +7,7 @@ sent are not sent again: writers write the same bytes at the same place, whateve
 
 from __future__ import annotations
 
+import mmap
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 8 << 20
 _MIB = 1 << 20
+_LARGE = 64 << 10  # bytes of a piece that gets pages of its own
 
 
 class UploadLog(Protocol):
@@ -70,6 +72,19 @@ class Sending:
             uri=f"{self.protocol}://{path}",
             cure="choose another target",
         )
+
+
+def _copy(piece: memoryview) -> memoryview:
+    """The same bytes in memory of their own; large ones go back to the system as soon as they are sent.
+
+    What malloc gives, it keeps, once a block of such a size was freed: pieces of all sizes from many threads would
+    leave gaps that take as much memory as the pieces.
+    """
+    if len(piece) < _LARGE:
+        return memoryview(bytes(piece))
+    memory = memoryview(mmap.mmap(-1, len(piece), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory[:] = piece
+    return memory
 
 
 def part_size(size: int, limits: PartLimits) -> int:
@@ -178,7 +193,7 @@ class UploadedFile:
                 freed, part = len(piece), None
             else:
                 part = self._open.setdefault(number, Pieces(self._length(number)))
-                freed = part.add(inside, memoryview(bytes(piece)))
+                freed = part.add(inside, _copy(piece))
                 if part.complete:
                     del self._open[number]
                     self._sent.add(number)
