@@ -46,11 +46,6 @@ class Backend:
     def path(self, name):
         return self.place.join(name).path
 
-    def fails(self, act, times=1, method="", path=""):
-        """Inject a fault."""
-        self.proxy.clear()
-        self.proxy.inject(act, times, method, path)
-
 
 @contextmanager
 def server_of(name):

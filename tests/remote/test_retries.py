@@ -13,6 +13,7 @@ from tests.support import buckets
 from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
 from wherry.remote import retries
+from wherry.remote.errors import library_errors
 from wherry.remote.filesystems import timed
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.stores import locate
@@ -119,3 +120,25 @@ def test_a_host_that_answers_has_or_lacks_the_file(tmp_path):
         assert place.entry is not None
         assert (place.entry.name, place.entry.size, place.uri) == ("a.bin", 10, f"{url}/a.bin")
         assert locate(f"{url}/b.bin").stat() is None
+
+
+class EntryNotFoundError(Exception):
+    pass
+
+
+class AnswerError(Exception):
+    def __init__(self, status):
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+def test_an_exception_that_was_handled_before_is_no_cause():
+    """A call that is made because another one failed: its own failure counts."""
+    try:
+        with library_errors("s3", "bucket/first"):
+            raise AnswerError(412)
+    except FileExistsError:
+        with pytest.raises(FileNotFoundError), library_errors("s3", "bucket/second"):
+            raise AnswerError(404)  # noqa: B904
+        with pytest.raises(FileNotFoundError), library_errors("s3", "bucket/third"):
+            raise EntryNotFoundError  # noqa: B904  statuses of the chain count before classes

@@ -1,10 +1,11 @@
-"""Servers of object stores for tests, each behind a proxy that can inject faults: fake-gcs-server and moto."""
+"""Servers of object stores for tests, each behind a proxy that can inject faults: fake-gcs-server, moto, SeaweedFS."""
 
 from __future__ import annotations
 
 import json
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support.faults import proxied
 
@@ -60,6 +63,29 @@ def s3():
             yield proxy
     finally:
         server.stop()
+
+
+@contextmanager
+def seaweed():
+    """A proxy in front of SeaweedFS, for `AWS_ENDPOINT_URL`. It checks what S3 checks; it takes seconds to start."""
+    ports = {name: free_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
+    binary = Path(sys.executable).parent / "weed"
+    with TemporaryDirectory(prefix="wherry-seaweed-") as folder:
+        process = subprocess.Popen(
+            [str(binary), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-s3",
+             "-s3.port.iceberg=0", "-master.volumeSizeLimitMB=64",
+             *(f"-{name}={port}" for name, port in ports.items()),
+             *(f"-{name}.grpc={free_port()}" for name in ports)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            _wait_for(f"http://127.0.0.1:{ports['s3.port']}/healthz")
+            with proxied() as proxy:
+                proxy.upstream = ports["s3.port"]
+                yield proxy
+        finally:
+            process.kill()  # it ignores SIGTERM
+            process.wait()
 
 
 def create_bucket(protocol, proxy, name):

@@ -21,12 +21,22 @@ class Fault:
         act: gets the handler, and answers instead of it.
         times: how many requests it happens to.
         method, path: the requests; those whose path contains the text.
+        after: how many of them it leaves alone before.
     """
 
     act: object
     times: int = 1
     method: str = ""
     path: str = ""
+    after: int = 0
+
+    def applies(self, method, path):
+        """Whether it happens to a request, which is counted."""
+        if not self.times or self.method not in ("", method) or self.path not in path:
+            return False
+        self.after -= 1
+        self.times -= self.after < 0
+        return self.after < 0
 
 
 @dataclass
@@ -56,8 +66,8 @@ class Proxy:
     def url(self):
         return f"http://127.0.0.1:{self.port}"
 
-    def inject(self, act, times=1, method="", path=""):
-        self.faults.append(Fault(act, times, method, path))
+    def inject(self, act, times=1, method="", path="", after=0):
+        self.faults.append(Fault(act, times, method, path, after))
 
     def clear(self):
         self.faults.clear()
@@ -65,11 +75,7 @@ class Proxy:
 
     def take(self, method, path):
         self.requests.append((method, path))
-        for fault in self.faults:
-            if fault.times and fault.method in ("", method) and fault.path in path:
-                fault.times -= 1
-                return fault.act
-        return None
+        return next((fault.act for fault in self.faults if fault.applies(method, path)), None)
 
 
 @contextmanager

@@ -82,7 +82,10 @@ class AmazonObjects:
             return found
 
     def remove_object(self, path: str, mark: str) -> bool:
-        """See ObjectStore. The state is compared here too, because not every store compares it."""
+        """See ObjectStore. The state is compared here too, because not every store compares it.
+
+        A client repeats a removal whose answer is lost, and S3 then answers that the state is another one.
+        """
         sent = 0
 
         async def remove(fs: Any) -> bool:
@@ -95,10 +98,8 @@ class AmazonObjects:
 
         try:
             return self._store.request(path, remove)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
-            return sent > 0  # an attempt whose answer was lost has removed it
+        except (FileExistsError, FileNotFoundError):
+            return sent > 0 and self.head(path) is None
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore. If the answer is lost, an upload without parts remains, which `uploads` finds."""
@@ -155,14 +156,14 @@ class AmazonObjects:
             raise
 
     def parts(self, upload: Upload) -> list[Part]:
-        """See ObjectStore."""
-        found: list[Part] = []
+        """See ObjectStore. SeaweedFS lists what a part replaced too, before it."""
+        found: dict[int, Part] = {}
         after: dict[str, Any] = {}
         while True:
             page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
-            found += [_listed(row) for row in page.get("Parts", ())]
+            found |= {row["PartNumber"]: _listed(row) for row in page.get("Parts", ())}
             if not page.get("IsTruncated"):
-                return found
+                return [part for _number, part in sorted(found.items())]
             after = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:

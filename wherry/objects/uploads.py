@@ -108,7 +108,11 @@ class ObjectStore(Protocol):
         ...
 
     def remove_object(self, path: str, mark: str) -> bool:
-        """Remove an object in one state; False if it is in another state or does not exist."""
+        """Remove an object in one state; False if it is in another state or does not exist.
+
+        Of two runs that remove the same state at the same time, both may be told True, because an answer that was lost
+        looks the same: what follows is decided by a put that creates.
+        """
         ...
 
     def begin(self, path: str, run: str) -> Upload:
@@ -160,6 +164,11 @@ class ObjectStore(Protocol):
 
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
         """Make the object of all parts, in one step.
+
+        Args:
+            upload: that has the parts.
+            parts: all of them, by number; at least one, which may be empty.
+            create_only: whether an object at the path is not replaced.
 
         Raises:
             FileExistsError: an object exists at the path that another run created; the upload is still there.

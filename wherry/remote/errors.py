@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -39,9 +40,11 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
         FileExistsError: the same for an object that exists, or is not in the state that was required.
         WherryError: see `translated`.
     """
+    handled = sys.exception()
     try:
         yield
     except Exception as error:
+        _separate(error, handled)
         found = translated(error, protocol, path)
         if found is None:
             raise
@@ -89,6 +92,15 @@ def bucket_not_found(protocol: str, path: str) -> NotFoundError:
     return NotFoundError(
         "bucket not found", uri=bucket, cure="check the name of the bucket, or create it: wherry creates none"
     )
+
+
+def _separate(error: BaseException, handled: BaseException | None) -> None:
+    """Take an exception that was handled before a call out of the chain of what the call raised: it is no cause of it."""
+    found: BaseException | None = error
+    while found is not None and handled is not None:
+        if found.__context__ is handled:
+            found.__context__ = None
+        found = found.__context__
 
 
 def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
