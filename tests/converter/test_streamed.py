@@ -131,6 +131,7 @@ def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_pa
         assert receipt.target.checkpoint_digest == whole
         assert wherry.verify(again, level="digest").ok
         assert uploads_below(again) == []
+        assert [name for name in left_beside(again) if name.startswith(f".wherry-out-at-{point}.")] == []
 
 
 def test_a_killed_run_sends_only_what_it_had_not_sent(source, target):

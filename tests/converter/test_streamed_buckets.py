@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import wherry
 from tests.support import buckets
@@ -136,3 +138,23 @@ def test_of_four_processes_one_makes_the_target(small, bucket, tmp_path):
     assert all(code == 0 or "TargetInUseError" in err for err, code in ended)
     assert wherry.verify(target, level="digest").ok
     assert left_beside(target) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+def test_the_memory_of_an_upload_does_not_grow_with_the_checkpoint(bucket, tmp_path, to):
+    large = {f"layer.{n}.weight": np.full((4096, 4096), n, dtype="f4") for n in range(24)}  # 1.6 GB
+    save_file(large, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    del large
+    target = f"{bucket}/{tmp_path.name}/out"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.bucket_run",
+        str(tmp_path / "m.safetensors"),
+        target,
+        to,
+        "0",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["peak"] <= 250 << 20

@@ -1,13 +1,14 @@
 """A program: one conversion to a bucket, which kills itself at the N-th call of the store.
 
 `python -m tests.support.bucket_run SOURCE TARGET TO N`; with N = 0 it lives. It prints the number of calls and of parts
-that were sent, and the checkpoint digest.
+that were sent, the checkpoint digest, and the peak of its memory in bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -42,6 +43,7 @@ def main(source, target, to, fatal) -> None:
         "sent": calls.count("put_part"),
         "digest": receipt.target.checkpoint_digest,
         "resumed": receipt.resumed_bytes,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
     print(json.dumps(found))
 

@@ -19,7 +19,7 @@ from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError
 from wherry.objects.stores import object_store
 from wherry.staging.object_journal import NAME, without_parts
 from wherry.staging.object_lease import ObjectLease
-from wherry.staging.object_staging import is_committed
+from wherry.staging.object_staging import areas_of, is_committed
 from wherry.storage.ages import modified
 from wherry.storage.folders import PREFIX, is_staging
 from wherry.storage.location import MOST_CONFIG
@@ -114,6 +114,17 @@ def clean_one(left: Leftover, *, dry_run: bool, min_age: float) -> tuple[int, bo
     except TargetInUseError:
         return nbytes, False, "a running job holds its lease"
     return nbytes, True, "stale"
+
+
+def tidy_objects(target: Location) -> None:
+    """Remove what is left of a run that was killed just after its commit, unless another run holds the target.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    areas = list(areas_of(target)) if object_store(target.store) is not None else []
+    if areas:
+        clean_one(Leftover(target, areas), dry_run=False, min_age=0)
 
 
 def _staging_entries(folder: Location) -> Iterator[tuple[Location, Entry]]:
