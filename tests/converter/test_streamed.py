@@ -259,6 +259,18 @@ def test_objects_of_somebody_else_are_never_touched(source, target):
     assert left_beside(target) == []
 
 
+def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(source, target):
+    with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "hf")
+    release(target)
+    locate(target).join("notes.txt").put(b"mine")
+    before = sorted(entry.name for entry in locate(target).walk())
+    other = {"max_shard_size": "300KB"}
+    with pytest.raises(TargetExistsError):
+        wherry.convert(source, target, to="hf", options=other, lineage=False)
+    assert sorted(entry.name for entry in locate(target).walk()) == before
+
+
 def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(source, target, monkeypatch):
     real = MemoryObjects.assemble
 

@@ -2,7 +2,9 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import wherry
 from tests.support.object_stores import Killed, left_beside, release, small_parts, uploads_below, watched
@@ -10,6 +12,7 @@ from wherry.formats.registry import formats
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
 from wherry.upload import sender
+from wherry.upload.uploaded_file import UploadedFile
 
 pytest_plugins = ("tests.support.crash_fixtures",)
 STREAMED = [name for name, row in formats().items() if row.streams]
@@ -85,3 +88,21 @@ def test_a_target_has_the_bytes_of_a_local_one_also_after_kills(source, tmp_path
     assert uploads_below(target) == []
     # Parts come in order: little more is held than the budget, although every move is larger than a part.
     assert max(peaks()) <= 128 * KIB
+
+
+def test_moves_come_in_the_order_of_the_files(tmp_path, monkeypatch):
+    """Tensors lie in the source in another order than in the target, which sorts them by name."""
+    names = [f"layer.{n}.weight" for n in (7, 1, 9, 3, 0, 5)]
+    tensors = {name: np.full((64, 64), n, dtype="f4" if n % 2 else "f8") for n, name in enumerate(names)}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    written = []
+    real = UploadedFile.write
+    monkeypatch.setattr(
+        UploadedFile, "write", lambda self, at, data: (written.append((self.path, at)), real(self, at, data))
+    )
+    monkeypatch.setattr("wherry.runtime.threads.carrier_count", lambda: 1)
+    monkeypatch.setattr("wherry.mover.batch.SMALL", 0)
+    convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "huggingface")
+    places = [row for row in written if row[0].endswith("model.safetensors") and row[1] > 8]
+    assert len(places) >= len(names)
+    assert places == sorted(places)

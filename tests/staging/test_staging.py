@@ -124,18 +124,21 @@ def test_staged_files_are_uploaded_with_the_commit_member_last(monkeypatch):
             return real(self, *args, **kwargs)
 
         monkeypatch.setattr(MemoryObjects, name, seen)
-    with open_staging(target, ID, ("none", "marker")) as area:
+    members = ("none", "marker", "a")  # the first that exists comes last
+    with open_staging(target, ID, members) as area:
         fill(area)
         (Path(area.location.path) / "marker").write_text("done")
         area.commit()
     names = [path.removeprefix("bucket/run/") for path in order]
+    # That store copies an object by putting it.
     assert [name for name in names if not name.startswith(".wherry-")] == [
+        "out/a",
         "out/a",
         "out/marker",
         "out/marker",
     ]
     assert target.join("a").read_whole(1) == b"1"
-    with pytest.raises(TargetExistsError), open_staging(target, ID, ("none", "marker")) as area:
+    with pytest.raises(TargetExistsError), open_staging(target, ID, members) as area:
         fill(area)
 
 
