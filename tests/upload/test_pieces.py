@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from wherry.upload.pieces import Pieces
+from wherry.upload.pieces import PartPieces
 
 
 def joined(part):
@@ -12,7 +12,7 @@ def joined(part):
 
 
 def test_pieces_in_any_order_make_the_part():
-    part = Pieces(6)
+    part = PartPieces(6)
     part.add(4, memoryview(b"ef"))
     part.add(0, memoryview(b"ab"))
     assert not part.complete
@@ -22,7 +22,7 @@ def test_pieces_in_any_order_make_the_part():
 
 
 def test_the_later_of_two_pieces_counts():
-    part = Pieces(6)
+    part = PartPieces(6)
     part.add(0, memoryview(b"abcdef"))
     assert part.add(2, memoryview(b"XY")) == 2
     assert joined(part) == b"abXYef"
@@ -31,7 +31,7 @@ def test_the_later_of_two_pieces_counts():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_pieces_are_as_bytes_written_to_a_file(seed):
-    chance, part, file = random.Random(seed), Pieces(40), bytearray(40)
+    chance, part, file = random.Random(seed), PartPieces(40), bytearray(40)
     known = set()
     for _ in range(30):
         start = chance.randrange(40)

@@ -12,7 +12,7 @@ from wherry.objects.memory import MemoryObjects
 from wherry.objects.uploads import PartLimits
 from wherry.storage.stores import locate
 from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import Sending, SentBefore, UploadedFile, part_size
+from wherry.upload.uploaded_file import SentBefore, UploadContext, UploadedFile, part_size
 
 SIZE = 1000
 
@@ -36,7 +36,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(256, 2)
-    yield Sending(MemoryObjects(place.store), "run", sender, Log(), "memory")
+    yield UploadContext(MemoryObjects(place.store), "run", sender, Log(), "memory")
     sender.stop()
 
 

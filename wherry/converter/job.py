@@ -30,7 +30,7 @@ from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
-from wherry.upload.staged import is_staged
+from wherry.upload.staged_objects import is_staged
 from wherry.version import __version__
 
 if TYPE_CHECKING:

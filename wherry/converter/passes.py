@@ -25,7 +25,7 @@ from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.upload.staged import is_staged
+from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from wherry.errors import MismatchError, storage_error
 from wherry.formats.file_names import is_weights
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import make_folder
-from wherry.upload.staged import UploadedFiles, is_staged
+from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

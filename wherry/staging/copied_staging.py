@@ -3,6 +3,9 @@
 Some containers are written where they change bytes again later, or through libraries that need a file system. Their
 target is made whole in a temporary folder. The commit sends its files in parts, reads each object back and compares it
 with its file, and makes the commit member appear last, under the same lease as any other target in a store.
+
+A store of which only the file system of fsspec is known takes no parts and replaces nothing in a known state. There is
+no lease then, and each file is put whole; the commit member is last and create-only.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.errors import MismatchError
+from wherry.errors import MismatchError, TargetExistsError, storage_errors
 from wherry.objects.stores import object_store
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
@@ -20,6 +23,7 @@ from wherry.storage.folders import remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.open_file import opened_regular
 from wherry.storage.ranges import read_ranges
+from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import local_location
 from wherry.upload.uploaded_file import PART_BYTES
 
@@ -56,15 +60,19 @@ class CopiedStaging:
             self._local.spill,
         )
         identity = os.urandom(4).hex()  # what is uploaded is never continued: the next run stages other bytes
-        self._remote = ObjectStaging(target, identity, {}, members, 0, resume=False)
+        takes_parts = object_store(target.store) is not None
+        self._members = members
+        self._remote = ObjectStaging(target, identity, {}, members, 0, resume=False) if takes_parts else None
 
     def __enter__(self) -> Self:
         try:
-            self._remote.__enter__()
+            if self._remote is not None:
+                self._remote.__enter__()
             try:
                 self._local.__enter__()
             except BaseException as error:
-                self._remote.__exit__(type(error), error, None)
+                if self._remote is not None:
+                    self._remote.__exit__(type(error), error, None)
                 raise
         except BaseException:
             remove_leftover(self._folder)
@@ -78,20 +86,22 @@ class CopiedStaging:
             self._local.__exit__(kind, error, trace)
         finally:
             remove_leftover(self._folder)
-            self._remote.__exit__(kind, error, trace)
+            if self._remote is not None:
+                self._remote.__exit__(kind, error, trace)
 
     @property
     def discarded(self) -> str | None:
         """Why what an earlier run left was not resumed."""
-        return self._remote.discarded
+        return None if self._remote is None else self._remote.discarded
 
     def require_held(self) -> None:
         """See Staging."""
-        self._remote.require_held()
+        if self._remote is not None:
+            self._remote.require_held()
 
     def failed(self, error: WherryError) -> WherryError:
         """See Staging."""
-        return self._remote.failed(error)
+        return error if self._remote is None else self._remote.failed(error)
 
     def clear(self) -> None:
         """See Staging."""
@@ -110,6 +120,9 @@ class CopiedStaging:
             MismatchError: the store has other bytes.
             TargetExistsError, TargetInUseError, StorageError: see Staging.
         """
+        if self._remote is None:
+            self._put(beside)
+            return
         run = self._remote.run
         files = dict(self._files())
         for path, file in files.items():
@@ -119,8 +132,27 @@ class CopiedStaging:
             uploaded.complete()
         run.finish()
         for path, file in files.items():
-            self._compare(Location(self._remote.location.store, path), file)
+            _compare(Location(self._remote.location.store, path), file)
         self._remote.commit(beside)
+
+    def _put(self, beside: bytes | None) -> None:
+        """Put each file whole, the commit member last."""
+        target = self.target
+        if target.exists():
+            raise _appeared(target)
+        if beside is not None:
+            target.parent.join(sidecar_name(target.name)).put(beside)
+        files = dict(self._files())
+        names = [path[len(target.path) :].strip("/") for path in files]
+        marker = next((name for name in self._members if name in names), "")
+        with storage_errors(target.uri):
+            for name, (path, file) in sorted(
+                zip(names, files.items(), strict=True), key=lambda row: row[0] == marker
+            ):
+                try:
+                    target.store.put(path, file.read_bytes(), create_only=name in ("", marker))
+                except FileExistsError as error:
+                    raise _appeared(target) from error
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """The path in the store of each staged file."""
@@ -130,16 +162,6 @@ class CopiedStaging:
             return
         for entry in self.location.walk():
             yield self.target.join(entry.name).path, staged / entry.name
-
-    def _compare(self, place: Location, file: Path) -> None:
-        with opened_regular(str(file)) as descriptor:
-            for part in read_ranges(place, [(0, file.stat().st_size)]):
-                if memoryview(os.pread(descriptor, len(part.data), part.offset)) != part.data:
-                    raise MismatchError(
-                        "read-back differs from what was written",
-                        uri=place.uri,
-                        cure="check the storage; nothing was committed",
-                    )
 
 
 def open_staging(
@@ -156,9 +178,29 @@ def open_staging(
     Raises:
         UsageError: the target's storage is read-only.
     """
-    if object_store(target.store) is None:
+    capabilities = target.store.capabilities
+    if capabilities.local or not capabilities.create_only_put:
         return Staging(target, identity, resume=resume)
     return CopiedStaging(target, members)
+
+
+def _compare(place: Location, file: Path) -> None:
+    with opened_regular(str(file)) as descriptor:
+        for part in read_ranges(place, [(0, file.stat().st_size)]):
+            if memoryview(os.pread(descriptor, len(part.data), part.offset)) != part.data:
+                raise MismatchError(
+                    "read-back differs from what was written",
+                    uri=place.uri,
+                    cure="check the storage; nothing was committed",
+                )
+
+
+def _appeared(target: Location) -> TargetExistsError:
+    return TargetExistsError(
+        "target already exists; it was created during the conversion",
+        uri=target.uri,
+        cure="choose another target",
+    )
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:

@@ -30,8 +30,8 @@ from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
 from wherry.upload.run import UploadRun, is_inner
 from wherry.upload.sender import Sender
-from wherry.upload.staged import StagedObjects
-from wherry.upload.uploaded_file import Sending
+from wherry.upload.staged_objects import StagedObjects
+from wherry.upload.uploaded_file import UploadContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -185,7 +185,9 @@ class ObjectStaging:
             self._nbytes,
             self._members,
         )
-        using = Sending(self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol)
+        using = UploadContext(
+            self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol
+        )
         self.run = UploadRun(self.target, self._area.path, using, self._members, before, self.require_held)
         self.location = Location(StagedObjects(self.target.store, self.run), self.target.path)
 

@@ -1,4 +1,4 @@
-"""Pieces: the bytes of one part of an object, held in the pieces in which they came.
+"""PartPieces: the bytes of one part of an object, held in the pieces in which they came.
 
 No buffer of the size of the part is needed, so that a part of which only a few bytes are known (the frame of an
 archive, a header) costs only these. The store sends the pieces one after the other.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 
-class Pieces:
+class PartPieces:
     """The pieces of one part; where bytes come twice, the later ones count.
 
     Attributes:

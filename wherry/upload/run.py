@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from wherry.objects.uploads import StoredObject
-    from wherry.upload.uploaded_file import Sending
+    from wherry.upload.uploaded_file import UploadContext
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class UploadRun:
 
     target: Location
     area: str
-    using: Sending
+    using: UploadContext
     members: tuple[str, ...] = ()
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
     guard: Callable[[], None] = lambda: None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, TargetExistsError
 from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
-from wherry.upload.pieces import Pieces
+from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
     from wherry.objects.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
@@ -48,7 +48,7 @@ class SentBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class UploadContext:
     """What all files of a run share.
 
     Attributes:
@@ -102,7 +102,7 @@ class UploadedFile:
         stored: the object, once it is complete.
     """
 
-    def __init__(self, path: str, size: int, using: Sending, before: SentBefore | None = None) -> None:
+    def __init__(self, path: str, size: int, using: UploadContext, before: SentBefore | None = None) -> None:
         """Begin or continue the object; nothing is sent yet.
 
         Args:
@@ -124,7 +124,7 @@ class UploadedFile:
         }
         self._sent = set(self._parts)
         self._checksum = ""  # of a file that was put at once, if the store has computed the same
-        self._open: dict[int, Pieces] = {}
+        self._open: dict[int, PartPieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
         if not self.stored and len(self._parts) == self._count:
@@ -154,7 +154,7 @@ class UploadedFile:
         for number in range(self._count):
             with self._lock:
                 wanted = self.stored is None and number not in self._sent
-                part = self._open.pop(number, None) or Pieces(self._length(number)) if wanted else None
+                part = self._open.pop(number, None) or PartPieces(self._length(number)) if wanted else None
                 self._sent.add(number)
             if part is not None:
                 self._using.sender.reserve(part.nbytes - part.held)
@@ -192,7 +192,7 @@ class UploadedFile:
             if known:
                 freed, part = len(piece), None
             else:
-                part = self._open.setdefault(number, Pieces(self._length(number)))
+                part = self._open.setdefault(number, PartPieces(self._length(number)))
                 freed = part.add(inside, _copy(piece))
                 if part.complete:
                     del self._open[number]
@@ -202,11 +202,11 @@ class UploadedFile:
         if part is not None and part.complete:
             self._send(number, part)
 
-    def _send(self, number: int, part: Pieces) -> None:
+    def _send(self, number: int, part: PartPieces) -> None:
         act = self._put_part if self._count > 1 else self._put_whole
         self._using.sender.send(part.nbytes, lambda: act(number, part))
 
-    def _put_whole(self, _number: int, part: Pieces) -> None:
+    def _put_whole(self, _number: int, part: PartPieces) -> None:
         using, data = self._using, b"".join(part.views)
         try:
             found = using.store.put_object(self.path, data, using.run)
@@ -216,7 +216,7 @@ class UploadedFile:
         except FileExistsError as error:
             raise using.occupied(self.path) from error
 
-    def _put_part(self, number: int, part: Pieces) -> None:
+    def _put_part(self, number: int, part: PartPieces) -> None:
         upload = self._begun()
         sent = self._using.store.put_part(upload, number, part.views)
         if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):

@@ -23,7 +23,7 @@ from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
-from wherry.upload.staged import UploadedFiles, is_staged
+from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

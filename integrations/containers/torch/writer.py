@@ -20,7 +20,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import UsageError
 from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter, open_files
-from wherry.integrations.containers.torch.streamed import StreamedFrames
+from wherry.integrations.containers.torch.frames import StreamedFrames
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
     ALIGNMENT,
