@@ -27,7 +27,7 @@ ROOMS: Mapping[str, str] = {
     "runtime": "errors core",
     "remote": "errors core",
     "storage": "errors core runtime remote",
-    "objects": "errors storage",
+    "objects": "errors runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core storage objects upload",
     "formats": "errors core storage upload",

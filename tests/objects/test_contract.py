@@ -261,3 +261,16 @@ def test_more_parts_than_one_request_takes(make_backend):
     assert made.nbytes == len(data)
     assert backend.place.join("model").read(0, len(data) + 1) == data
     assert names(backend) == ["model"]
+
+
+def test_a_name_with_unusual_characters(backend):
+    objects, path = backend.objects, backend.path("a b/ü+%41&=(1).bin")
+    made, data = uploaded(backend, path, "run", [backend.part, 3])
+    assert objects.head(path).mark == made.mark
+    copy = objects.copy_object(path, made.mark, f"{path}.copy", "run")
+    assert copy.nbytes == len(data)
+    assert objects.remove_object(path, made.mark)
+    upload = objects.begin(path, "run")
+    assert [(one.path, one.key) for one in objects.uploads(path)] == [(path, upload.key)]
+    objects.abort(upload)
+    assert names(backend) == ["a b/ü+%41&=(1).bin.copy"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from google_crc32c import value as crc32c
 
@@ -27,7 +27,7 @@ def google(handler, body):
     if url.path.endswith("/compose"):
         folder = url.path.removesuffix("/compose").rpartition("/")[0]
         for source in json.loads(body)["sourceObjects"]:
-            name = source["name"].replace("/", "%2F")
+            name = quote(source["name"], safe="")
             refusal = _unless(handler, f"{folder}/{name}", source["objectPreconditions"]["ifGenerationMatch"])
             if refusal:
                 return refusal

@@ -75,7 +75,7 @@ class AmazonObjects:
         condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
         sent = {"data": [view], "checksum": checksum, "Metadata": {_RUN: run}, **condition}
         try:
-            return _described(self._call(path, "put_object", **sent), len(data), run)
+            return _described(self._call(path, "put_object", len(data), **sent), len(data), run)
         except (FileExistsError, FileNotFoundError) as error:
             if (found := self._ours(path, run, len(data), checksum)) is None:
                 raise FileExistsError(path) from error
@@ -130,7 +130,9 @@ class AmazonObjects:
             "CopySourceIfMatch": mark,
         }
         try:
-            answer = self._call(upload.path, "upload_part_copy", **what, **_numbered(upload, number))
+            answer = self._call(
+                upload.path, "upload_part_copy", stop - start, **what, **_numbered(upload, number)
+            )
         except FileExistsError as error:
             raise FileNotFoundError(f"{source} in the state {mark}") from error
         found = answer["CopyPartResult"]
@@ -173,7 +175,7 @@ class AmazonObjects:
         condition = {"IfNoneMatch": "*"} if create_only else {}
         what = {"UploadId": upload.key, "MultipartUpload": {"Parts": rows}, **condition}
         try:
-            answer = self._call(upload.path, "complete_multipart_upload", checksum=checksum, **what)
+            answer = self._call(upload.path, "complete_multipart_upload", nbytes, checksum=checksum, **what)
         except (FileExistsError, FileNotFoundError):
             if (found := self._ours(upload.path, upload.run, nbytes, checksum)) is None:
                 raise
@@ -198,8 +200,7 @@ class AmazonObjects:
                 return
             after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    def _call(self, path: str, method: str, **sent: Any) -> Any:
-        nbytes = sum(one.nbytes for one in sent.get("data", ()))
+    def _call(self, path: str, method: str, nbytes: int = 0, **sent: Any) -> Any:
         return self._store.request(path, lambda fs: _client_call(fs, path, method, **sent), nbytes)
 
     def _ours(self, path: str, run: str, nbytes: int, checksum: str) -> StoredObject | None:

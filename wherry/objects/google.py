@@ -14,10 +14,9 @@ received. A part is created, not replaced, so that a late attempt of an earlier 
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from wherry.errors import StorageError
@@ -25,11 +24,15 @@ from wherry.objects.checksums import CRC32C, checksum_of, is_same, joined_checks
 from wherry.objects.google_calls import compose, described, insert, listed, removed, stated
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered, bucket_not_found
+from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wherry.storage.fsspec_store import FsspecStore
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 MOST_SOURCES = 32  # of one `compose`
 _LARGEST = 5 << 40  # bytes of an object
@@ -41,7 +44,7 @@ _REPEATS = 3  # of a part that another state of itself obstructs
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _PlacedPart:
     """An object that becomes a part of another one."""
 
     path: str
@@ -130,7 +133,7 @@ class GoogleObjects:
         if not found.nbytes:
             return self.put_object(path, b"", run)
         part = Part(0, found.nbytes, mark, f"{CRC32C}:{found.checksums[CRC32C]}")
-        return self._compose(path, [_Source(source, part)], run, create_only=True)
+        return self._compose(path, [_PlacedPart(source, part)], run, create_only=True)
 
     def parts(self, upload: Upload) -> list[Part]:
         """See ObjectStore."""
@@ -147,7 +150,7 @@ class GoogleObjects:
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
         """See ObjectStore."""
         folder = _folder(upload)
-        sources = [_Source(f"{folder}{_PART}{part.number:05d}", part) for part in parts]
+        sources = [_PlacedPart(f"{folder}{_PART}{part.number:05d}", part) for part in parts]
         try:
             for level in range(1, 4):
                 if len(sources) > MOST_SOURCES:
@@ -162,15 +165,10 @@ class GoogleObjects:
 
     def abort(self, upload: Upload) -> None:
         """See ObjectStore."""
-        folder = _folder(upload)
-        paths = [path for path, _found in self._listed(folder)]
-
-        async def remove(fs: Any) -> None:
-            await _together([_gone(fs, path) for path in paths if path != f"{folder}{_UPLOAD}"])
-            await _gone(fs, f"{folder}{_UPLOAD}")
-
-        if paths:
-            self._store.request(upload.path, remove)
+        paths = [path for path, _found in self._listed(_folder(upload))]
+        marks = [path for path in paths if path.endswith(f"/{_UPLOAD}")]
+        for group in ([path for path in paths if path not in marks], marks):
+            _each(self._discard, group)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """See ObjectStore. All objects with the prefix are listed."""
@@ -205,7 +203,9 @@ class GoogleObjects:
 
         return self._store.request(path, send, nbytes)
 
-    def _compose(self, path: str, sources: Sequence[_Source], run: str, *, create_only: bool) -> StoredObject:
+    def _compose(
+        self, path: str, sources: Sequence[_PlacedPart], run: str, *, create_only: bool
+    ) -> StoredObject:
         """Make an object of others.
 
         Raises:
@@ -224,7 +224,7 @@ class GoogleObjects:
             return found
 
         try:
-            return self._store.request(path, send)
+            return self._store.request(path, send, nbytes)
         except FileExistsError as error:
             found = self.head(path)
             if found is None:
@@ -233,15 +233,20 @@ class GoogleObjects:
                 raise
             return found
 
-    def _joined(self, upload: Upload, sources: Sequence[_Source], level: int) -> list[_Source]:
+    def _joined(self, upload: Upload, sources: Sequence[_PlacedPart], level: int) -> list[_PlacedPart]:
         """One object for each 32 sources."""
         groups = [sources[first : first + MOST_SOURCES] for first in range(0, len(sources), MOST_SOURCES)]
-        made: list[_Source] = []
-        for number, group in enumerate(groups):
+
+        def join(number: int) -> _PlacedPart:
             path = f"{_folder(upload)}{_JOIN}{level}-{number:05d}"
-            found = self._compose(path, group, upload.run, create_only=True)
-            made.append(_Source(path, _part(number, found)))
-        return made
+            found = self._compose(path, groups[number], upload.run, create_only=True)
+            return _PlacedPart(path, _part(number, found))
+
+        return _each(join, range(len(groups)))
+
+    def _discard(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._store.request(path, lambda fs: removed(fs, path))
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, StoredObject]]:
         """Path and description of all objects with a prefix."""
@@ -259,20 +264,10 @@ class GoogleObjects:
         return found if found is not None and is_same(found, run, nbytes, checksum) else None
 
 
-async def _gone(fs: Any, path: str) -> None:
-    with suppress(FileNotFoundError):
-        await removed(fs, path)
-
-
-async def _together(calls: Sequence[Any]) -> None:
-    """Await all, some at the same time."""
-    limit = asyncio.Semaphore(_AT_ONCE)
-
-    async def limited(call: Any) -> None:
-        async with limit:
-            await call
-
-    await asyncio.gather(*map(limited, calls))
+def _each(call: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+    """Call a function for each item, some at the same time."""
+    with threads.executor(_AT_ONCE, "wherry-objects", numbers=False) as pool:
+        return list(pool.map(call, items))
 
 
 def _folder(upload: Upload) -> str:

@@ -95,7 +95,7 @@ def bucket_not_found(protocol: str, path: str) -> NotFoundError:
 
 
 def _separate(error: BaseException, handled: BaseException | None) -> None:
-    """Take an exception that was handled before a call out of the chain of what the call raised: it is no cause of it."""
+    """Take an exception that was handled before a call out of the chain of what the call raised: it is no cause."""
     found: BaseException | None = error
     while found is not None and handled is not None:
         if found.__context__ is handled:
