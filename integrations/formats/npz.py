@@ -91,6 +91,7 @@ FORMATS = (
         prepare=_prepare,
         holds=Holds(dtypes=WRITABLE, depth=1),
         single_file=True,
+        streams=True,
         loaded_by="numpy 2.4 (bfloat16 as V2; view it as ml_dtypes.bfloat16)",
         version=lambda _manifest, _options: STORED,
     ),

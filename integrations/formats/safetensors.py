@@ -90,6 +90,7 @@ FORMATS = (
         holds=Holds(dtypes=DTYPES, depth=1),
         aliases=("st",),
         single_file=True,
+        streams=True,
         options={"metadata_format": METADATA_FORMAT},
         loaded_by="safetensors 0.8",
         version=lambda _manifest, _options: VERSION,

@@ -159,6 +159,7 @@ FORMATS = (
         detect=_detect,
         open=_open,
         create=_create,
+        streams=True,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True, types=True),
         aliases=("pt", "bin"),
         single_file=True,

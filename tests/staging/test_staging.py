@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from wherry.core.steps import step_number
-from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError
+from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, UsageError
+from wherry.objects.memory import MemoryObjects
 from wherry.staging import staging
+from wherry.staging.copied_staging import open_staging
 from wherry.staging.staging import Staging
 from wherry.storage.folders import is_staging
 from wherry.storage.stores import locate
@@ -107,25 +109,37 @@ def test_the_staging_name_is_no_step_and_begins_with_a_dot():
     assert step_number(name) is None
 
 
-def test_object_store_commit_puts_the_marker_last(monkeypatch):
-    target = locate("memory://bucket/run/out")
-    order = []
-    put = type(target.store).put
-    monkeypatch.setattr(
-        type(target.store),
-        "put",
-        lambda self, path, data, **o: (order.append((path, o)), put(self, path, data, **o)),
-    )
-    with Staging(target, ID) as area:
+def test_a_store_of_objects_has_no_areas():
+    with pytest.raises(UsageError, match="memory://"):
+        Staging(locate("memory://bucket/run/out"), ID)
+
+
+def test_staged_files_are_uploaded_with_the_commit_member_last(monkeypatch):
+    target, order = locate("memory://bucket/run/out"), []
+    for name in ("put_object", "copy_object"):
+        real = getattr(MemoryObjects, name)
+
+        def seen(self, *args, real=real, name=name, **kwargs):
+            order.append(args[0] if name == "put_object" else args[2])
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryObjects, name, seen)
+    members = ("none", "marker", "a")  # the first that exists comes last
+    with open_staging(target, ID, members) as area:
         fill(area)
         (Path(area.location.path) / "marker").write_text("done")
-        area.commit(("none", "marker"))
-    assert [path.rsplit("/", 1)[-1] for path, _ in order] == ["a", "marker"]
-    assert order[-1][1] == {"create_only": True}
+        area.commit()
+    names = [path.removeprefix("bucket/run/") for path in order]
+    # That store copies an object by putting it.
+    assert [name for name in names if not name.startswith(".wherry-")] == [
+        "out/a",
+        "out/a",
+        "out/marker",
+        "out/marker",
+    ]
     assert target.join("a").read_whole(1) == b"1"
-    with pytest.raises(TargetExistsError), Staging(target, ID) as area:
+    with pytest.raises(TargetExistsError), open_staging(target, ID, members) as area:
         fill(area)
-        area.commit(("none", "marker"))
 
 
 def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):

@@ -258,6 +258,14 @@ def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
         _show_receipt(receipt)
 
 
+def _verified_how(checked: Mapping[str, Any] | None) -> str:
+    if checked is None:
+        return "not read back"
+    if checked["level"] == "store":
+        return f"{checked['checksum']} of the store compared, {checked['tensors']} tensors; not read back"
+    return f"every byte read back, {checked['tensors']} tensors"
+
+
 def _show_receipt(receipt: Receipt) -> None:
     if receipt.already:
         say("already converted; nothing was written")
@@ -270,7 +278,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("bytes", f"{show_size(receipt.bytes_written)} in {show_seconds(receipt.seconds)}, {show_size(rate)}/s"),
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),
-        ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
+        ("verified", _verified_how(checked)),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
     show_ignored(receipt.ignored)

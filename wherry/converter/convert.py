@@ -32,6 +32,8 @@ from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.runtime.threads import uncollected
 from wherry.staging.in_use import in_use
+from wherry.staging.object_clean import tidy_objects
+from wherry.staging.object_staging import is_unfinished
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
@@ -264,9 +266,12 @@ def _places(
 
 def existing(job: Job, if_exists: str | None) -> Receipt | None:
     """The receipt of an existing target of a job; see `existing_result`."""
+    if is_unfinished(job.committed, job.row.commit_members):
+        return None
     receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
     if receipt is not None:
         tidy(job.committed)
+        tidy_objects(job.committed)
     return receipt
 
 

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.converter.plan import streams
 from wherry.converter.references import reference, source_reference
 from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import copied
+from wherry.formats.companions import copied, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.readback import ReadBack
 from wherry.runtime.threads import uncollected
+from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
+from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
+from wherry.upload.staged_objects import is_staged
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format, Writer
     from wherry.formats.pin import Pin
     from wherry.storage.location import Location
+
+AnyStaging: TypeAlias = Staging | CopiedStaging | ObjectStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class StagedJob:
     """
 
     job: Job
-    staging: Staging
+    staging: AnyStaging
     staged: Location
     journal: Journal
     companions: tuple[Companion, ...]
@@ -126,11 +132,8 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         "digest": " ".join(algorithms),
         "version": __version__,
     }
-    staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
-    journal = open_journal(staging.journal, header, staging.require_held)
+    staging, journal = _staging(job, header, stack)
     stack.callback(journal.close)
-    if not journal.done:
-        staging.clear()
     inner = job.target.path[len(job.committed.path) :].strip("/")
     staged = staging.location.join(inner) if inner else staging.location
     make_folder(staged.parent)
@@ -138,11 +141,29 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     assert job.row.create is not None
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
-    staging.sync_names()
+    if not isinstance(staging, ObjectStaging):
+        staging.sync_names()
     targets = _by_source(job.plan)
-    back = ReadBack(writer, targets, job.target.uri) if job.plan.verify == "digest" else None
+    # An object can be read back when all of it is there: at the end.
+    meanwhile = job.plan.verify == "digest" and not is_staged(staged)
+    back = ReadBack(writer, targets, job.target.uri) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
+
+
+def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[AnyStaging, Journal]:
+    """Open the staging area and its journal; a format that streams needs no local disk."""
+    identity = sha256_of("run", header)[:8]
+    if streams(job.row, job.committed):
+        uploading = stack.enter_context(
+            ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
+        )
+        return uploading, uploading.journal()
+    staging = stack.enter_context(open_staging(job.committed, identity, job.row.commit_members))
+    journal = open_journal(staging.journal, header, staging.require_held)
+    if not journal.done:
+        staging.clear()
+    return staging, journal
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -167,7 +188,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     # Boxes and the source's identity read the source again.
     with opened as written, blaming_changes(job.pin, job.checkpoint.original):
         boxed = _boxed(staged, written, ours)
-        verification = _read_back(staged, written, ours) if job.plan.verify == "digest" else None
+        verification = _verified(staged, written, ours)
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         with uncollected():
@@ -178,7 +199,9 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
-    staged.staging.commit(job.row.commit_members, beside=text if job.row.single_file else None)
+    if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
+        _prove_files(staged, staged.staging)
+    staged.staging.commit(text if job.row.single_file else None)
     return receipt
 
 
@@ -229,6 +252,17 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     return found
 
 
+def _verified(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
+    """The outcome of the verification that the plan asks for."""
+    job, staging = staged.job, staged.staging
+    if job.plan.verify == "store":
+        assert isinstance(staging, ObjectStaging), "the plan has checked"
+        _require_structure(job, written.manifest)
+        algorithm = staging.run.compare_checksums()
+        return {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": algorithm}
+    return _read_back(staged, written, expected) if job.plan.verify == "digest" else None
+
+
 def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any]:
     """Read what the pass could not read back, and check that the metadata refers to what it did."""
     clock, job, back = time.monotonic(), staged.job, staged.output.back
@@ -254,6 +288,25 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
         )
     seconds = round(time.monotonic() - clock, 3)
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
+
+
+def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:
+    """Read back the objects that are not read as tensors: companions, and the files of the container and of wherry.
+
+    Raises:
+        MismatchError: they differ from what was put.
+    """
+    folder = staged.job.row.companion_folder
+    for one in staged.companions:
+        place = staged.staged.member(f"{folder}{one.name}")
+        if file_digest(place) != one.sha256:
+            raise MismatchError(
+                "read-back differs from what was written",
+                uri=staged.job.target.uri,
+                path=one.name,
+                cure="check the storage; nothing was committed",
+            )
+    staging.run.prove_small()
 
 
 def _opened(job: Job, staged: Location) -> Checkpoint:

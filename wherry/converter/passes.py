@@ -12,22 +12,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, StagedJob, complete, stage
-from wherry.converter.plan import joint_moves
+from wherry.converter.plan import joint_moves, streams
 from wherry.converter.references import agree_with_source
 from wherry.core.progress import Meter
+from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
 from wherry.formats.pin import blaming_changes
+from wherry.formats.writer import extents_of
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from wherry.core.keypath import KeyPath
     from wherry.core.receipt import Receipt
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.mover.move import JointMoves
     from wherry.storage.sidecar import Sidecar
 
 
@@ -44,10 +50,11 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[int]]:
-    """The indexes of jobs that share a pass."""
-    groups: dict[int, list[int]] = {}
+    """The indexes of jobs that share a pass; one whose files are uploaded needs its own order of the moves."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for number, job in enumerate(jobs):
-        groups.setdefault(id(job.checkpoint), []).append(number)
+        alone = number if streams(job.row, job.committed) else -1
+        groups.setdefault((id(job.checkpoint), alone), []).append(number)
     return list(groups.values())
 
 
@@ -71,6 +78,23 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         return [_outcome(one, hashes[algorithm]) for one in staged]
 
 
+def _in_order(moves: JointMoves, staged: list[StagedJob]) -> JointMoves:
+    """The moves in the order of the bytes of the target's files, if these are uploaded in parts.
+
+    A part is sent when all its bytes are known: in another order more parts would wait for bytes than memory can hold.
+    """
+    if not is_staged(staged[0].staged):
+        return moves
+    where = extents_of(staged[0].output.writer)
+
+    def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
+        target = row[1][0]
+        extents = where(target.path, Span(0, target.nbytes)) if target.chunks is None else None
+        return (extents[0].location.path, extents[0].offset) if extents else ("", 0)
+
+    return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))
+
+
 def _algorithms(chosen: str, recorded: Sidecar | None) -> tuple[str, ...]:
     """The algorithms with which a pass hashes: the chosen one, and that of the source's record."""
     return tuple(dict.fromkeys((chosen, chosen if recorded is None else recorded.algorithm)))
@@ -90,8 +114,8 @@ def _move(
 ) -> tuple[Mapping[str, Hashes], Mapping[str, Hashes] | None]:
     """The digests by algorithm of the tensors that were read and, for a view, those of its original; else None."""
     seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
-    moves = joint_moves([job.plan for job in jobs])
-    specs = {path: spec for path, spec in seen.manifest.tensors.items() if path in moves.targets}
+    moves = _in_order(joint_moves([job.plan for job in jobs]), staged)
+    specs = {path: seen.manifest.tensors[path] for path in moves.targets}
     pool, stopped, folder = Pool(memory), threading.Event(), staged[0].staging.spill
     with ExitStack() as stack:
         through = None

@@ -27,6 +27,7 @@ from wherry.ledger.open import named
 from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
 from wherry.tree.axes import settled
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
+    from wherry.storage.location import Location
 
 
 def plan(
@@ -72,7 +74,8 @@ def plan(
         only: `params` carries only the parameters, without optimizer state and counters.
         ignore: named rules for content that the target cannot hold (`values`, `empties`, `companions`), and for
             weights beside those that are converted (`others`).
-        verify: `digest` reads the target back before the commit, `none` does not.
+        verify: `digest` reads the target back before the commit, `store` compares the checksums that its store has
+            computed, `none` does neither.
         format, step, item: which checkpoint of the source.
         wish: the layout options; see `wherry.view.choose`.
         as_step: the step to write, if the source has none or another one is required.
@@ -109,8 +112,15 @@ def plan_target(
 
 def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
     row, only, as_step, verify = find_target_format(target.to), target.only, request.as_step, request.verify
-    if verify not in ("digest", "none"):
-        raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest or none")
+    if verify not in ("digest", "store", "none"):
+        raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest, store or none")
+    place = locate(target.uri)
+    if verify == "store" and not streams(row, place):
+        raise UsageError(
+            f"no store computes checksums of a {row.name} target as it is written",
+            uri=target.uri,
+            cure="choose --verify digest, which reads the target back",
+        )
     if only is None:
         _require_present(checkpoint)
     given = dict(target.options)
@@ -147,9 +157,20 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         verify=verify,
         digest=_digest(checkpoint, [row.name, version], {**checked, **tree}, prepared, mapped),
         lossy=checkpoint.lossy,
-        notes=checkpoint.notes,
+        notes=(*checkpoint.notes, *_staged_note(row, place)),
         snippet=checkpoint.snippet,
     )
+
+
+def streams(row: Format, target: Location) -> bool:
+    """Whether the files of a target are uploaded while they are written, without a copy on a local disk."""
+    return row.streams and object_store(target.store) is not None
+
+
+def _staged_note(row: Format, target: Location) -> tuple[str, ...]:
+    if row.streams or object_store(target.store) is None:
+        return ()
+    return (f"{row.name} is staged on the local disk first: it cannot be written straight into a store",)
 
 
 def _without_hints(manifest: Manifest) -> Manifest:
@@ -225,7 +246,7 @@ class Plan:
         parameters: elements of the source's tensors.
         expected_parameters: the number according to the source's config; None if that is unknown.
         memory: budget in bytes.
-        verify: verification before the commit, `digest` or `none`.
+        verify: verification before the commit, `digest`, `store` or `none`.
         digest: identity of this conversion.
         lossy: target key path → bound of the error after a round trip; empty if every move is exact.
         notes: messages about content that could not be carried or made.

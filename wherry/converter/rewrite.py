@@ -32,7 +32,8 @@ from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pi
 from wherry.formats.registry import rewrites
 from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record
-from wherry.staging.staging import Staging, tidy
+from wherry.staging.copied_staging import open_staging
+from wherry.staging.staging import tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
@@ -225,14 +226,15 @@ def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
 
 def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
     identity = [ready.rewriting.digest, ready.pin.digest]
-    with Staging(ready.target, sha256_of("run", identity)[:8], resume=False) as staging:
+    members = tuple(ready.change.files)[-1:]
+    with open_staging(ready.target, sha256_of("run", identity)[:8], members, resume=False) as staging:
         wanted = replace(wanted, folder=staging.spill)
         with blaming_changes(ready.pin, ready.checkpoint):
             sidecar, ways = _written(ready, replace(staging.location, opaque=ready.target.opaque), wanted)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
         ready.pin.require_unchanged(ready.checkpoint)
-        staging.commit(tuple(ready.change.files)[-1:])
+        staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 

@@ -222,8 +222,9 @@ class ConvertRequest:
         form="What to accept at the target: nothing, anything that wherry wrote, or the result of this conversion.",
     )  # fmt: skip
     verify: str = option(
-        "digest", "Read the target back before the commit.", choices=("digest", "none"), form=None, route=None,
-        planned=True,
+        "digest",
+        "Read the target back before the commit; `store` compares the checksums of the target's store instead.",
+        choices=("digest", "store", "none"), form=None, route=None, planned=True,
     )  # fmt: skip
     meta: Mapping[str, str] = option(
         {}, "Metadata to store in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT

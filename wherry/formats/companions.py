@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
@@ -15,13 +17,32 @@ from wherry.errors import MismatchError, storage_error
 from wherry.formats.file_names import is_weights
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import make_folder
+from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from wherry.core.manifest import Companion
     from wherry.formats.checkpoint import Checkpoint
     from wherry.storage.location import Location
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+@contextmanager
+def _writing(target: Location, size: int) -> Generator[Callable[[int, bytes], object]]:
+    """A function that appends bytes, given their offset, to a new file of a known size."""
+    if is_staged(target):
+        files = UploadedFiles(target.parent, {target.name: size})
+        yield partial(files.write, target.name)
+        return
+    try:
+        with os.fdopen(open_regular(target.path, flags=_NEW), "wb") as file:
+            yield lambda _offset, piece: file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, target.uri) from error
 
 
 def ignored_companion(name: str, reason: str) -> IgnoredEntry:
@@ -37,14 +58,23 @@ def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
     Raises:
         NotFoundError, HostileError, StorageError: it cannot be read.
     """
+    return replace(companion, sha256=file_digest(checkpoint.reader.companion(companion.name)))
+
+
+def file_digest(place: Location) -> str:
+    """The SHA-256 of a companion file.
+
+    Raises:
+        NotFoundError, HostileError, StorageError: it cannot be read.
+    """
     digest = hashlib.sha256()
-    for piece in checkpoint.reader.companion(companion.name).pieces():
+    for piece in place.pieces():
         digest.update(piece)
-    return replace(companion, sha256=digest.hexdigest())
+    return digest.hexdigest()
 
 
 def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Companion:
-    """Copy a companion durably to a local file.
+    """Copy a companion durably to a local file, or to the staged objects of a run.
 
     Args:
         checkpoint: where it is read.
@@ -60,15 +90,11 @@ def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Co
     """
     source, digest, length = checkpoint.reader.companion(companion.name), hashlib.sha256(), 0
     make_folder(target.parent)
-    try:
-        with os.fdopen(open_regular(target.path, flags=_NEW), "wb") as file:
-            for piece in source.pieces():
-                digest.update(piece)
-                length += file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(error, target.uri) from error
+    with _writing(target, companion.size) as write:
+        for piece in source.pieces():
+            digest.update(piece)
+            write(length, piece)
+            length += len(piece)
     if length != companion.size:
         raise MismatchError(
             f"a companion file changed during the conversion: expected {companion.size} bytes, got {length}",

@@ -196,6 +196,8 @@ class Format:
         adapt: for a system with one fixed way of naming: the source's tree under its names, unless the user
             gives `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
             target's URI.
+        streams: whether its files can be written straight into a store of objects, because every byte of them is
+            known soon after its neighbours; otherwise they are staged on a local disk first.
         guard: refuses a target that the system itself could not handle; the flag says whether it was chosen by
             `--into`.
         rewrites: what `wherry rewrite --as` can change in its checkpoints without touching a tensor byte.
@@ -213,6 +215,7 @@ class Format:
     form: TreeForm | None = None
     aliases: tuple[str, ...] = ()
     single_file: bool = False
+    streams: bool = False
     readable: bool = True
     companion_folder: str = ""
     commit_members: tuple[str, ...] = ()

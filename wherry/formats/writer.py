@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
+    # Start, stop and checksum of pieces of a tensor.
+    Checks: TypeAlias = Sequence[tuple[int, int, int]]
     EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
 
 
@@ -43,6 +45,17 @@ class Writer(Protocol):
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
+        ...
+
+    def checks(self, path: KeyPath, where: Span) -> Checks:
+        """Checksums of stored bytes that `finish` needs, and that cannot be computed again from a store."""
+        ...
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+        """Take up bytes that an earlier run has stored, with their checksums; they are not written again."""
 
     def sync(self) -> None:
         """Make everything written so far durable: contents, names, and the folders that hold the names.
@@ -79,6 +92,17 @@ class BaseWriter:
         """No encoded chunks are named."""
         return None
 
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  of the protocol
+        """Everything is durable after a `sync`."""
+        return True
+
+    def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  of the protocol
+        """None are needed."""
+        return ()
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+        """Nothing depends on it."""
+
 
 class WriterOver(BaseWriter):
     """Delegates its tensors to another writer, whose container is part of its own."""
@@ -100,6 +124,18 @@ class WriterOver(BaseWriter):
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """The encoded chunk of the other writer."""
         return self._item.encoded(path, where)
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether the other writer has stored it."""
+        return self._item.stored(path, where)
+
+    def checks(self, path: KeyPath, where: Span) -> Checks:
+        """Those of the other writer."""
+        return self._item.checks(path, where)
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+        """Tell the other writer."""
+        self._item.restore(path, where, checks)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write through the other writer; its errors are passed on."""
@@ -127,3 +163,8 @@ def extents_of(writer: Any) -> ExtentsFunction:
 def encoded_of(writer: Any) -> EncodedFunction:
     """The `encoded` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "encoded", BaseWriter().encoded)
+
+
+def durable(writer: Any) -> BaseWriter:
+    """A writer for `stored`, `checks` and `restore`; a writer of an older plug-in may not have them."""
+    return writer if hasattr(writer, "restore") else BaseWriter()

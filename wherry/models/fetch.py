@@ -26,8 +26,8 @@ from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
+from wherry.staging.copied_staging import open_staging
 from wherry.staging.in_use import in_use
-from wherry.staging.staging import Staging
 from wherry.storage.copy import copy_files
 from wherry.storage.durable import put
 from wherry.storage.sidecar import (
@@ -172,7 +172,7 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
     """Stage, copy, verify, commit; return the bytes that an earlier run had copied."""
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
     row = find_format(subject.detection.format)
-    with Staging(place, sha256_of("fetch", header)[:8]) as staging:
+    with open_staging(place, sha256_of("fetch", header)[:8], row.commit_members) as staging:
         area = staging.location
         pairs = (
             [(subject.base.member(entry.name), area, entry) for entry in subject.members]
@@ -184,7 +184,7 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
         resumed = copy_files(pairs, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
-        staging.commit(row.commit_members, beside=beside)
+        staging.commit(beside)
     return resumed
 
 

@@ -20,7 +20,7 @@ from wherry.errors import CorruptError
 from wherry.objects.crc import KINDS, combine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from wherry.core.tensorspec import Span, TensorSpec
     from wherry.formats.reader import Extent, RangeChecksum
@@ -137,6 +137,22 @@ class PieceCrc:
             end = min((position // CELL + 1) * CELL, stop)
             self._keep(position, end, KINDS[self._kind].of(data[position - start : end - start]))
             position = end
+
+    def known(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Start, stop and CRC of the pieces within [start, stop)."""
+        with self._lock:
+            cells = [self._cells.get(cell, {}) for cell in range(start // CELL, -(-stop // CELL))]
+            return [
+                (first, last, value)
+                for pieces in cells
+                for first, (last, value) in sorted(pieces.items())
+                if start <= first and last <= stop
+            ]
+
+    def take(self, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """Take up pieces that `known` has returned for the same string."""
+        for start, stop, value in pieces:
+            self._keep(start, stop, value)
 
     def _keep(self, start: int, stop: int, value: int) -> None:
         with self._lock:

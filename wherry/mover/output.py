@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
-from wherry.formats.writer import place_of
+from wherry.formats.writer import durable, place_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.writer import PlaceFunction, Writer
+    from wherry.formats.writer import BaseWriter, PlaceFunction, Writer
     from wherry.mover.readback import ReadBack, StoredPart
 
 _GROUP_BYTES = 32 << 20
@@ -53,6 +53,7 @@ class Output:
     back: ReadBack | None = None
     error: WherryError | None = None
     _where: PlaceFunction = field(init=False)
+    _durable: BaseWriter = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
     _unsynced: int = 0
     _synced_at: float = field(default_factory=time.monotonic)
@@ -60,7 +61,11 @@ class Output:
     _commit: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._where = place_of(self.writer)
+        self._where, self._durable = place_of(self.writer), durable(self.writer)
+        for row in self.journal.done:
+            target = self.targets.get(row.source)
+            if target is not None:
+                self._durable.restore(target.path, row.span, row.checks)
 
     def wants(self, move: Move) -> bool:
         """Whether the output needs this part and no earlier run has delivered it."""
@@ -170,12 +175,19 @@ class Output:
         rows: list[tuple[Move, DurableMove]] = []
         for move in finished:
             leaves = {} if move.box else hashers[move.source].known(*move.span)
-            if leaves is not None:
-                rows.append((move, DurableMove(move.source, move.span, leaves)))
+            if leaves is not None and self._is_stored(move):
+                checks = self._durable.checks(self.targets[move.source].path, move.span)
+                rows.append((move, DurableMove(move.source, move.span, leaves, tuple(checks))))
             else:
                 with self._lock:
                     self._finished.append(move)
         return rows
+
+    def _is_stored(self, move: Move) -> bool:
+        target = self.targets[move.source]
+        if target.chunks is None or move.region is None:
+            return self._durable.stored(target.path, move.span)
+        return all(self._durable.stored(target.path, part) for part in cells(move.region, target.chunks))
 
 
 def as_array(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

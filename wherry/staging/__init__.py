@@ -5,4 +5,7 @@
 - Takeover: how a process continues the area of an owner that has ended (`takeover`).
 - Journal: which moves are durable in an area, signed, so that another run resumes (`journal`).
 - Staging: the area, its journal and its lease together, up to the commit (`staging`).
+
+In a store of objects there are no areas: a target is uploaded as it is written (`object_staging`, with `object_lease`
+and `object_journal`), or from a local folder at the commit (`copied_staging`).
 """

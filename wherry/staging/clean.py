@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import NotFoundError, StorageError, TargetInUseError, UsageError, storage_errors
+from wherry.objects.stores import object_store
 from wherry.staging.area import set_aside
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
+from wherry.staging.object_clean import clean_one, leftovers
 from wherry.storage.folders import is_staging, remove
 from wherry.storage.stores import locate
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wherry.staging.lease_watch import Judgement
+    from wherry.storage.location import Location
 
 _OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{8})?(?:\.[a-z]+)?")
 _OWN_LEASES = (".lease", ".reading")
@@ -51,19 +54,23 @@ def clean(
     """Remove stale staging areas below a root.
 
     Args:
-        root: a local folder.
+        root: a local folder, or one in a store of objects.
         dry_run: only list them.
         min_age: seconds since anything in the area changed; younger ones are left, as they may be in use.
 
     Raises:
         NotFoundError: the root does not exist.
-        UsageError: the root is not local.
+        UsageError: the root is in a store that only reads.
         StorageError: an area could not be removed.
     """
     location = locate(root)
+    if object_store(location.store) is not None:
+        return _clean_objects(location, dry_run=dry_run, min_age=min_age)
     if not location.store.capabilities.local:
         raise UsageError(
-            "only local folders have staging areas to clean", uri=location.uri, cure="pass a local folder"
+            f"{location.store.protocol}:// has no staging areas to clean",
+            uri=location.uri,
+            cure="pass a local folder, gs:// or s3://",
         )
     if location.entry is None:
         raise NotFoundError("folder not found", uri=location.uri, cure="check the path")
@@ -73,6 +80,15 @@ def clean(
         judged = judge({area.lease for area in areas if area.lease and area.is_quiet})
         cleaned = [_clean_one(area, judged, min_age, dry_run=dry_run) for area in areas]
         return [one for one in cleaned if one]
+
+
+def _clean_objects(location: Location, *, dry_run: bool, min_age: float) -> list[CleanReport]:
+    """The same in a store of objects, where one report stands for everything that is left of one target."""
+    with storage_errors(location.uri):
+        return [
+            CleanReport(left.place.uri, *clean_one(left, dry_run=dry_run, min_age=min_age))
+            for left in leftovers(location)
+        ]
 
 
 class _Area(NamedTuple):

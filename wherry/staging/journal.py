@@ -22,7 +22,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Header = Mapping[str, str]
-_FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
-_LONGEST_LINE = 64 << 20
+FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
+LONGEST_LINE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,13 @@ class DurableMove:
         source: key path of the tensor in the source.
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
+        checks: start, stop and checksum of pieces, where the writer needs them; see `Writer.checks`.
     """
 
     source: KeyPath
     span: Span
     leaves: Mapping[int, bytes]
+    checks: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Journal:
     reason: str | None = None
     guard: Callable[[], None] = lambda: None
     _key: bytes = b""
-    _mac: bytes = _FIRST_MAC
+    _mac: bytes = FIRST_MAC
     _descriptor: int = -1
     _spans: frozenset[tuple[KeyPath, Span]] = field(default_factory=frozenset[tuple[KeyPath, Span]])
 
@@ -89,7 +91,7 @@ class Journal:
             StorageError: the storage failed.
             TargetInUseError: another run has taken over the target.
         """
-        lines = [_encode(row) for row in rows]
+        lines = [encode(row) for row in rows]
         if lines:
             self.guard()
             self._append({"done": lines})
@@ -102,7 +104,7 @@ class Journal:
 
     def _append(self, row: dict[str, Any]) -> None:
         text = json.dumps(row).encode()
-        mac = _next_mac(self._key, self._mac, text)
+        mac = next_mac(self._key, self._mac, text)
         try:
             _write_all(self._descriptor, b"%b\t%b\n" % (text, mac.hex().encode()))
             os.fsync(self._descriptor)
@@ -147,7 +149,7 @@ def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda:
     lines, reason = signed_lines(path, key)
     done, reason = _rows(lines, header) if reason is None else ((), reason)
     kept = lines if done else []
-    journal = Journal(path, done, reason, guard, key, kept[-1].mac if kept else _FIRST_MAC)
+    journal = Journal(path, done, reason, guard, key, kept[-1].mac if kept else FIRST_MAC)
     try:
         journal.begin(header, sum(line.size for line in kept))
     except BaseException:
@@ -170,26 +172,32 @@ def signed_lines(path: Path, key: bytes) -> tuple[list[Line], str | None]:
     Raises:
         StorageError: the storage failed.
     """
-    lines: list[Line] = []
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return [], "the journal of the interrupted run is not a file"
-            while (data := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-                text, _tab, mac = data[:-1].rpartition(b"\t")
-                expected = _next_mac(key, lines[-1].mac if lines else _FIRST_MAC, text)
-                if not hmac.compare_digest(expected.hex().encode(), mac):
-                    return [], "the journal of the interrupted run was altered, or signed with another key"
-                lines.append(Line(text, expected, len(data)))
+            return checked_lines(file, key)
     except FileNotFoundError:
         return [], None
     except OSError as error:
         raise storage_error(error, str(path)) from error
+
+
+def checked_lines(file: BinaryIO, key: bytes) -> tuple[list[Line], str | None]:
+    """The same for the contents of a journal, wherever it is kept."""
+    lines: list[Line] = []
+    while (data := file.readline(LONGEST_LINE)).endswith(b"\n"):
+        text, _tab, mac = data[:-1].rpartition(b"\t")
+        expected = next_mac(key, lines[-1].mac if lines else FIRST_MAC, text)
+        if not hmac.compare_digest(expected.hex().encode(), mac):
+            return [], "the journal of the interrupted run was altered, or signed with another key"
+        lines.append(Line(text, expected, len(data)))
     return lines, None
 
 
-def _next_mac(key: bytes, before: bytes, text: bytes) -> bytes:
+def next_mac(key: bytes, before: bytes, text: bytes) -> bytes:
+    """The MAC of a line after the line with another MAC."""
     return hmac.digest(key, before + text, hashlib.sha256)
 
 
@@ -201,22 +209,26 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
             return (), f"the interrupted run had a different {' and '.join(changed)}"
-        return tuple(_decode(row) for group in rows[1:] for row in group["done"]), None
+        return tuple(decode(row) for group in rows[1:] for row in group["done"]), None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return (), f"the journal of the interrupted run cannot be read: {error}"
 
 
-def _encode(row: DurableMove) -> list[Any]:
+def encode(row: DurableMove) -> list[Any]:
+    """A move as a part of a line."""
     leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
-    return [render(row.source), *row.span, list(row.leaves), leaves]
+    checks = [list(row.checks)] if row.checks else []
+    return [render(row.source), *row.span, list(row.leaves), leaves, *checks]
 
 
-def _decode(row: list[Any]) -> DurableMove:
-    path, start, stop, numbers, text = row
+def decode(row: list[Any]) -> DurableMove:
+    """The inverse of `encode`; raises ValueError, KeyError or TypeError."""
+    path, start, stop, numbers, text, *more = row
     raw = base64.b64decode(text, validate=True)
     width = len(raw) // len(numbers) if numbers else 0
     leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}
-    return DurableMove(parse(path), Span(start, stop), leaves)
+    checks = tuple((int(first), int(last), int(value)) for first, last, value in (more[0] if more else ()))
+    return DurableMove(parse(path), Span(start, stop), leaves, checks)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

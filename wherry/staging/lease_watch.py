@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 EXPIRY_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # between two looks at a lease
@@ -118,9 +118,20 @@ def see(path: Path) -> Sighting | None:
 class Watch:
     """Observes one lease repeatedly."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path | str, look: Callable[[], Sighting | None] | None = None, expiry: float | None = None
+    ) -> None:
+        """Choose the lease.
+
+        Args:
+            path: the lease.
+            look: looks at it once; by default as `see` does.
+            expiry: seconds after which an unchanged lease has expired; `EXPIRY_SECONDS` by default.
+        """
         self.path = path
         self.sighting: Sighting | None = None
+        self.expiry = EXPIRY_SECONDS if expiry is None else expiry
+        self._see = look or (lambda: see(Path(path)))
         self._unchanged = 0.0
         self._looked = 0.0
 
@@ -130,7 +141,7 @@ class Watch:
         Raises:
             OSError: the storage failed.
         """
-        before, self.sighting = self.sighting, see(self.path)
+        before, self.sighting = self.sighting, self._see()
         elapsed, self._looked = time.monotonic() - self._looked, time.monotonic()
         if self.sighting is None:
             return Verdict.FREE
@@ -145,7 +156,7 @@ class Watch:
             return Verdict.ALIVE
         # Time in which the watcher itself was stopped does not count: the owner may have been stopped too.
         self._unchanged += min(elapsed, 2 * pause())
-        return Verdict.EXPIRED if self._unchanged >= EXPIRY_SECONDS else Verdict.UNDECIDED
+        return Verdict.EXPIRED if self._unchanged >= self.expiry else Verdict.UNDECIDED
 
 
 class Judgement(NamedTuple):
@@ -162,7 +173,13 @@ def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
         StorageError: a lease is a folder.
         OSError: the storage failed.
     """
-    watches, found = [Watch(path) for path in paths], dict[Path, Judgement]()
+    found = judge_all([Watch(path) for path in paths])
+    return {Path(path): judgement for path, judgement in found.items()}
+
+
+def judge_all(watches: list[Watch]) -> dict[Path | str, Judgement]:
+    """The same for leases that are watched in their own ways; the result is by path."""
+    found = dict[Path | str, Judgement]()
     begin, noticed = time.monotonic(), False
     while True:
         for watch in watches:
@@ -173,7 +190,9 @@ def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
         if not noticed and time.monotonic() - begin >= NOTICE_SECONDS:
             noticed = True
             _log.warning(
-                "%s: waiting up to %.0f s for the owner to renew the lease", watches[0].path, EXPIRY_SECONDS
+                "%s: waiting up to %.0f s for the owner to renew the lease",
+                watches[0].path,
+                watches[0].expiry,
             )
         time.sleep(pause())
 

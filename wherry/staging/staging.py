@@ -6,8 +6,7 @@ a letter, so that neither Lingua (which treats any folder that begins with ten d
 access the area; files in it have the modes of the umask, and keep them when they are committed. On a local file
 system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks
 it, a hard link (files) or a rename that can replace only an empty folder. New parent folders are synced into their own
-parents. On an object store the staged files are uploaded under their final names and the format's commit member is put
-last, create-only, so that readers see nothing before it; nothing is renamed there.
+parents. A store of objects has no renames; see `object_staging` and `copied_staging`.
 
 Every owner commits only from its own area, and only while it holds the target's lease. If a run was stopped for so long
 that another run took over its target, its area no longer exists; it ends with TargetInUseError, and does not touch the
@@ -23,8 +22,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
-import tempfile
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -88,7 +85,7 @@ class Staging:
         Raises:
             UsageError: the target's storage is read-only.
         """
-        if not target.store.capabilities.create_only_put:
+        if not target.store.capabilities.local:
             raise UsageError(
                 f"{target.store.protocol}:// is read-only",
                 uri=target.uri,
@@ -98,10 +95,7 @@ class Staging:
         self.discarded: str | None = None
         self._error: BaseException | None = None
         self._made: list[Path] = []
-        self._local = target.store.capabilities.local
-        self._parent = (
-            Path(target.path).parent if self._local else Path(tempfile.mkdtemp(prefix="wherry-upload-"))
-        )
+        self._parent = Path(target.path).parent
         self._identity = identity if resume else None
         self._lease = lease_of(self._parent, target)
         self._released = self._parent / f"{PREFIX}{target.name}.{identity}"
@@ -184,11 +178,10 @@ class Staging:
             sync_tree(self._area)
             sync_folder(self._parent)
 
-    def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
+    def commit(self, beside: bytes | None = None) -> None:
         """Make the staged file or folder appear at the target.
 
         Args:
-            commit_members: the first of these that exists is put last on an object store.
             beside: contents of the sidecar of a single file, which is written beside it just before.
 
         Raises:
@@ -198,7 +191,7 @@ class Staging:
         """
         try:
             with storage_errors(self.target.uri):
-                self._commit(commit_members, beside)
+                self._commit(beside)
         except StorageError as error:
             if self._is_lost():
                 raise self._lease.lost() from error
@@ -246,11 +239,9 @@ class Staging:
 
     def _resumable(self, cause: BaseException | None) -> bool:
         """Whether the same conversion can resume this area."""
-        kept = self._local and self._identity is not None  # else no run ever resumes the area
-        if (
-            cause is None or not kept or not Path(self.location.path).exists()
-        ):  # after the commit it no longer exists
-            return False
+        kept = self._identity is not None  # else no run ever resumes the area
+        if cause is None or not kept or not Path(self.location.path).exists():
+            return False  # after the commit it no longer exists
         if isinstance(cause, Exception):
             return isinstance(cause, WherryError) and cause.retryable
         return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
@@ -275,15 +266,10 @@ class Staging:
     def _remove_parents(self) -> None:
         for parent in reversed(self._made):
             _remove_if_empty(parent)
-        if not self._local:
-            shutil.rmtree(self._parent, ignore_errors=True)
 
-    def _commit(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
+    def _commit(self, beside: bytes | None) -> None:
         try:
-            if self._local:
-                self._commit_local(beside)
-            else:
-                self._commit_objects(commit_members, beside)
+            self._publish(beside)
         except FileExistsError as error:
             raise TargetExistsError(
                 "target already exists; it was created during the conversion",
@@ -291,7 +277,7 @@ class Staging:
                 cure="choose another target",
             ) from error
 
-    def _commit_local(self, beside: bytes | None) -> None:
+    def _publish(self, beside: bytes | None) -> None:
         staged, target = Path(self.location.path), Path(self.target.path)
         sync_tree(staged)
         if beside is not None:
@@ -330,22 +316,6 @@ class Staging:
 
     def _owns_area(self) -> bool:
         return _inode(self._area) == self._inode
-
-    def _commit_objects(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
-        store, target = self.target.store, self.target
-        if target.exists():
-            raise FileExistsError(target.uri)
-        if beside is not None:
-            store.put(target.parent.join(sidecar_name(target.name)).path, beside)
-        staged = Path(self.location.path)
-        names = [""] if staged.is_file() else [entry.name for entry in self.location.walk()]
-        marker = next((name for name in commit_members if name in names), "")
-        for name in sorted(names, key=lambda name: (name == marker, name)):
-            last = name in ("", marker)
-            destination = target.join(name).path if name else target.path
-            store.put(
-                destination, (staged / name).read_bytes() if name else staged.read_bytes(), create_only=last
-            )
 
     def _make_parents(self) -> None:
         for parent in make_durable_folders(self._parent):

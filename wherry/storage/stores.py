@@ -179,11 +179,13 @@ def open_local(location: Location) -> int:
 
 
 def make_folder(location: Location) -> None:
-    """Make a local folder and its parents, but never a staging area.
+    """Make a local folder and its parents, but never a staging area; a store of objects has no folders to make.
 
     Raises:
         StorageError: the storage failed.
     """
+    if not location.store.capabilities.local:
+        return
     try:
         make_folders(Path(location.path))
     except OSError as error:

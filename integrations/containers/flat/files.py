@@ -13,19 +13,24 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.errors import StorageError, storage_error
+from wherry.errors import StorageError, UnsupportedError, storage_error
 from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.flat.blocks import Blocks
 from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
+from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, Span
+    from wherry.storage.location import Location
 
 # Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
 _AT_ONCE = 2
@@ -217,6 +222,22 @@ class FlatFiles:
         return open_regular(str(self._folder / name), flags=flags)
 
 
+def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles:
+    """The files of a folder, on a local disk or in the staged objects of a run.
+
+    Raises:
+        UnsupportedError: the folder is neither.
+        StorageError: the storage is full or failed.
+    """
+    if is_staged(folder):
+        return UploadedFiles(folder, sizes)
+    if not folder.store.capabilities.local:
+        raise UnsupportedError(
+            "files can only be written into a staging area", uri=folder.uri, cure="use wherry.convert"
+        )
+    return FlatFiles(Path(folder.path), sizes)
+
+
 def _allocate(descriptor: int, size: int) -> None:
     os.ftruncate(descriptor, size)
     if size:
@@ -231,7 +252,17 @@ def _settle(descriptor: int) -> None:
 class FlatFilesWriter(BaseWriter):
     """A writer into flat files, which accept any span of any tensor."""
 
-    _files: FlatFiles
+    _files: FlatFiles | UploadedFiles
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether bytes that were written are durable after a `sync`; in a store, when their parts are sent."""
+        if isinstance(self._files, FlatFiles):
+            return True
+        extents = self.extents(path, where)
+        return extents is not None and all(
+            self._files.holds(extent.location.path, extent.offset, extent.offset + extent.length)
+            for extent in extents
+        )
 
     def sync(self) -> None:
         """Make everything that was written durable."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.errors import UsageError, storage_error
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import FlatFilesWriter, open_files
 from wherry.integrations.containers.msgpack.layout import lay_out
 
 if TYPE_CHECKING:
@@ -32,21 +31,19 @@ class MsgpackFilesWriter(FlatFilesWriter):
         """Create the files and write everything but the tensors.
 
         Args:
-            folder: an existing local folder.
+            folder: an existing local folder, or the staged objects of a run.
             plans: file name → its layout.
             index: name and contents of the index of several files, written by `finish`.
 
         Raises:
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
-        if not folder.store.capabilities.local:
-            raise UnsupportedError("flax msgpack files can only be written to local folders", uri=folder.uri)
         self._folder = folder
         self._index = index
         self._slots = {path: slots for plan in plans.values() for path, slots in plan.slots.items()}
         self._names = {path: name for name, plan in plans.items() for path in plan.slots}
-        self._files = FlatFiles(Path(folder.path), {name: plan.size for name, plan in plans.items()})
+        self._files = open_files(folder, {name: plan.size for name, plan in plans.items()})
         for name, plan in plans.items():
             for offset, run in plan.runs:
                 self._files.write(name, offset, run)
@@ -124,13 +121,13 @@ class MsgpackWriter(MsgpackFilesWriter):
         """Create the file and write everything but the tensors.
 
         Args:
-            staging: the file, in an existing local folder.
+            staging: the file, in an existing local folder or in the staged objects of a run.
             manifest: the contents.
             encoded: further leaves, as msgpack.
 
         Raises:
             UnrepresentableError: flax cannot hold part of the manifest.
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
         super().__init__(staging.parent, {staging.name: lay_out(manifest, staging.uri, encoded)})

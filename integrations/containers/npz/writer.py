@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError
+from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter, open_files
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
 from wherry.mover.checksums import PieceCrc
 from wherry.objects.crc import combine
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.writer import Checks
     from wherry.storage.location import Location
 
 SUFFIX = ".npy"
@@ -67,17 +68,14 @@ class NpzWriter(FlatFilesWriter):
         """Create the file.
 
         Args:
-            target: the file; its folder exists and is local.
+            target: the file; its folder exists, or is one in the staged objects of a run.
             specs: the tensors that it will hold.
 
         Raises:
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
-        if not target.store.capabilities.local:
-            raise UnsupportedError("npz files can only be written to local folders", uri=target.uri)
         self._target = target
-        self._file = Path(target.path)
         self._members: dict[KeyPath, _Member] = {}
         self._crcs: dict[KeyPath, int] = {}  # of the tensors, known when the archive is complete
         position = 0
@@ -87,7 +85,12 @@ class NpzWriter(FlatFilesWriter):
             position = member.data + member.crc.size
         self._directory = position
         size = position + len(b"".join(self._ending(dict.fromkeys(self._members, 0))))
-        self._files = FlatFiles(self._file.parent, {self._file.name: size})
+        self._left = {path: member.crc.size for path, member in self._members.items()}
+        self._lock = threading.Lock()
+        self._files = open_files(target.parent, {target.name: size})
+        for path, member in self._members.items():
+            if not member.crc.size:
+                self._count(path, 0)
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in the archive."""
@@ -115,7 +118,30 @@ class NpzWriter(FlatFilesWriter):
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
         if data:
             member.crc.update(where.start, data)
-            self._files.write(self._file.name, member.data + where.start, data)
+            self._files.write(self._target.name, member.data + where.start, data)
+            self._count(path, len(data))
+
+    def checks(self, path: KeyPath, where: Span) -> Checks:
+        """The CRCs of the pieces of a span, if they cannot be read again."""
+        return () if isinstance(self._files, FlatFiles) else self._members[path].crc.known(*where)
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+        """Take up the CRCs of stored pieces."""
+        if not isinstance(self._files, FlatFiles):
+            self._members[path].crc.take(checks)
+            self._count(path, where.nbytes)
+
+    def _count(self, path: KeyPath, nbytes: int) -> None:
+        """Count bytes that are known; in an upload, the local header is written after the last ones of a tensor."""
+        if isinstance(self._files, FlatFiles):
+            return
+        with self._lock:
+            self._left[path] -= nbytes
+            complete = not self._left[path]
+        if complete:
+            member = self._members[path]
+            crc = combine(crc32(member.head), self._crc(member), member.crc.size)
+            self._files.write(self._target.name, member.at, _local(member, crc) + member.head)
 
     def finish(self) -> None:
         """Write the local headers and the directory, which need all CRCs."""
@@ -125,13 +151,13 @@ class NpzWriter(FlatFilesWriter):
             for path, member in self._members.items()
         }
         for path, member in self._members.items():
-            self._files.write(self._file.name, member.at, _local(member, crcs[path]) + member.head)
-        self._files.write(self._file.name, self._directory, b"".join(self._ending(crcs)))
+            self._files.write(self._target.name, member.at, _local(member, crcs[path]) + member.head)
+        self._files.write(self._target.name, self._directory, b"".join(self._ending(crcs)))
         self._files.finish()
 
     def _crc(self, member: _Member) -> int:
         """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
-        name, base = self._file.name, member.data
+        name, base = self._target.name, member.data
         return member.crc.value(lambda start, stop: self._files.read(name, base + start, base + stop))
 
     def _ending(self, crcs: dict[KeyPath, int]) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.errors import UsageError, storage_error
 from wherry.formats.reader import Extent
+from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.orbax import layout, partitioning
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
-class OrbaxWriter:
+class OrbaxWriter(BaseWriter):
     """Writes one item into a local staging folder; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:

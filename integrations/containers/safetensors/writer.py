@@ -8,14 +8,13 @@ sharded checkpoint last.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.tensorspec import Span, TensorSpec
-from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.errors import UsageError, storage_error
 from wherry.formats.format import Option
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import FlatFilesWriter, open_files
 from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 
@@ -49,18 +48,16 @@ class SafetensorsWriter(FlatFilesWriter):
         """Create the files and write their headers.
 
         Args:
-            folder: an existing local folder.
+            folder: an existing local folder, or one in the staged objects of a run.
             shards: file name → the tensors that it will hold.
             metadata: `__metadata__` of every file.
             index: name and contents of the index file, written by `finish`.
 
         Raises:
             UnrepresentableError: safetensors cannot hold one of the tensors.
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
-        if not folder.store.capabilities.local:
-            raise UnsupportedError("safetensors files can only be written to local folders", uri=folder.uri)
         headers = {name: header.build(specs, metadata, folder.uri) for name, specs in shards.items()}
         self._folder = folder
         self._index = index
@@ -74,7 +71,7 @@ class SafetensorsWriter(FlatFilesWriter):
             name: max((slot.stop for slot in slots.values()), default=len(head))
             for name, (head, slots) in headers.items()
         }
-        self._files = FlatFiles(Path(folder.path), sizes)
+        self._files = open_files(folder, sizes)
         for name, (head, _) in headers.items():
             self._files.write(name, 0, head)
 

@@ -12,15 +12,15 @@ reader requires it. Source: torch/serialization.py, torch/_utils.py and archives
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError
+from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter
+from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter, open_files
+from wherry.integrations.containers.torch.frames import StreamedFrames
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
     ALIGNMENT,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.writer import Checks
     from wherry.integrations.containers.pickle.writer import PickleWriter
     from wherry.storage.location import Location
 
@@ -130,17 +131,14 @@ class ArchivesWriter(FlatFilesWriter):
         """Create the files.
 
         Args:
-            folder: an existing local folder.
+            folder: an existing local folder, or one in the staged objects of a run.
             files: name → the archives in it, and its size.
 
         Raises:
-            UnsupportedError: the folder is not local.
+            UnsupportedError: the folder is neither.
             StorageError: the storage is full or failed.
         """
-        if not folder.store.capabilities.local:
-            raise UnsupportedError("torch archives can only be written to local folders", uri=folder.uri)
         self._home = folder
-        self._folder = Path(folder.path)
         self._plans = {name: plans for name, (plans, _) in files.items()}
         self._places = {
             path: _RecordPlace(name, plan.start + slot.data, slot.record.size)
@@ -160,7 +158,13 @@ class ArchivesWriter(FlatFilesWriter):
         }
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
         self._framed: set[ArchivePlan] = set()  # the archives that are written
-        self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
+        self._left = {
+            path: place.size for path, place in self._places.items()
+        }  # bytes that nobody has written
+        self._files = open_files(folder, {name: size for name, (_, size) in files.items()})
+        self._streamed = (
+            None if isinstance(self._files, FlatFiles) else StreamedFrames(files, self._files.write)
+        )
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in its file."""
@@ -197,6 +201,38 @@ class ArchivesWriter(FlatFilesWriter):
                 self._framed.discard(small)
             self._piece_crc(path).update(where.start, data)
             self._files.write(place.file, place.start + where.start, data)
+            self._count(path, len(data))
+
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether a span is durable after a `sync`; the archive of a small tensor counts as a whole."""
+        plan = self._small.get(path)
+        if plan is None or isinstance(self._files, FlatFiles):
+            return super().stored(path, where)
+        place = self._home.join(self._places[path].file)
+        return self._files.holds(place.path, plan.start, plan.start + plan.length)
+
+    def checks(self, path: KeyPath, where: Span) -> Checks:
+        """The CRCs of the pieces of a span, if the frames are written before all of them are known."""
+        return () if self._streamed is None or path in self._small else self._piece_crc(path).known(*where)
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+        """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame."""
+        small = self._small.get(path)
+        if small is not None:
+            self._framed.add(small)
+        elif self._streamed is not None and path in self._places:
+            self._piece_crc(path).take(checks)
+            self._count(path, where.nbytes)
+
+    def _count(self, path: KeyPath, nbytes: int) -> None:
+        """Count bytes that are known; after the last ones of a tensor, its frames are."""
+        if self._streamed is None:
+            return
+        with self._lock:
+            self._left[path] -= nbytes
+            complete = not self._left[path]
+        if complete:
+            self._streamed.complete(path, self._crc(path))
 
     def _write_archive(self, plan: ArchivePlan, place: _RecordPlace, data: memoryview) -> None:
         """Write the archive of one small tensor at once: written later, its frame would read each block again."""
@@ -206,8 +242,8 @@ class ArchivesWriter(FlatFilesWriter):
         self._framed.add(plan)
 
     def finish(self) -> None:
-        """Write the frames of the archives, which need all CRCs."""
-        for name, plans in self._plans.items():
+        """Write the frames of the archives, which need all CRCs, unless they were written meanwhile."""
+        for name, plans in self._plans.items() if self._streamed is None else ():
             for plan in plans:
                 if plan in self._framed:
                     continue

@@ -164,6 +164,7 @@ FORMATS = (
         detect=_detect,
         open=open_folder,
         create=create_folder,
+        streams=True,
         holds=Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, types=True),
         aliases=("distcp", "torch-dcp"),
         commit_members=(METADATA,),

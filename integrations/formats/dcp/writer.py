@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
@@ -34,6 +35,7 @@ class DcpWriter(ArchivesWriter):
         super().finish()
         try:
             self._place.store.put(self._place.path, self._metadata)
-            sync_folder(self._folder)
+            if self._place.store.capabilities.local:
+                sync_folder(Path(self._place.parent.path))
         except OSError as error:
             raise storage_error(error, self._place.uri) from error

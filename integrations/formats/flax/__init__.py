@@ -157,6 +157,7 @@ FORMATS = (
         detect=_detect,
         open=open_file,
         create=_create,
+        streams=True,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True),
         aliases=("flax", "msgpack"),
         single_file=True,

@@ -97,6 +97,7 @@ FORMATS = (
         refines=("safetensors", "torch-zip", "huggingface-flax"),
         system="huggingface",
         aliases=("hf",),
+        streams=True,
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
             "max_shard_size": Option("5GB", "maximum size of a file, for example 200MB"),

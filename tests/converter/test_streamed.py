@@ -1,0 +1,412 @@
+"""Targets in a store of objects: nothing on a local disk, one owner, proved before the commit, resumed after a kill."""
+
+import tempfile
+import threading
+from dataclasses import replace
+
+import pytest
+
+import wherry
+from tests.support.object_stores import (
+    Killed,
+    left_beside,
+    model,
+    release,
+    small_parts,
+    uploads_below,
+    watched,
+)
+from wherry.errors import (
+    CorruptError,
+    MismatchError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UsageError,
+)
+from wherry.formats.registry import formats
+from wherry.objects.memory import MemoryObjects
+from wherry.staging.object_lease import ObjectLease
+from wherry.storage.fsspec_store import FsspecStore
+from wherry.storage.stores import locate
+
+SHARDS = {"max_shard_size": "500KB"}
+CASES = [("safetensors", {}), ("hf", SHARDS)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return model(tmp_path_factory.mktemp("source") / "model")
+
+
+@pytest.fixture(autouse=True)
+def parts():
+    with small_parts(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
+        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 << 10)  # so that writing waits for sending
+        yield
+
+
+@pytest.fixture
+def target(tmp_path):
+    return f"memory://bucket{tmp_path}/out"
+
+
+def convert(source, target, to="hf", **more):
+    options = SHARDS if to == "hf" else {}
+    ignore = ("companions",) if to == "safetensors" else ()
+    return wherry.convert(source, target, to=to, options=options, ignore=ignore, lineage=False, **more)
+
+
+def digest_of(source, folder, to):
+    return convert(source, folder / "undisturbed", to).target.checkpoint_digest
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_a_target_is_uploaded_without_a_byte_on_a_local_disk(source, target, tmp_path, monkeypatch, to):
+    def refused(*_args, **_kwargs):
+        raise AssertionError("a file was made on a local disk")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    with watched() as calls:
+        receipt = convert(source, target, to)
+    assert receipt.verification["level"] == "digest"
+    assert [name for name, _ in calls].count("put_part") > 10
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+    assert uploads_below(target) == []
+    assert convert(source, target, to).already
+
+
+def test_no_part_is_copied_into_one_buffer(source, target):
+    with watched() as calls:
+        convert(source, target, "safetensors")
+    sent = [args[2] for name, args in calls if name == "put_part"]
+    assert max(len(pieces) for pieces in sent) > 1
+
+
+def test_every_format_in_folders_has_a_commit_member():
+    rows = [row for row in formats().values() if row.create is not None and not row.single_file]
+    assert rows
+    assert [row.name for row in rows if not row.commit_members] == []
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_the_commit_member_comes_last(source, target, to):
+    def committed():
+        place = locate(target)
+        return (place if to == "safetensors" else place.join("model.safetensors.index.json")).exists()
+
+    with watched() as calls:
+        convert(source, target, to)
+    last = max(n for n, (name, _) in enumerate(calls) if name in ("put_object", "copy_object", "assemble"))
+    again = f"{target}-2"
+    with watched(fatal=1, only=("copy_object",)), pytest.raises(Killed):
+        convert(source, again, to)
+    assert calls[last][0] == "put_object"  # by which that store copies
+    assert calls[last][1][0].endswith("index.json" if to == "hf" else "out")
+    assert not locate(again).exists() or not locate(again).join("model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_path, to):
+    whole = digest_of(source, tmp_path, to)
+    with watched() as calls:
+        convert(source, target, to)
+    total = len(calls)
+    points = sorted(
+        {1, 2, 3, 4, total - 3, total - 2, total - 1, total, *range(5, total, max(total // 12, 1))}
+    )
+    for point in points:
+        again = f"{target}-at-{point}"
+        try:
+            with watched(fatal=point):
+                convert(source, again, to)
+        except Killed:
+            pass
+        release(again)
+        if locate(again).exists() and wherry.detect(again).verdict == "ok":
+            assert wherry.verify(again, level="digest").ok
+        receipt = convert(source, again, to)
+        assert receipt.target.checkpoint_digest == whole
+        assert wherry.verify(again, level="digest").ok
+        assert uploads_below(again) == []
+        assert [name for name in left_beside(again) if name.startswith(f".wherry-out-at-{point}.")] == []
+
+
+def test_a_killed_run_sends_only_what_it_had_not_sent(source, target):
+    with watched(only=("put_part",)) as calls:
+        convert(source, f"{target}-whole", "safetensors")
+    total = len(calls)
+    with watched(fatal=total * 2 // 3, only=("put_part",)) as calls, pytest.raises(Killed):
+        convert(source, target, "safetensors")
+    release(target)
+    with watched(only=("put_part",)) as calls:
+        receipt = convert(source, target, "safetensors")
+    assert len(calls) <= total - total * 2 // 3 + 1 + 2 * 4 + total * 2 // 100  # in flight: twice the senders
+    assert 0 < receipt.resumed_bytes < receipt.bytes_written
+
+
+def test_an_error_that_no_retry_fixes_leaves_nothing(source, target, monkeypatch):
+    def refused(_self, _upload, parts, **_kwargs):
+        raise MismatchError(f"{len(parts)} parts are wrong")
+
+    monkeypatch.setattr(MemoryObjects, "assemble", refused)
+    with pytest.raises(MismatchError, match="are wrong"):
+        convert(source, target, "safetensors")
+    assert left_beside(target) == []
+    assert uploads_below(target) == []
+    assert not locate(target).exists()
+
+
+def test_an_error_that_a_retry_fixes_leaves_a_resumable_state(source, target, monkeypatch):
+    real, seen = MemoryObjects.put_part, []
+
+    def once(self, *args):
+        seen.append(args)
+        if len(seen) == 20:
+            raise StorageError("no answer", uri="memory://", cure="retry", retryable=True)
+        return real(self, *args)
+
+    monkeypatch.setattr(MemoryObjects, "put_part", once)
+    with pytest.raises(StorageError, match="no answer"):
+        convert(source, target, "safetensors")
+    assert any("journal-" in name for name in left_beside(target))
+    with watched(only=("put_part",)) as calls:
+        convert(source, target, "safetensors")
+    assert (
+        len(calls) <= 37 - 12
+    )  # of 37 parts, 19 were sent before the error, and four of these may be unknown
+    assert left_beside(target) == []
+
+
+def test_another_conversion_to_the_target_of_a_killed_run_starts_over(source, target, tmp_path):
+    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "hf")
+    release(target)
+    other = model(tmp_path / "other", seed=1)
+    receipt = convert(other, target, "hf")
+    assert receipt.resumed_bytes == 0
+    assert "a different source" in receipt.note
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+    assert uploads_below(target) == []
+
+
+def test_a_journal_that_somebody_has_altered_is_not_used(source, target):
+    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "safetensors")
+    release(target)
+    name = next(name for name in left_beside(target) if name.endswith("journal-000001"))
+    place = locate(target).parent.join(name)
+    place.put(place.read(0, 1 << 20).replace(b"done", b"dome"))
+    receipt = convert(source, target, "safetensors")
+    assert receipt.resumed_bytes == 0
+    assert "altered" in receipt.note
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_a_part_that_the_store_has_lost_is_sent_again(source, target, monkeypatch):
+    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "safetensors")
+    release(target)
+    real = MemoryObjects.parts
+    monkeypatch.setattr(MemoryObjects, "parts", lambda self, upload: real(self, upload)[1:])
+    receipt = convert(source, target, "safetensors")
+    assert "no longer has all parts" in receipt.note
+    assert wherry.verify(target, level="digest").ok
+
+
+@pytest.fixture
+def altered(monkeypatch):
+    """Large reads of a store get one wrong byte."""
+    real = FsspecStore.read
+
+    def read(self, path, start, stop):
+        data = bytearray(real(self, path, start, stop))
+        if len(data) > 50_000:
+            data[-1] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(FsspecStore, "read", read)
+
+
+@pytest.mark.usefixtures("altered")
+def test_a_wrong_byte_in_the_store_is_found_before_the_commit(source, target):
+    with pytest.raises(MismatchError, match="read-back differs"):
+        convert(source, target, "safetensors")
+    assert not locate(target).exists()
+    assert left_beside(target) == []
+
+
+def test_a_wrong_byte_in_a_small_object_is_found_before_the_commit(source, target, monkeypatch):
+    real = MemoryObjects.put_object
+
+    def flipped(self, path, data, run, *, replaces=""):
+        return real(self, path, b"[]" if path.endswith("out/wherry.json") else data, run, replaces=replaces)
+
+    monkeypatch.setattr(MemoryObjects, "put_object", flipped)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        convert(source, target, "hf")
+    assert not locate(target).exists()
+
+
+def test_objects_of_somebody_else_are_never_touched(source, target):
+    locate(target).join("notes.txt").put(b"mine")
+    with pytest.raises(TargetExistsError):
+        convert(source, target, "hf")
+    assert locate(target).join("notes.txt").read(0, 9) == b"mine"
+    assert left_beside(target) == []
+
+
+def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(source, target):
+    with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "hf")
+    release(target)
+    locate(target).join("notes.txt").put(b"mine")
+    before = sorted(entry.name for entry in locate(target).walk())
+    other = {"max_shard_size": "300KB"}
+    with pytest.raises(TargetExistsError):
+        wherry.convert(source, target, to="hf", options=other, lineage=False)
+    assert sorted(entry.name for entry in locate(target).walk()) == before
+
+
+def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(source, target, monkeypatch):
+    real = MemoryObjects.assemble
+
+    def beside(self, *args, **kwargs):
+        locate(target).join("intruder.json").put(b"{}")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(MemoryObjects, "assemble", beside)
+    with pytest.raises(TargetExistsError, match="during the conversion"):
+        convert(source, target, "hf")
+    assert [entry.name for entry in locate(target).walk()] == ["intruder.json"]
+
+
+def test_of_two_runs_one_makes_the_target(source, target):
+    begun, results = threading.Barrier(2), []
+
+    def run():
+        begun.wait()
+        try:
+            results.append(convert(source, target, "hf"))
+        except (TargetInUseError, TargetExistsError) as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failed = [one for one in results if isinstance(one, TargetInUseError)]
+    made = [one for one in results if not isinstance(one, Exception)]
+    assert len(made) + len(failed) == 2
+    assert made
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+
+
+def test_a_second_run_is_refused_and_names_the_first(source, target):
+    place = locate(target)
+    lease = place.parent.join(f".wherry-{place.name}.lease")
+    with (
+        ObjectLease(MemoryObjects(place.store), lease, target),
+        pytest.raises(TargetInUseError, match=r"process .* is writing this target"),
+    ):
+        convert(source, target, "hf")
+    assert not convert(source, target, "hf").already
+
+
+def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, target, monkeypatch):
+    place = locate(target)
+    lease = place.parent.join(f".wherry-{place.name}.lease")
+    monkeypatch.setattr("wherry.staging.lease_watch.this_process", lambda _token: None)
+    monkeypatch.setattr("wherry.staging.object_lease.EXPIRY_SECONDS", 0.2)
+    monkeypatch.setattr("wherry.staging.lease_watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ObjectLease, "_text", lambda _self, _beat: b"not of this machine")
+    with ObjectLease(MemoryObjects(place.store), lease, target) as silent:
+        assert convert(source, target, "hf").resumed_bytes == 0
+        assert not silent.holds()
+        with pytest.raises(TargetInUseError, match="took over"):
+            silent.require_held()
+    assert left_beside(target) == []
+
+
+def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with watched() as calls:
+        receipt = convert(source, target, "orbax")
+    assert [name for name, _ in calls].count("put_part") > 20
+    assert receipt.verification["level"] == "digest"
+    assert locate(target).join("commit_success.txt").exists()
+    assert left_beside(target) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
+
+
+@pytest.mark.usefixtures("altered")
+def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(MismatchError, match="read-back differs"):
+        convert(source, target, "orbax")
+    assert not locate(target).exists()
+    assert left_beside(target) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
+
+
+def test_a_second_run_of_a_format_that_needs_a_disk_is_refused_at_its_start(source, target):
+    place = locate(target)
+    lease = place.parent.join(f".wherry-{place.name}.lease")
+    with ObjectLease(MemoryObjects(place.store), lease, target), pytest.raises(TargetInUseError):
+        convert(source, target, "orbax")
+
+
+def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path):
+    made = convert(source, tmp_path / "made", "hf").target
+    wherry.fetch(made.uri, target)
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+
+
+def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, monkeypatch):
+    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    receipt = convert(source, target, "safetensors", verify="store")
+    assert receipt.verification == {"level": "store", "ok": True, "tensors": 12, "checksum": "crc32c"}
+    monkeypatch.undo()
+    assert wherry.verify(target, level="digest").ok
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_a_store_that_computes_other_checksums_has_other_bytes(source, target, monkeypatch, to):
+    real = MemoryObjects.put_part
+
+    def flipped(self, upload, number, data):
+        sent = bytearray(b"".join(data))
+        sent[0] ^= number == 2
+        return real(self, upload, number, [memoryview(sent)])
+
+    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
+    with pytest.raises(CorruptError, match="other bytes of part 2"):
+        convert(source, target, to, verify="store")
+    assert not locate(target).exists()
+
+
+def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
+    real = MemoryObjects.put_part
+    monkeypatch.setattr(
+        MemoryObjects, "put_part", lambda self, *args: replace(real(self, *args), checksum="")
+    )
+    monkeypatch.setattr(MemoryObjects, "_joined", lambda _self, *_args: b"")
+    with pytest.raises(MismatchError):
+        convert(source, target, "safetensors", verify="store")
+
+
+@pytest.mark.parametrize(("to", "where"), [("orbax", "memory"), ("hf", "file")])
+def test_checksums_of_a_store_are_refused_where_there_are_none(source, target, tmp_path, to, where):
+    with pytest.raises(UsageError, match="no store computes checksums"):
+        convert(source, target if where == "memory" else tmp_path / "out", to, verify="store")
+
+
+def test_the_plan_says_what_is_staged_on_a_disk(source, target):
+    assert any("staged on the local disk" in note for note in wherry.plan(source, target, to="orbax").notes)
+    assert not wherry.plan(source, target, to="hf").notes

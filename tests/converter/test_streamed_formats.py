@@ -1,0 +1,108 @@
+"""Every format that streams into a store of objects writes there the same bytes as on a local disk."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.object_stores import Killed, left_beside, release, small_parts, uploads_below, watched
+from wherry.formats.registry import formats
+from wherry.storage.sidecar import sidecar_name
+from wherry.storage.stores import locate
+from wherry.upload import sender
+from wherry.upload.uploaded_file import UploadedFile
+
+pytest_plugins = ("tests.support.crash_fixtures",)
+STREAMED = [name for name, row in formats().items() if row.streams]
+KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def parts():
+    with small_parts(4 * KIB), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
+        patch.setattr("wherry.mover.move.SMALL", 1 * KIB)
+        patch.setattr("wherry.upload.sender.HELD_BYTES", 32 * KIB)
+        yield
+
+
+def convert(source, target, to):
+    return wherry.convert(source, target, to=to, lineage=False)
+
+
+def contents(uri):
+    """The bytes of each file but the sidecar, by name."""
+    place = locate(uri)
+    entry = place.stat()
+    assert entry is not None
+    if not entry.is_dir:
+        return {"": place.read(0, entry.size)}
+    own = ("wherry.json", sidecar_name(place.name))
+    return {one.name: place.join(one.name).read(0, one.size) for one in place.walk() if one.name not in own}
+
+
+@cache
+def made_locally(source, folder, to):
+    convert(source, folder / to, to)
+    return contents(folder / to)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, key):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return lambda source, to: made_locally(source, folder, to)
+
+
+@pytest.fixture
+def peaks(monkeypatch):
+    """The largest number of bytes that each run held in parts."""
+    made = []
+
+    class Seen(sender.Sender):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr("wherry.staging.object_staging.Sender", Seen)
+    return lambda: [one.peak for one in made]
+
+
+@pytest.mark.parametrize("to", STREAMED)
+def test_a_target_has_the_bytes_of_a_local_one_also_after_kills(source, tmp_path, undisturbed, peaks, to):
+    with watched(only=("put_part",)) as calls:
+        convert(source, f"memory://streamed{tmp_path}/whole/{to}", to)
+    assert contents(f"memory://streamed{tmp_path}/whole/{to}") == undisturbed(source, to)
+    total, target = len(calls), f"memory://streamed{tmp_path}/target/{to}"
+    assert total > 10
+    for _kill in range(2):
+        with watched(fatal=total // 3, only=("put_part",)), pytest.raises(Killed):
+            convert(source, target, to)
+        release(target)
+    with watched(only=("put_part",)) as calls:
+        convert(source, target, to)
+    assert len(calls) < total * 2 / 3
+    assert contents(target) == undisturbed(source, to)
+    assert left_beside(target) == []
+    assert uploads_below(target) == []
+    # Parts come in order: little more is held than the budget, although every move is larger than a part.
+    assert max(peaks()) <= 128 * KIB
+
+
+def test_moves_come_in_the_order_of_the_files(tmp_path, monkeypatch):
+    """Tensors lie in the source in another order than in the target, which sorts them by name."""
+    names = [f"layer.{n}.weight" for n in (7, 1, 9, 3, 0, 5)]
+    tensors = {name: np.full((64, 64), n, dtype="f4" if n % 2 else "f8") for n, name in enumerate(names)}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    written = []
+    real = UploadedFile.write
+    monkeypatch.setattr(
+        UploadedFile, "write", lambda self, at, data: (written.append((self.path, at)), real(self, at, data))
+    )
+    monkeypatch.setattr("wherry.runtime.threads.carrier_count", lambda: 1)
+    monkeypatch.setattr("wherry.mover.batch.SMALL", 0)
+    convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "huggingface")
+    places = [row for row in written if row[0].endswith("model.safetensors") and row[1] > 8]
+    assert len(places) >= len(names)
+    assert places == sorted(places)

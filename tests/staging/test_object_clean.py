@@ -1,0 +1,114 @@
+"""clean in a store of objects: everything of dead runs, nothing of living ones, and nothing of a committed target."""
+
+import pytest
+
+import wherry
+from tests.support.object_stores import (
+    Killed,
+    left_beside,
+    model,
+    release,
+    small_parts,
+    uploads_below,
+    watched,
+)
+from wherry.objects.memory import MemoryObjects
+from wherry.staging.clean import clean
+from wherry.staging.object_lease import ObjectLease
+from wherry.storage.stores import locate
+
+OPTIONS = {"max_shard_size": "500KB"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return model(tmp_path_factory.mktemp("source") / "model")
+
+
+@pytest.fixture(autouse=True)
+def parts():
+    with small_parts():
+        yield
+
+
+@pytest.fixture
+def target(tmp_path):
+    return f"memory://cleaned{tmp_path}/out"
+
+
+@pytest.fixture
+def killed(source, target):
+    with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
+        wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
+    release(target)
+    return target
+
+
+def root(target):
+    return locate(target).parent.uri
+
+
+def test_everything_of_a_killed_run_is_removed(killed):
+    assert locate(killed).exists()
+    assert uploads_below(killed)
+    (report,) = clean(root(killed), min_age=0)
+    assert report.removed
+    assert report.nbytes > 100_000
+    assert ".wherry-out." in report.uri
+    assert not locate(killed).exists()
+    assert left_beside(killed) == []
+    assert uploads_below(killed) == []
+    assert clean(root(killed), min_age=0) == []
+
+
+def test_a_dry_run_and_a_young_leftover_are_only_named(killed):
+    before = left_beside(killed)
+    (dry,) = clean(root(killed), dry_run=True, min_age=0)
+    assert (dry.removed, dry.reason) == (False, "dry run")
+    (young,) = clean(root(killed))
+    assert (young.removed, young.reason) == (False, "changed within the hour; may be in use")
+    assert left_beside(killed) == before
+
+
+def test_what_a_living_run_holds_is_left(killed):
+    place = locate(killed)
+    with ObjectLease(MemoryObjects(place.store), place.parent.join(".wherry-out.lease"), killed):
+        (report,) = clean(root(killed), min_age=0)
+    assert (report.removed, report.reason) == (False, "a running job holds its lease")
+    assert uploads_below(killed)
+
+
+def test_a_committed_target_keeps_its_objects(source, target, monkeypatch):
+    """Killed just after the commit, a run leaves its journal; the objects that this names are the checkpoint."""
+    monkeypatch.setattr("wherry.staging.object_journal.ObjectJournal.remove", lambda _self: None)
+    wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
+    assert any("journal" in name for name in left_beside(target))
+    (report,) = clean(root(target), min_age=0)
+    assert report.removed
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+
+
+def test_objects_of_others_in_the_folder_are_left(killed):
+    locate(killed).join("notes.txt").put(b"mine")
+    clean(root(killed), min_age=0)
+    assert [entry.name for entry in locate(killed).walk()] == ["notes.txt"]
+
+
+def test_an_upload_without_anything_else_is_named_and_aborted(target):
+    place = locate(target)
+    MemoryObjects(place.store).begin(place.path, "run")
+    (report,) = clean(root(target), min_age=0)
+    assert (report.uri, report.removed) == (place.uri, True)
+    assert uploads_below(target) == []
+
+
+def test_a_lease_that_a_dead_process_left_is_removed(target, monkeypatch):
+    place = locate(target)
+    lease = place.parent.join(".wherry-out.lease")
+    monkeypatch.setattr("wherry.staging.object_lease.EXPIRY_SECONDS", 0.1)
+    monkeypatch.setattr("wherry.staging.lease_watch.LOOK_SECONDS", 0.02)
+    MemoryObjects(place.store).put_object(lease.path, b"of another machine", "run")
+    (report,) = clean(root(target), min_age=0)
+    assert (report.uri, report.removed) == (lease.uri, True)
+    assert not lease.exists()

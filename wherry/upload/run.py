@@ -1,0 +1,241 @@
+"""UploadRun: all objects that one run makes of a target, from the first byte to the commit.
+
+Objects get their final names when they are complete, create-only, and carry the id of the run; readers do not take them
+for a checkpoint before its commit member is there. A commit member is held back: it is uploaded under a staging name,
+and copied by the store when everything else is proved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wherry.errors import MismatchError, StorageError
+from wherry.objects.checksums import CRC32C
+from wherry.storage.folders import is_staging
+from wherry.storage.location import Location
+from wherry.storage.ranges import read_ranges
+from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from wherry.objects.uploads import StoredObject
+    from wherry.upload.uploaded_file import UploadContext
+
+
+@dataclass(slots=True)
+class UploadRun:
+    """The objects of one run; safe from several threads.
+
+    Attributes:
+        target: what is committed: a folder or a file of the store.
+        area: path of the folder of staging objects.
+        using: what the files share.
+        members: names of commit members, relative to the target; the first that exists is put last.
+        before: path → what earlier runs have sent.
+        guard: raises if this run may no longer write.
+    """
+
+    target: Location
+    area: str
+    using: UploadContext
+    members: tuple[str, ...] = ()
+    before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
+    guard: Callable[[], None] = lambda: None
+    _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
+    _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def file(self, path: str, size: int) -> UploadedFile:
+        """The file at a path of the target, begun or continued.
+
+        Args:
+            path: in the store, under its final name.
+            size: bytes of it.
+        """
+        with self._lock:
+            known = self._files.get(path)
+            if known is None:
+                place = self.place(path)
+                before = self.before.get(place)
+                if before and before.found and before.found.nbytes != size:
+                    self.using.store.remove_object(place, before.found.mark)
+                    before = None
+                known = self._files[path] = UploadedFile(place, size, self.using, before)
+            return known
+
+    def file_at(self, path: str) -> UploadedFile:
+        """The file at a path, which was begun."""
+        return self._files[path]
+
+    def settle(self, path: str) -> None:
+        """Wait until the object at a path is complete, if all its bytes were written."""
+        file = self._files.get(path)
+        if file is not None and file.stored is None:
+            self.using.sender.drain()
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole file, in place of one that this or an earlier run has put there.
+
+        Raises:
+            TargetExistsError: an object of somebody else is there.
+            StorageError: the storage failed.
+        """
+        if len(data) > PART_BYTES:
+            file = self.file(path, len(data))
+            file.write(0, memoryview(data))
+            file.complete()
+        else:
+            place = self.place(path)
+            mark = self._small[path][0].mark if path in self._small else _mark(self.before.get(place))
+            self._small[path] = (self._put(place, data, mark), hashlib.sha256(data).hexdigest())
+
+    def place(self, path: str) -> str:
+        """Where an object lies until the commit."""
+        return f"{self.area}/{self._name(path) or self.target.name}" if self._is_member(path) else path
+
+    def paths(self) -> Iterator[str]:
+        """The files of this run, by their final names."""
+        yield from {**self._files, **self._small}
+
+    def finish(self) -> None:
+        """Send what is left, and wait until every object is complete.
+
+        Raises:
+            WherryError: sending failed.
+        """
+        for file in list(self._files.values()):
+            file.complete()
+        self.using.sender.drain()
+        odd = next((file for file in self._files.values() if file.stored is None), None)
+        if odd is not None:
+            raise StorageError(
+                "the object was not completed", uri=self._uri(odd.path), cure="run the conversion again"
+            )
+
+    def prove_small(self) -> None:
+        """Read the objects back that are not read as tensors, and compare them with what was put.
+
+        Raises:
+            MismatchError: they differ.
+            StorageError: the storage failed.
+        """
+        for path, (found, digest) in self._small.items():
+            seen = hashlib.sha256()
+            place = Location(self.target.store, self.place(path))
+            for part in read_ranges(place, [(0, found.nbytes)]):
+                seen.update(part.data)
+            if seen.hexdigest() != digest:
+                raise MismatchError(
+                    "read-back differs from what was written",
+                    uri=self._uri(path),
+                    cure="check the storage; nothing was committed",
+                )
+
+    def compare_checksums(self) -> str:
+        """Compare what the store has computed of every object with the bytes that were sent; the algorithm.
+
+        Raises:
+            MismatchError: they differ, or the store has computed nothing.
+        """
+        for file in self._files.values():
+            if not file.proved:
+                raise MismatchError(
+                    "the store has not confirmed the checksum of every part",
+                    uri=self._uri(file.path),
+                    cure="choose --verify digest, which reads the target back",
+                )
+        return CRC32C
+
+    def commit(self) -> None:
+        """Give the commit members their final names, the one that marks the checkpoint as complete last.
+
+        Raises:
+            TargetExistsError: somebody else has created one of them.
+            StorageError: the storage failed.
+        """
+        self.finish()
+        self._require_own()
+        members = [path for path in self.paths() if self._is_member(path)]
+        order = {name: -number for number, name in enumerate(self.members)}
+        for path in sorted(members, key=lambda path: order.get(self._name(path), 1)):
+            self.guard()
+            self._publish(path)
+
+    def abort(self) -> None:
+        """Remove every object and every upload of this run and of those that it continues.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        for file in self._files.values():
+            file.abort()
+        for before in self.before.values():
+            if before.upload is not None:
+                self.using.store.abort(before.upload)
+        made = {file.path: file.stored for file in self._files.values()}
+        made |= {path: before.found for path, before in self.before.items() if not made.get(path)}
+        made |= {self.place(path): found for path, (found, _digest) in self._small.items()}
+        for path, found in made.items():
+            if found is not None:
+                self.using.store.remove_object(path, found.mark)
+
+    def drop_staged(self) -> None:
+        """Remove the staging objects of commit members that were copied."""
+        for path in self.paths():
+            if self._is_member(path):
+                self.using.store.remove_object(self.place(path), self._stored(path).mark)
+
+    def _publish(self, path: str) -> None:
+        try:
+            self.using.store.copy_object(self.place(path), self._stored(path).mark, path, self.using.run)
+        except FileExistsError as error:
+            raise self.using.occupied(path) from error
+        except FileNotFoundError as error:
+            raise MismatchError(
+                "the object was changed or removed during the conversion",
+                uri=self._uri(self.place(path)),
+                cure="run the conversion again",
+            ) from error
+
+    def _stored(self, path: str) -> StoredObject:
+        found = self._small[path][0] if path in self._small else self._files[path].stored
+        assert found is not None, "`finish` has checked"
+        return found
+
+    def _require_own(self) -> None:
+        """Refuse to commit a folder in which somebody else has put objects meanwhile."""
+        own = set(self.paths())
+        for entry in self.target.walk():
+            path = self.target.join(entry.name).path
+            if path not in own and not is_inner(entry.name):
+                raise self.using.occupied(path)
+
+    def _put(self, path: str, data: bytes, mark: str) -> StoredObject:
+        self.guard()
+        try:
+            return self.using.store.put_object(path, data, self.using.run, replaces=mark)
+        except FileExistsError as error:
+            raise self.using.occupied(path) from error
+
+    def _name(self, path: str) -> str:
+        return path[len(self.target.path) :].strip("/")
+
+    def _is_member(self, path: str) -> bool:
+        name = self._name(path)
+        return not name or name in self.members
+
+    def _uri(self, path: str) -> str:
+        return f"{self.using.protocol}://{path}"
+
+
+def is_inner(name: str) -> bool:
+    """Whether a relative name is that of something of wherry itself, such as parts that the store keeps as objects."""
+    return any(is_staging(part) for part in name.split("/"))
+
+
+def _mark(before: SentBefore | None) -> str:
+    return before.found.mark if before and before.found else ""

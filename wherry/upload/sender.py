@@ -1,0 +1,111 @@
+"""Sender: the threads that send parts, and the memory of all parts that wait to be complete or to be sent.
+
+Whoever writes bytes waits here while too much is held, as long as some part is being sent. If none is, waiting would
+not end: more is held than the budget, until a part is complete. Writers whose parts come in order never get there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from wherry.runtime import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HELD_BYTES = 64 << 20  # of parts, for one run; what is read and decoded has its own budget
+SENDERS = 4
+
+
+class Sender:
+    """Sends parts in the background; safe from several threads.
+
+    Attributes:
+        peak: largest number of bytes that were held at a time.
+    """
+
+    def __init__(self, most: int | None = None, count: int = SENDERS) -> None:
+        """Start no thread yet.
+
+        Args:
+            most: bytes that are held at a time; `HELD_BYTES` by default.
+            count: number of threads.
+        """
+        self.peak = 0
+        self._most = HELD_BYTES if most is None else most
+        self._held = 0
+        self._sending = 0
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._pool = threads.executor(count, "wherry-upload", numbers=False)
+
+    def reserve(self, nbytes: int) -> None:
+        """Wait until bytes may be held.
+
+        Raises:
+            WherryError: sending a part has failed.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or not self._sending or self._held + nbytes <= self._most
+            )
+            self._require_sound()
+            self._held += nbytes
+            self.peak = max(self.peak, self._held)
+
+    def release(self, nbytes: int) -> None:
+        """Give reserved bytes back."""
+        with self._changed:
+            self._held -= nbytes
+            self._changed.notify_all()
+
+    def send(self, nbytes: int, act: Callable[[], None]) -> None:
+        """Do something in the background, which ends the use of reserved bytes.
+
+        Args:
+            nbytes: number of these bytes.
+            act: sends them.
+        """
+        with self._changed:
+            self._require_sound()
+            self._sending += 1
+            self._pool.submit(self._do, nbytes, act)
+
+    def require_sound(self) -> None:
+        """Raise the first error of sending, if there was one."""
+        with self._changed:
+            self._require_sound()
+
+    def drain(self) -> None:
+        """Wait until everything is sent.
+
+        Raises:
+            WherryError: sending a part has failed.
+        """
+        with self._changed:
+            while self._sending and not self._error:
+                self._changed.wait(0.2)  # short, so that a signal reaches the main thread
+            self._require_sound()
+
+    def stop(self) -> None:
+        """Send nothing more, and wait for what is being sent."""
+        with self._changed:
+            self._stopped = True
+        self._pool.shutdown(wait=True)
+
+    def _require_sound(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _do(self, nbytes: int, act: Callable[[], None]) -> None:
+        try:
+            if not self._stopped and self._error is None:
+                act()
+        except BaseException as error:  # noqa: BLE001  raised by the next call of a writer
+            self._error = self._error or error
+        with self._changed:
+            self._sending -= 1
+            self._held -= nbytes
+            self._changed.notify_all()

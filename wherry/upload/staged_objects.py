@@ -1,0 +1,136 @@
+"""StagedObjects: a store as one run sees it before the commit, with its own objects under their final names.
+
+Writers put files into it, and the reader of the finished target reads them back from it: what is complete from the
+store, a commit member from where it is held back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.storage.location import Entry, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.storage.location import Capabilities, Store
+    from wherry.upload.run import UploadRun
+    from wherry.upload.uploaded_file import UploadedFile
+
+
+class StagedObjects:
+    """The store of the target of one run; see Store.
+
+    Attributes:
+        protocol: that of the target's store.
+        capabilities: those of the target's store.
+        run: the objects of the run.
+    """
+
+    def __init__(self, base: Store, run: UploadRun) -> None:
+        self.protocol: str = base.protocol
+        self.capabilities: Capabilities = base.capabilities
+        self.run = run
+        self._base = base
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        name = path.rpartition("/")[2]
+        self.run.settle(path)
+        found = self._base.stat(self.run.place(path))
+        if found is None and any(one.startswith(f"{path}/") for one in self.run.paths()):
+            return Entry(name, 0, is_dir=True)
+        return found and replace(found, name=name)
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store."""
+        try:
+            found = {entry.name: entry for entry in self._base.entries(path)}
+        except FileNotFoundError:
+            found = {}
+        inside = f"{path.rstrip('/')}/"
+        for one in self.run.paths():
+            if one.startswith(inside) and one[len(inside) :].split("/")[0] not in found:
+                name, _, rest = one[len(inside) :].partition("/")
+                entry = Entry(name, 0, is_dir=True) if rest else self.stat(one)
+                if entry is not None:
+                    found[name] = entry
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found.values(), key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        self.run.settle(path)
+        return self._base.read(self.run.place(path), start, stop)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        self.run.settle(path)
+        return self._base.readinto(self.run.place(path), start, buffer)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002  always is
+        """See Store."""
+        self.run.put(path, data)
+
+
+class UploadedFiles:
+    """Files in one folder of a target that are written at offsets; the counterpart of flat files on a local disk."""
+
+    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
+        """Begin or continue the files.
+
+        Args:
+            folder: a folder of a run's staged objects.
+            sizes: name → bytes.
+        """
+        assert isinstance(folder.store, StagedObjects)
+        self._folder, self._run = folder, folder.store.run
+        self._files: dict[str, UploadedFile] = {}
+        for name, size in sizes.items():
+            self.add(name, size)
+
+    def add(self, name: str, size: int) -> None:
+        """Begin or continue one more file."""
+        self._files[name] = self._run.file(self._folder.join(name).path, size)
+
+    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
+        """Write bytes at an offset of a file.
+
+        Raises:
+            WherryError: sending a part has failed.
+        """
+        self._files[name].write(offset, memoryview(data).cast("B"))
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file whose object is complete.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        return memoryview(self._folder.join(name).read(start, stop))
+
+    def holds(self, path: str, start: int, stop: int) -> bool:
+        """Whether the store has all bytes of a range of the file at a path."""
+        return self._run.file_at(path).holds(start, stop)
+
+    def sync(self) -> None:
+        """Raise if sending has failed; a part is durable when it was sent, which nothing can hurry."""
+        self._run.using.sender.require_sound()
+
+    def finish(self) -> None:
+        """Send what is left, and wait until the objects are complete.
+
+        Raises:
+            WherryError: sending failed.
+        """
+        self._run.finish()
+
+    def close(self) -> None:
+        """There is nothing to close: the run ends the sending."""
+
+
+def is_staged(location: Location) -> bool:
+    """Whether a location lies in the staged objects of a run, whose files are uploaded as they are written."""
+    return isinstance(location.store, StagedObjects)

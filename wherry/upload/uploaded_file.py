@@ -1,0 +1,247 @@
+"""UploadedFile: one file of a target that is written at offsets and becomes one object.
+
+Its bytes are cut into parts of equal size; a part is sent as soon as all its bytes are known, and the object is
+assembled, create-only, when all parts are there. A file that fits one part is put at once. Bytes of a part that is
+sent are not sent again: writers write the same bytes at the same place, whatever the number of runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.errors import CorruptError, TargetExistsError
+from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
+from wherry.upload.pieces import PartPieces
+
+if TYPE_CHECKING:
+    from wherry.objects.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
+    from wherry.upload.sender import Sender
+
+PART_BYTES = 8 << 20
+_MIB = 1 << 20
+_LARGE = 64 << 10  # bytes of a piece that gets pages of its own
+
+
+class UploadLog(Protocol):
+    """Learns what is sent."""
+
+    def part(self, upload: Upload, part: Part) -> None:
+        """A part is in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentBefore:
+    """What earlier runs have sent of one object.
+
+    Attributes:
+        upload: the upload that is continued; None if there is none.
+        parts: its parts, by number.
+        found: the object itself, if it is complete.
+    """
+
+    upload: Upload | None = None
+    parts: dict[int, Part] = field(default_factory=dict[int, "Part"])
+    found: StoredObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadContext:
+    """What all files of a run share.
+
+    Attributes:
+        store: the store.
+        run: id of the run.
+        sender: sends the parts.
+        log: learns of each part.
+        protocol: of the store, for errors.
+    """
+
+    store: ObjectStore
+    run: str
+    sender: Sender
+    log: UploadLog
+    protocol: str
+
+    def occupied(self, path: str) -> TargetExistsError:
+        """The error for an object that another run created meanwhile."""
+        return TargetExistsError(
+            "target already exists; it was created during the conversion",
+            uri=f"{self.protocol}://{path}",
+            cure="choose another target",
+        )
+
+
+def _copy(piece: memoryview) -> memoryview:
+    """The same bytes in memory of their own; large ones go back to the system as soon as they are sent.
+
+    What malloc gives, it keeps, once a block of such a size was freed: pieces of all sizes from many threads would
+    leave gaps that take as much memory as the pieces.
+    """
+    if len(piece) < _LARGE:
+        return memoryview(bytes(piece))
+    memory = memoryview(mmap.mmap(-1, len(piece), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory[:] = piece
+    return memory
+
+
+def part_size(size: int, limits: PartLimits) -> int:
+    """Bytes of the parts of an object: 8 MiB, or more where these would be too many parts, in whole MiB."""
+    usual = max(PART_BYTES, limits.smallest)
+    return usual if usual * limits.most >= size else -(-size // limits.most // _MIB) * _MIB
+
+
+class UploadedFile:
+    """One file; safe from several threads.
+
+    Attributes:
+        path: of the object.
+        size: bytes of it.
+        stored: the object, once it is complete.
+    """
+
+    def __init__(self, path: str, size: int, using: UploadContext, before: SentBefore | None = None) -> None:
+        """Begin or continue the object; nothing is sent yet.
+
+        Args:
+            path: of the object.
+            size: bytes of it.
+            using: what the files of a run share.
+            before: what earlier runs have sent.
+        """
+        self.path, self.size = path, size
+        self.stored = before.found if before else None
+        self._using = using
+        self._part = part_size(size, using.store.part_limits)
+        self._count = max(-(-size // self._part), 1)
+        self._upload = before.upload if before else None
+        self._parts: dict[int, Part] = {
+            number: part
+            for number, part in (before.parts if before else {}).items()
+            if number < self._count and part.nbytes == self._length(number)
+        }
+        self._sent = set(self._parts)
+        self._checksum = ""  # of a file that was put at once, if the store has computed the same
+        self._open: dict[int, PartPieces] = {}
+        self._lock = threading.Lock()
+        self._beginning = threading.Lock()
+        if not self.stored and len(self._parts) == self._count:
+            using.sender.send(0, self._assemble)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Take bytes at an offset; they are copied.
+
+        Raises:
+            WherryError: sending a part has failed.
+        """
+        data = data[: max(self.size - offset, 0)]
+        while data:
+            number, inside = divmod(offset, self._part)
+            piece = data[: self._part - inside]
+            self._put(number, inside, piece)
+            offset, data = offset + len(piece), data[len(piece) :]
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether the store has all bytes of a range."""
+        if self.stored is not None or start == stop:
+            return True
+        return all(number in self._parts for number in range(start // self._part, -(-stop // self._part)))
+
+    def complete(self) -> None:
+        """Send what is left; bytes that nobody wrote are zeros."""
+        for number in range(self._count):
+            with self._lock:
+                wanted = self.stored is None and number not in self._sent
+                part = self._open.pop(number, None) or PartPieces(self._length(number)) if wanted else None
+                self._sent.add(number)
+            if part is not None:
+                self._using.sender.reserve(part.nbytes - part.held)
+                part.fill()
+                self._send(number, part)
+
+    @property
+    def proved(self) -> bool:
+        """Whether the checksums that the store has computed are those of the bytes that were sent.
+
+        Each part was compared when it was sent, by this run or an earlier one.
+        """
+        if self.stored is None:
+            return False
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        ours = self._checksum if self._count == 1 else joined_checksum(parts)
+        theirs = self.stored.checksums.get(CRC32C, "")
+        complete = self._count == 1 or len(parts) == self._count
+        return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
+
+    def abort(self) -> None:
+        """Remove the upload, if there is one."""
+        if self._upload is not None:
+            self._using.store.abort(self._upload)
+
+    def _length(self, number: int) -> int:
+        return min(self.size - number * self._part, self._part)
+
+    def _put(self, number: int, inside: int, piece: memoryview) -> None:
+        if self.stored is not None or number in self._sent:
+            return
+        self._using.sender.reserve(len(piece))
+        with self._lock:
+            known = number in self._sent
+            if known:
+                freed, part = len(piece), None
+            else:
+                part = self._open.setdefault(number, PartPieces(self._length(number)))
+                freed = part.add(inside, _copy(piece))
+                if part.complete:
+                    del self._open[number]
+                    self._sent.add(number)
+        if freed:
+            self._using.sender.release(freed)
+        if part is not None and part.complete:
+            self._send(number, part)
+
+    def _send(self, number: int, part: PartPieces) -> None:
+        act = self._put_part if self._count > 1 else self._put_whole
+        self._using.sender.send(part.nbytes, lambda: act(number, part))
+
+    def _put_whole(self, _number: int, part: PartPieces) -> None:
+        using, data = self._using, b"".join(part.views)
+        try:
+            found = using.store.put_object(self.path, data, using.run)
+            checksum = checksum_of([memoryview(data)])
+            self._checksum = checksum if found.checksums.get(CRC32C) == checksum.partition(":")[2] else ""
+            self.stored = found
+        except FileExistsError as error:
+            raise using.occupied(self.path) from error
+
+    def _put_part(self, number: int, part: PartPieces) -> None:
+        upload = self._begun()
+        sent = self._using.store.put_part(upload, number, part.views)
+        if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):
+            raise CorruptError(
+                f"the store has other bytes of part {number} than were sent",
+                uri=f"{self._using.protocol}://{self.path}",
+                cure="run the conversion again",
+            )
+        self._using.log.part(upload, sent)
+        with self._lock:
+            self._parts[number] = sent
+            whole = len(self._parts) == self._count
+        if whole:
+            self._assemble()
+
+    def _begun(self) -> Upload:
+        with self._beginning:
+            if self._upload is None:
+                self._upload = self._using.store.begin(self.path, self._using.run)
+            return self._upload
+
+    def _assemble(self) -> None:
+        using, upload = self._using, self._begun()
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        try:
+            self.stored = using.store.assemble(upload, parts, create_only=True)
+        except FileExistsError as error:
+            raise using.occupied(self.path) from error
