@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.errors import NotFoundError
 from wherry.formats.discover import discover
-from wherry.storage.listing_view import walked
+from wherry.objects.listing_view import walked
 
 
 @pytest.fixture(scope="module")

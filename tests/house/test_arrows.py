@@ -31,7 +31,7 @@ ROOMS: Mapping[str, str] = {
     "objects": "errors runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core storage objects upload",
-    "formats": "errors core storage upload",
+    "formats": "errors core storage objects upload",
     "format": "formats",
     "tree": "errors core formats",
     "layout": "errors core formats",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.storage.listing_view import walked
+from wherry.objects.listing_view import walked
+from wherry.objects.object_view import BLOCK, ObjectView, viewed
 from wherry.storage.location import Entry, Location
-from wherry.storage.object_view import BLOCK, ObjectView, viewed
 from wherry.storage.protocols import GCS, MEMORY
 from wherry.storage.stores import locate
 

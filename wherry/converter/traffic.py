@@ -11,31 +11,76 @@ import math
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wherry.core.units import show_size
 from wherry.errors import StorageError
 from wherry.mover.move import Way, chunk_count
 from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
+from wherry.objects.read_ahead import STEP
 from wherry.storage.folders import PREFIX
 from wherry.storage.ranges import LARGEST
-from wherry.storage.read_ahead import STEP
 from wherry.storage.stores import locate
+from wherry.upload.uploaded_file import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from wherry.converter.plan import Plan
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.reader import Reader
     from wherry.storage.location import Location
 
-PART_BYTES = 32 << 20  # of an object that is uploaded in parts
 _PAGE = 1000  # entries of one answer to a list request
 _METADATA_READS = 4  # names and headers, when a checkpoint is opened
 _SMALL_WRITES = 6  # lease, journal, sidecar, commit member, and beginning and end of an upload
 _LISTINGS = 2  # of each folder: when it is opened, and before the commit
+
+
+class PlannedConversion(Protocol):
+    """What the traffic of a plan follows from; see `Plan`."""
+
+    @property
+    def target(self) -> str:
+        """URI of the target."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the target format."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """The contents of the target."""
+        ...
+
+    @property
+    def pairs(self) -> Mapping[KeyPath, KeyPath]:
+        """Target key path → source key path."""
+        ...
+
+    @property
+    def verify(self) -> str:
+        """Verification before the commit."""
+        ...
+
+    @property
+    def nbytes_out(self) -> int:
+        """Bytes of the target's tensors."""
+        ...
+
+    @property
+    def spill(self) -> int:
+        """Bytes of temporary files."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """The traffic of the plan."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +151,7 @@ class Traffic:
 NO_TRAFFIC = Traffic()
 
 
-def traffic_of(seen: Checkpoint, plan: Plan) -> Traffic:
+def traffic_of(seen: Checkpoint, plan: PlannedConversion) -> Traffic:
     """The traffic of a plan.
 
     Args:
@@ -124,7 +169,7 @@ def traffic_of(seen: Checkpoint, plan: Plan) -> Traffic:
     return Traffic((_joined(*stores),) if joined else tuple(stores), space)
 
 
-def require_room(plan: Plan) -> None:
+def require_room(plan: PlannedConversion) -> None:
     """Refuse a target for which its disk is too small.
 
     Raises:
@@ -152,7 +197,7 @@ def _store_name(place: Location) -> str:
     return "/".join(place.uri.split("/", 3)[:3])
 
 
-def _of_source(place: Location, seen: Checkpoint, plan: Plan) -> StoreTraffic:
+def _of_source(place: Location, seen: Checkpoint, plan: PlannedConversion) -> StoreTraffic:
     original = seen.original
     wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
     specs = [spec for path, spec in original.manifest.tensors.items() if path in wanted]
@@ -167,7 +212,7 @@ def _of_source(place: Location, seen: Checkpoint, plan: Plan) -> StoreTraffic:
     )
 
 
-def _of_target(place: Location, plan: Plan) -> StoreTraffic:
+def _of_target(place: Location, plan: PlannedConversion) -> StoreTraffic:
     companions = [companion.size for companion in plan.manifest.companions]
     written = plan.nbytes_out + sum(companions)
     parts = -(-plan.nbytes_out // PART_BYTES) + sum(max(-(-size // PART_BYTES), 1) for size in companions)
@@ -205,7 +250,7 @@ def _decoded_reads(reader: Reader, spec: TensorSpec) -> Iterator[int]:
     yield from (math.ceil(spec.nbytes / count) for _ in range(count))
 
 
-def _companion_reads(plan: Plan) -> Iterator[int]:
+def _companion_reads(plan: PlannedConversion) -> Iterator[int]:
     for companion in plan.manifest.companions:
         yield from _cut(companion.size, LARGEST)
 
@@ -214,7 +259,7 @@ def _cut(nbytes: int, step: int) -> Iterator[int]:
     return (min(step, nbytes - start) for start in range(0, max(nbytes, 1), step))
 
 
-def _space(target: Location, plan: Plan) -> DiskSpace:
+def _space(target: Location, plan: PlannedConversion) -> DiskSpace:
     folder = Path(target.path)
     parent = next(one for one in folder.parents if one.is_dir())
     held = _held_by_staging(folder)

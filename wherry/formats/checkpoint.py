@@ -20,7 +20,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
-from wherry.storage.object_view import ObjectView
+from wherry.objects.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate

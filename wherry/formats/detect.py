@@ -32,10 +32,10 @@ from wherry.formats.format import Glimpse
 from wherry.formats.nearby import cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
 from wherry.formats.unsupported_forms import is_part, unsupported_form
+from wherry.objects.object_view import ObjectView, viewed
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
-from wherry.storage.object_view import ObjectView, viewed
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.storage.stores import LocalStore, locate
 

@@ -22,8 +22,8 @@ from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageEr
 from wherry.formats.detect import examine, located, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
+from wherry.objects.listing_view import walked
 from wherry.storage.folders import is_staging
-from wherry.storage.listing_view import walked
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate
 

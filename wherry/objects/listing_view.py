@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wherry.objects.object_view import ObjectView, has_view
 from wherry.storage.location import Entry, Location
-from wherry.storage.object_view import ObjectView, has_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
