@@ -15,7 +15,6 @@ from tests.support.oracles.cases import T5X_FORMS, T5X_PAIRS
 from tests.support.oracles.huggingface import TOKENS
 from tests.support.oracles.leaves import Invented, Leaves
 from wherry.core.request import LayoutRequest
-from wherry.errors import UnrepresentableError
 
 pytest.importorskip("transformers")
 pytest.importorskip("orbax.checkpoint")
@@ -88,23 +87,6 @@ def test_t5x_computes_what_transformers_computed(label, form, to, tmp_path):
     )
     leaves.require_all_taken()
     judge.require_equal(found, judge.wanted(label) * SCALED.get(label, 1))
-
-
-def test_t5x_divides_tied_logits_that_the_source_does_not_divide(tmp_path):
-    """The refusal is judged by what it warns of: the logits of T5X are those of the source times d_model ** -0.5."""
-    source = judge.source("t5-undivided")
-    with pytest.raises(
-        UnrepresentableError, match=r"scaled_output is False .* but t5x always uses True"
-    ) as error:
-        wherry.plan(source, tmp_path / "out", to="t5x-orbax")
-    assert "--set scaled_output=true" in str(error.value.cure)
-    accepted = {"scaled_output": "true"}
-    wherry.convert(source, tmp_path / "out", to="t5x-orbax", options=accepted, lineage=False)
-    config = bindings((tmp_path / "out" / "architecture.gin").read_text())
-    leaves = Leaves(files.below(files.arrays("t5x-orbax", tmp_path / "out"), "target/"))
-    found = t5x.logits(leaves, network("t5", "minimal", config), TOKENS, BACKWARDS)
-    leaves.require_all_taken()
-    judge.require_equal(found * 32**0.5, judge.wanted("t5-undivided"))
 
 
 @pytest.mark.parametrize("form", list(T5X_FORMS))

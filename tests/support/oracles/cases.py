@@ -90,7 +90,7 @@ T5X_PAIRS = [
     ("mt5", "minimal", "t5x-orbax"), ("umt5", "scanned", "t5x-legacy"),
     ("umt5", "scanned-axis-0", "t5x-orbax"), ("t5-encoder", "minimal", "t5x-orbax"),
     ("t5-encoder-one", "minimal", "t5x-orbax"), ("umt5-encoder-one", "scalable", "t5x-orbax"),
-    ("t5-unscaled", "minimal", "t5x-legacy"),
+    ("t5-unscaled", "minimal", "t5x-legacy"), ("t5-undivided", "minimal", "t5x-orbax"),
 ]  # fmt: skip
 
 
