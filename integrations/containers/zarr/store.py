@@ -23,7 +23,7 @@ from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
 from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.staging.area import LOG_SUFFIX
-from wherry.storage.folders import make_folders, sync_folder
+from wherry.storage.folders import DRAFT, PREFIX, make_folders, sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import locate
 
@@ -202,7 +202,7 @@ def write_database(folder: Path, values: Mapping[str, Value]) -> None:
     try:
         _make(folder / DATA)
         for file, data in ((nodes, tree), (MANIFEST, manifest)):
-            _write_file(folder / file, memoryview(data))
+            _replace_file(folder / file, memoryview(data))
             _sync_files(folder, [file])
     except OSError as error:
         raise storage_error(error, str(folder)) from error
@@ -289,6 +289,17 @@ def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
         os.ftruncate(descriptor, max(len(data), size))
     finally:
         os.close(descriptor)
+
+
+def _replace_file(path: Path, data: memoryview) -> None:
+    """Write a file in one step; a run that is killed here and resumed reads the database of before.
+
+    The draft has the same name in every run, so that the one that completes the database leaves none.
+    """
+    draft = path.with_name(f"{PREFIX}{path.name}{DRAFT}")
+    _write_file(draft, data)
+    _sync_file(draft)
+    draft.replace(path)
 
 
 def _sync_files(folder: Path, keys: Iterable[str]) -> None:
