@@ -178,11 +178,15 @@ def test_a_failing_night_ends_with_the_first_error(tmp_path):
     (tmp_path / "out" / "a<b>|c").mkdir(parents=True)
     (tmp_path / "out" / "a<b>|c" / "1.safetensors").write_text("somebody's")
     done = CliRunner().invoke(cli, ["nightly", "--config", str(tmp_path / "wherry.toml")])
+    assert not any(mark in done.output for mark in ("|--", "##", "**")), "a terminal shows tables, not Markdown"
+    assert all(word in done.output for word in ("waiting", "tonight"))
     assert done.exit_code == 8
     assert "cure: choose another target" in done.output
-    assert "a&lt;b>\\|c" in done.output, "names break neither the table nor the page"
+    assert "a<b>|c" in done.output
     loaded = load_config(tmp_path / "wherry.toml")
-    assert "it failed before with the same files and options" in markdown(run_night(loaded, loaded.routes))
+    page = markdown(run_night(loaded, loaded.routes))
+    assert "it failed before with the same files and options" in page
+    assert "a&lt;b>\\|c" in page, "names break neither the table nor the page"
 
 
 def test_a_family_and_a_dtype_reach_the_conversion(tmp_path):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wherry.formats.discover import SkippedPath
     from wherry.lineage.lineage import LineageTree
     from wherry.models.register import Registration
+    from wherry.routes.report import NightReport
     from wherry.staging.clean import CleanReport
     from wherry.verifier.full_read import FullRead
     from wherry.verifier.inspect import Inspection
@@ -360,6 +361,22 @@ def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None
             "removed" if row.removed else ("would remove" if dry_run and row.reason == "dry run" else "kept")
         )
         say(f"{word} {row.uri} ({show_size(row.nbytes)}; {row.reason})")
+
+
+def show_night(report: NightReport, *, json_: bool) -> None:
+    """Print what a night did: a line for each outcome, then a table for each kind of result."""
+    from wherry.routes.report import MOST_ROWS, summary, tables
+
+    if json_:
+        print_json(report.to_json())
+        return
+    for line in summary(report):
+        say(line)
+    for table in tables(report):
+        say(table.title)
+        print_table(table.head, table.rows[:MOST_ROWS])
+        if len(table.rows) > MOST_ROWS:
+            say(f"and {len(table.rows) - MOST_ROWS} more; --json has all")
 
 
 def show_findings(findings: list[Diagnosis], *, json_: bool) -> int:

@@ -137,9 +137,10 @@ def nightly(
 
     Does the same as the Prefect flow, without Prefect.
     """
+    from wherry.cli import console
     from wherry.config.config import in_force
     from wherry.routes.night import run_night
-    from wherry.routes.report import failure, markdown
+    from wherry.routes.report import failure
     from wherry.routes.routes import chosen_routes
     from wherry.watch.ending import blame, ending
 
@@ -151,7 +152,7 @@ def nightly(
         error = failure(report)
         if error is not None:
             blame(end, error)
-    click.echo(json.dumps(report.to_json(), indent=1) if json_ else markdown(report), nl=json_)
+    console.show_night(report, json_=json_)
     if error is not None:
         if not json_:
             say_lines(f"error: {error}", err=True)

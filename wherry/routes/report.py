@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from wherry.core.units import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from wherry.config.schema import Route
     from wherry.errors import WherryError
     from wherry.routes.reconcile import Todo, Work
 
-_SHOWN = 40  # rows of one table; thousands of failures must not flood the page
+MOST_ROWS = 40  # rows of one table; thousands of failures must not flood the page
 Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
 
 
@@ -158,46 +158,75 @@ def failure(report: NightReport) -> WherryError | None:
     return type(first)(what, uri=uri, path=first.path, cure=first.cure, stage=first.stage)
 
 
+@dataclass(frozen=True, slots=True)
+class NightTable:
+    """A table of a report: title, names of the columns, and the rows."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def summary(report: NightReport) -> list[str]:
+    """What happened, one line for each outcome and for each route that was not converted."""
+    lines = [f"{name}: {number}" for name, number in report.counts.items()] or ["There was nothing to do."]
+    lines += [f"route {name} was skipped: another nightly run is converting it" for name in report.skipped]
+    return [*lines, *(f"{plan.route.name}: {plan.estimate}" for plan in report.plans if plan.estimate)]
+
+
+def tables(report: NightReport) -> list[NightTable]:
+    """The tables of a report that have rows: waiting work, failures with cures, new targets, and omissions."""
+    error = ("where", "what", "cure")
+    done = [(one.source, ", ".join(one.targets)) for one in report.outcomes if one.came == "converted"]
+    found = [
+        NightTable(
+            "Routes", ("route", "waiting", "size", "hours", "tonight"), tuple(map(_row, report.plans))
+        ),
+        NightTable("Failed", error, _told(report.failures)),
+        NightTable("Converted, but not recorded", error, _told(report.unrecorded)),
+        NightTable("Converted", ("source", "targets"), tuple(done)),
+        NightTable("Left out", ("why", "where", "reason"), tuple(_omissions(report))),
+    ]
+    return [table for table in found if table.rows]
+
+
 def markdown(report: NightReport) -> str:
     """The report as Markdown."""
-    lines = ["# Nightly conversion", ""]
-    lines += [f"- **{name}**: {number}" for name, number in report.counts.items()] or [
-        "There was nothing to do."
-    ]
-    lines += [f"- route {name} was skipped: another nightly run is converting it" for name in report.skipped]
-    lines += ["", "| route | waiting | size | hours | tonight |", "|---|---|---|---|---|"]
+    lines = ["# Nightly conversion", "", *(f"- {_emphasised(line)}" for line in summary(report))]
+    for table in tables(report):
+        lines += _markdown_table(table)
+    return "\n".join(lines) + "\n"
+
+
+def _emphasised(line: str) -> str:
+    name, colon, rest = line.partition(": ")
+    return f"**{_cell(name)}**: {_cell(rest)}" if colon else line
+
+
+def _row(plan: NightPlan) -> tuple[str, ...]:
+    size = show_size(plan.todo.nbytes)
+    return plan.route.name, str(plan.todo.count), size, f"{plan.hours:.1f}", str(len(plan.works))
+
+
+def _omissions(report: NightReport) -> Iterator[tuple[str, ...]]:
     for plan in report.plans:
-        size = show_size(plan.todo.nbytes)
-        lines.append(
-            f"| {plan.route.name} | {plan.todo.count} | {size} | {plan.hours:.1f} | {len(plan.works)} |"
-        )
-    lines += [f"\n**{plan.route.name}**: {plan.estimate}" for plan in report.plans if plan.estimate]
-    lines += _table("Failed", ("where", "what", "cure"), _told(report.failures))
-    lines += _table("Converted, but not recorded", ("where", "what", "cure"), _told(report.unrecorded))
-    done = [(one.source, ", ".join(one.targets)) for one in report.outcomes if one.came == "converted"]
-    lines += _table("Converted", ("source", "targets"), done)
-    rows = [
-        (one.why, one.uri, one.reason)
-        for plan in report.plans
-        for one in plan.todo.passed
-        if one.why != "done" and one.error is None
-    ]
-    rows += [
-        (one.came, one.source, str(one.error and one.error.what)) for one in report.outcomes if _odd(one)
-    ]
-    return "\n".join([*lines, *_table("Left out", ("why", "where", "reason"), rows)]) + "\n"
+        for one in plan.todo.passed:
+            if one.why != "done" and one.error is None:
+                yield one.why, one.uri, one.reason
+    for one in report.outcomes:
+        if _odd(one):
+            yield one.came, one.source, str(one.error and one.error.what)
 
 
-def _told(errors: list[tuple[str | None, WherryError]]) -> list[tuple[str, ...]]:
-    return [(str(uri), error.what, error.cure or "") for uri, error in errors]
+def _told(errors: list[tuple[str | None, WherryError]]) -> tuple[tuple[str, ...], ...]:
+    return tuple((str(uri), error.what, error.cure or "") for uri, error in errors)
 
 
-def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    if not rows:
-        return []
-    lines = ["", f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows[:_SHOWN]]
-    return [*lines, *([f"\nand {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])]
+def _markdown_table(table: NightTable) -> list[str]:
+    lines = ["", f"## {table.title}", "", f"| {' | '.join(table.head)} |", f"|{'---|' * len(table.head)}"]
+    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in table.rows[:MOST_ROWS]]
+    left = len(table.rows) - MOST_ROWS
+    return [*lines, *([f"\nand {left} more"] if left > 0 else [])]
 
 
 def _cell(text: str) -> str:
