@@ -178,7 +178,9 @@ def test_a_failing_night_ends_with_the_first_error(tmp_path):
     (tmp_path / "out" / "a<b>|c").mkdir(parents=True)
     (tmp_path / "out" / "a<b>|c" / "1.safetensors").write_text("somebody's")
     done = CliRunner().invoke(cli, ["nightly", "--config", str(tmp_path / "wherry.toml")])
-    assert not any(mark in done.output for mark in ("|--", "##", "**")), "a terminal shows tables, not Markdown"
+    assert not any(mark in done.output for mark in ("|--", "##", "**")), (
+        "a terminal shows tables, not Markdown"
+    )
     assert all(word in done.output for word in ("waiting", "tonight"))
     assert done.exit_code == 8
     assert "cure: choose another target" in done.output

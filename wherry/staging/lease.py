@@ -137,13 +137,7 @@ class Lease:
 
     def lost(self) -> TargetInUseError:
         """The error of an owner whose lease was taken over."""
-        return TargetInUseError(
-            "another run took over this target",
-            uri=self._target,
-            cure="wait for that run to end; this run did not renew its lease for more than "
-            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
-            retryable=True,
-        )
+        return lease_watch.taken_over(self._target, lease_watch.EXPIRY_SECONDS)
 
     def _take(self) -> None:
         for _attempt in range(_ATTEMPTS):
@@ -235,14 +229,7 @@ class Lease:
         return True
 
     def _in_use(self, owner: Owner | None) -> TargetInUseError:
-        who = f"process {owner.pid} on {owner.host}" if owner else "another run"
-        return TargetInUseError(
-            f"{who} is writing this target",
-            uri=self._target,
-            cure="wait for that run to end; a lease that is not renewed expires after "
-            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
-            retryable=True,
-        )
+        return lease_watch.held_by(owner, self._target, lease_watch.EXPIRY_SECONDS)
 
     def _release(self) -> bool:
         """Remove the lease if it is still held; False if another run holds its lock."""

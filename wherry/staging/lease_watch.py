@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.errors import StorageError
+from wherry.errors import StorageError, TargetInUseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -275,3 +275,30 @@ def _of_process(owner: Owner | None) -> Verdict | None:
     if process.start != owner.process_start or (process.state in _ENDED and process.threads <= 1):
         return Verdict.DEAD
     return None if process.state in _STOPPED else Verdict.ALIVE
+
+
+def held_by(owner: Owner | None, uri: str, expiry: float) -> TargetInUseError:
+    """The error for a target whose lease another run holds.
+
+    Args:
+        owner: of the lease; None if it is unknown.
+        uri: the target.
+        expiry: seconds after which an unchanged lease has expired.
+    """
+    who = f"process {owner.pid} on {owner.host}" if owner else "another run"
+    return TargetInUseError(
+        f"{who} is writing this target",
+        uri=uri,
+        cure=f"wait for that run to end; a lease that is not renewed expires after {expiry:.0f} s",
+        retryable=True,
+    )
+
+
+def taken_over(uri: str, expiry: float) -> TargetInUseError:
+    """The error of a run whose lease was taken over; see `held_by`."""
+    return TargetInUseError(
+        "another run took over this target",
+        uri=uri,
+        cure=f"wait for that run to end; this run did not renew its lease for more than {expiry:.0f} s",
+        retryable=True,
+    )

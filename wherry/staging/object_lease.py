@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import NotFoundError, TargetInUseError, WherryError
-from wherry.staging.lease_watch import Sighting, Verdict, Watch, judge_all, this_process
+from wherry.staging.lease_watch import Sighting, Verdict, Watch, held_by, judge_all, taken_over, this_process
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -99,13 +99,7 @@ class ObjectLease:
 
     def lost(self) -> TargetInUseError:
         """The error of an owner whose lease was taken over."""
-        return TargetInUseError(
-            "another run took over this target",
-            uri=self._target,
-            cure="wait for that run to end; this run did not renew its lease for more than "
-            f"{EXPIRY_SECONDS:.0f} s",
-            retryable=True,
-        )
+        return taken_over(self._target, EXPIRY_SECONDS)
 
     def _take(self) -> None:
         for _attempt in range(_ATTEMPTS):
@@ -145,13 +139,7 @@ class ObjectLease:
         return json.dumps({"schema": _SCHEMA, **this_process(self.token).to_json(), "beat": beat}).encode()
 
     def _in_use(self, owner: Owner | None) -> TargetInUseError:
-        who = f"process {owner.pid} on {owner.host}" if owner else "another run"
-        return TargetInUseError(
-            f"{who} is writing this target",
-            uri=self._target,
-            cure=f"wait for that run to end; a lease that is not renewed expires after {EXPIRY_SECONDS:.0f} s",
-            retryable=True,
-        )
+        return held_by(owner, self._target, EXPIRY_SECONDS)
 
     def _beat(self) -> None:
         count = 0
