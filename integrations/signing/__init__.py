@@ -170,9 +170,12 @@ def verify(
     place = signature_location(location) if signature is None else locate(signature)
     predicate = opened(place, public)
     signed = {row["name"]: row["digest"] for row in predicate["resources"]}
-    ignored = predicate["serialization"].get("ignore_paths", [])
+    ignored = [*_IGNORED, *predicate["serialization"].get("ignore_paths", [])]
+    ignored = tuple(
+        one for one in ignored if one != SIGNATURE_NAME
+    )  # a folder of that name is nothing of ours
     everything = _names(location, (*_signature_names(location), *_inside(place, location)))
-    present = [name for name in everything if name in signed or not _is_ignored(name, (*_IGNORED, *ignored))]
+    present = [name for name in everything if name in signed or not _is_ignored(name, ignored)]
     failed = [(name, "was added after signing") for name in present if name not in signed]
     unsigned = tuple(name for name in everything if name not in present)
     failed += [(name, "is missing") for name in signed if name not in present]

@@ -126,7 +126,7 @@ def test_plain_gguf_converts(tmp_path):
         (gguf([], version=9), UnsupportedError, "version 9"),
         (gguf([], version=3 << 24), UnsupportedError, "big-endian"),
         (gguf([("w", (1 << 40, 1 << 40), 0, b"")]), CorruptError, "is too large"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), CorruptError, "entries exceed the size"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), HostileError, "exceeds the limit"),
         (gguf([], [("split.count", 2, struct.pack("<H", 3))]), UnsupportedError, "one of 3 files"),
         (gguf([], [("a", 13, b"")]), CorruptError, "unknown metadata type 13"),
         (gguf([], [("a", 9, struct.pack("<IQ", 8, 1 << 50))]), CorruptError, "entries exceed the size"),

@@ -97,7 +97,8 @@ def test_without_lineage_nothing_is_recorded(source, tmp_path, full):
 
 
 def test_a_pass_that_fails_keeps_no_other_from_being_made(monkeypatch):
-    one, other = (SimpleNamespace(checkpoint=object()) for _ in range(2))
+    row = SimpleNamespace(streams=False)
+    one, other = (SimpleNamespace(checkpoint=object(), row=row, committed=None) for _ in range(2))
     error = StorageError("gone")
 
     def carried(jobs):

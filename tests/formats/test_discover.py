@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.formats import CORPUS, expected
 from wherry.cli import cli
-from wherry.cli.console_formats import dtype_words, format_cells
+from wherry.cli.console_formats import dtype_words
 from wherry.core.steps import step_number, unfinished
 from wherry.formats.registry import formats
 
@@ -250,9 +250,9 @@ def test_the_command_line(tmp_path):
 def test_the_table_of_formats_says_what_the_rows_say():
     text = CliRunner().invoke(cli, ["formats"]).stdout
     for row in formats().values():
-        cells = format_cells(row)
         line = next(line for line in text.splitlines() if line.strip().split("  ")[0].strip() == row.name)
-        assert all(cell in line for cell in cells), row.name
+        assert row.title in line
+        assert ("reads" in line, "writes" in line) == (row.readable, row.create is not None)
         shown = CliRunner().invoke(cli, ["formats", row.name]).stdout
         assert all(alias in shown for alias in (*row.aliases, row.loaded_by))
         assert all(f"--set {name}=" in shown for name in row.options)

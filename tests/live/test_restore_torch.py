@@ -38,7 +38,7 @@ def test_a_module_is_filled_in_place_and_stays_tied(tmp_path):
     one, other = Tied(seed=1), Tied(seed=2)
     one.norm.num_batches_tracked += 3
     torch.save(one.state_dict(), tmp_path / "a.pt")
-    assert wherry.restore(tmp_path / "a.pt", into=other, memory="1KiB").state is other
+    assert wherry.restore(tmp_path / "a.pt", into=other, memory="1MiB").state is other
     assert same(dict(other.state_dict()), dict(one.state_dict()))
     assert other.head.weight is other.embed.weight
     assert other.norm.weight.requires_grad

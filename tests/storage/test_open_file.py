@@ -165,6 +165,7 @@ OWN = {
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
     "wherry/staging/staging.py", "wherry/config/digests.py",
+    "wherry/families/config_files.py", "wherry/view/overview.py", "wherry/staging/copied_staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
     "integrations/containers/zarr/store.py", "integrations/containers/npz/writer.py",
     "integrations/containers/torch/writer.py", "integrations/openlineage/transport.py",

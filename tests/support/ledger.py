@@ -69,7 +69,7 @@ def filled(url):
 
 
 def altered(url, *statements):
-    """Run SQL past the triggers, as somebody with the rights of the database's owner would."""
+    """Run SQL past the triggers, as somebody with the rights of the database's owner would, who puts them back."""
     if url.startswith("postgresql"):
         import psycopg
 
@@ -80,10 +80,13 @@ def altered(url, *statements):
                 connection.execute(statement)
         return
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-        for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {row[0]}")
+        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _sql in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
         for statement in statements:
             connection.execute(statement)
+        for _name, sql in triggers:
+            connection.execute(sql)
         connection.commit()
 
 

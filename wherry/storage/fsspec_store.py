@@ -155,7 +155,7 @@ class FsspecStore:
         read, nbytes = VERSIONED_READS[self.protocol], stop - start
         try:
             return self.call(path, read, self._full(path), start, stop, mark, nbytes=nbytes)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, FileExistsError) as error:
             what = "the object was replaced or removed while it was read"
             uri = f"{self.protocol}://{path}"
             raise MismatchError(what, uri=uri, cure="convert it again once nothing writes to it") from error

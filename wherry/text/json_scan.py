@@ -374,6 +374,11 @@ def _row_of(rows: Mapping[str, Rows], key: str) -> Rows | None:
 
 def file_pieces(read: Callable[[int, int], bytes], start: int, stop: int) -> Iterator[bytes]:
     """The bytes [start, stop) of a file in pieces; fewer if the file ends earlier."""
-    while start < stop and (piece := read(start, min(start + PIECE, stop))):
-        yield piece
-        start += len(piece)
+    while start < stop:
+        wanted = min(PIECE, stop - start)
+        piece = read(start, start + wanted)
+        if piece:
+            yield piece
+        if len(piece) < wanted:
+            return  # stores refuse a range that begins at the end of an object
+        start += wanted

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.generations import old_python
 from tests.support.huggingface import ONES
-from wherry.errors import IncompleteError, UnrepresentableError
+from wherry.errors import HostileError, IncompleteError, UnrepresentableError
 
 MODULES = {"": "base.modules.transformer.Transformer", "1_Pooling": "sentence_transformer.modules.pooling.Pooling",
            "2_Dense": "base.modules.dense.Dense"}  # fmt: skip
@@ -69,12 +69,15 @@ def test_a_target_without_companions_needs_the_option(model, tmp_path):
 
 
 def test_without_the_list_of_modules_a_folder_holds_other_weights(model, tmp_path):
-    for content in (None, "{}", "[1]", '[{"name": "0"}]', "[" * 9999):
+    for content in (None, "{}", "[1]", '[{"name": "0"}]', "[" * 199):
         (model / "modules.json").unlink(missing_ok=True)
         if content is not None:
             (model / "modules.json").write_text(content)
         with pytest.raises(UnrepresentableError, match=r"left out: 2_Dense \(a folder with other weights\)"):
             wherry.plan(model, tmp_path / "out", to="hf")
+    (model / "modules.json").write_text("[" * 9999)
+    with pytest.raises(HostileError, match=r"modules\.json exceeds the limit of 200 nested"):
+        wherry.plan(model, tmp_path / "out", to="hf")
 
 
 def test_a_broken_link_in_a_module_is_incomplete(model):

@@ -10,7 +10,7 @@ import wherry
 from tests.support.formats import expected, opened, place
 from tests.support.lingua import PARAMS, meta_files, model, optimizer, step_folder
 from tests.support.torch import same, torch
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import AmbiguousError, UnrepresentableError, UsageError
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -156,9 +156,9 @@ def test_never_among_the_steps_of_a_run_unless_asked(tmp_path):
     assert sorted(path.name for path in run.iterdir()) == ["0000000004", "0000000007"]
 
 
-def test_metas_files_are_not_linguas(tmp_path):
+def test_metas_files_without_sizes_need_their_params(tmp_path):
     meta_files(tmp_path / "a", 1)
-    with pytest.raises(UnrepresentableError, match="Meta"):
+    with pytest.raises(AmbiguousError, match=r"cannot determine the size[\s\S]*params\.json"):
         wherry.convert(tmp_path / "a", tmp_path / "out", to="lingua", lineage=False)
 
 

@@ -286,7 +286,7 @@ def test_hostile_names_are_refused(tmp_path):
     for _ in range(300):
         nested = f'{{"a": {nested}}}'
     file.write_text(f'{{"version": 1.1, "train_state_metadata": {nested}}}')
-    assert wherry.detect(tmp_path / "checkpoint_1").verdict == "corrupt"
+    assert wherry.detect(tmp_path / "checkpoint_1").verdict == "malicious"
 
 
 def test_staged_is_not_whole(tmp_path):
