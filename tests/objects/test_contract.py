@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from wherry.errors import UnsupportedError
 from wherry.objects.checksums import checksum_of, joined_checksum
 
 OTHER = "1"  # a mark that no object has
@@ -237,7 +238,7 @@ def test_an_empty_object_is_copied(backend):
 def test_a_range_of_an_object_becomes_a_part(backend):
     objects = backend.objects
     if not backend.place.store.capabilities.range_copy:
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(UnsupportedError, match="cannot copy a range"):
             objects.copy_part(objects.begin(backend.path("x"), "run"), 0, backend.path("a"), 0, 1, "1")
         return
     source, data = uploaded(backend, backend.path("source"), "run", [backend.part, 50])

@@ -191,7 +191,7 @@ def test_of_an_owner_that_may_still_write_the_files_are_copied(tmp_path, monkeyp
     first = staged(tmp_path)
     inner = Path(first.location.path)
     with (inner / "d" / "0").open("r+b") as late:
-        monkeypatch.setattr(lease_watch, "_of_process", lambda _owner: None)
+        monkeypatch.setattr(lease_watch, "verdict_of_process", lambda _owner: None)
         monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.1)
         monkeypatch.setattr(first._lease, "_over", first._lease._over.set() or first._lease._over)
         before = inodes(inner)
@@ -328,7 +328,7 @@ def test_a_sidecar_of_a_lost_run_never_lies_beside_the_target_of_another(tmp_pat
         if not second:
             second.append(Staging(locate(target), ID))
             with monkeypatch.context() as patch:
-                patch.setattr(lease_watch, "_of_process", lambda _owner: None)
+                patch.setattr(lease_watch, "verdict_of_process", lambda _owner: None)
                 patch.setattr(lease_watch, "EXPIRY_SECONDS", 0.1)
                 first._lease._over.set()
                 with second[0] as held:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-from wherry.errors import StorageError
+from wherry.errors import StorageError, UnsupportedError
 from wherry.objects.checksums import CRC32C, checksum_of, is_same, joined_checksum
 from wherry.objects.google_calls import compose, described, insert, listed, removed, stated
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
@@ -121,9 +121,21 @@ class GoogleObjects:
             f"another run replaces part {number}", uri=f"gs://{path}", cure="run it again", retryable=True
         )
 
-    def copy_part(self, upload: Upload, number: int, source: str, start: int, stop: int, mark: str) -> Part:
+    def copy_part(
+        self,
+        upload: Upload,  # noqa: ARG002  the protocol's
+        number: int,  # noqa: ARG002
+        source: str,
+        start: int,  # noqa: ARG002
+        stop: int,  # noqa: ARG002
+        mark: str,  # noqa: ARG002
+    ) -> Part:
         """See ObjectStore: `compose` takes whole objects only, and `Capabilities.range_copy` does not hold."""
-        raise NotImplementedError
+        raise UnsupportedError(
+            "gs:// cannot copy a range of an object",
+            uri=f"gs://{source}",
+            cure="read the bytes and send them",
+        )
 
     def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
         """See ObjectStore. It is a composition of one object."""

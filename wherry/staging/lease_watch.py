@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXPIRY_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # between two looks at a lease
 NOTICE_SECONDS = 2.0  # a longer wait is logged
-_MOST_BYTES = 4096  # bytes of a lease that are read
+MOST_BYTES = 4096  # bytes of a lease that are read
 _MOST_PID = 1 << 31
 _MOST_TEXT = 255
 _UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)
@@ -88,7 +88,7 @@ class Sighting(NamedTuple):
     @property
     def owner(self) -> Owner | None:
         """The owner; None if the text is not a valid lease."""
-        return _owner(self.text)
+        return owner_in(self.text)
 
 
 def this_process(token: str) -> Owner:
@@ -145,7 +145,7 @@ class Watch:
         elapsed, self._looked = time.monotonic() - self._looked, time.monotonic()
         if self.sighting is None:
             return Verdict.FREE
-        verdict = _of_process(self.sighting.owner)
+        verdict = verdict_of_process(self.sighting.owner)
         if verdict is not None:
             return verdict
         if before is None:
@@ -211,12 +211,12 @@ def _text(path: Path) -> bytes:
             return b""
         raise
     try:
-        return os.pread(descriptor, _MOST_BYTES, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        return os.pread(descriptor, MOST_BYTES, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
 
 
-def _owner(text: bytes) -> Owner | None:
+def owner_in(text: bytes) -> Owner | None:
     """The owner that a text names; None if a field is missing or invalid."""
     try:
         found: Any = json.loads(text)
@@ -258,7 +258,7 @@ def _process(pid: int) -> _Process | None:
         return None
 
 
-def _of_process(owner: Owner | None) -> Verdict | None:
+def verdict_of_process(owner: Owner | None) -> Verdict | None:
     """The verdict of the process table on an owner; None if it gives none, or if the process is stopped."""
     here = _pid_namespace()
     if owner is None or not here or owner.pid_namespace != here or owner.host != socket.gethostname():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError
 from wherry.objects.stores import object_store
+from wherry.staging.lease_watch import MOST_BYTES, Verdict, owner_in, verdict_of_process
 from wherry.staging.object_journal import NAME, without_parts
 from wherry.staging.object_lease import ObjectLease
 from wherry.staging.object_staging import areas_of, is_committed
@@ -122,9 +123,20 @@ def tidy_objects(target: Location) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    areas = list(areas_of(target)) if object_store(target.store) is not None else []
-    if areas:
-        clean_one(Leftover(target, areas), dry_run=False, min_age=0)
+    if object_store(target.store) is None:
+        return
+    left = Leftover(target, list(areas_of(target)))
+    if left.areas or _is_abandoned(left.lease_place):
+        clean_one(left, dry_run=False, min_age=0)
+
+
+def _is_abandoned(lease: Location) -> bool:
+    """Whether the owner of a lease was a process of this machine that has ended; others expire by themselves."""
+    try:
+        text = lease.read(0, MOST_BYTES)
+    except NotFoundError:
+        return False
+    return verdict_of_process(owner_in(text)) is Verdict.DEAD
 
 
 def _staging_entries(folder: Location) -> Iterator[tuple[Location, Entry]]:

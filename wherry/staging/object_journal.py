@@ -269,7 +269,8 @@ def sent_before(
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:
-            continue  # a run was killed just after it had assembled the object
+            store.abort(upload)  # a run was killed after it had assembled the object: gs:// may still hold parts
+            continue
         noted = past.parts.get(path, {})
         try:
             present = {part.number: part for part in store.parts(upload)}

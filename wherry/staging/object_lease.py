@@ -16,7 +16,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import NotFoundError, TargetInUseError, WherryError
-from wherry.staging.lease_watch import Sighting, Verdict, Watch, held_by, judge_all, taken_over, this_process
+from wherry.staging.lease_watch import (
+    MOST_BYTES,
+    Sighting,
+    Verdict,
+    Watch,
+    held_by,
+    judge_all,
+    taken_over,
+    this_process,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,7 +38,6 @@ EXPIRY_SECONDS = 90.0  # a request may take a minute while the storage does not 
 _HEARTBEAT_SECONDS = 15.0
 _ATTEMPTS = 5
 _SCHEMA = 1
-_MOST_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +135,7 @@ class ObjectLease:
                 return None
             text = b""
             with suppress(NotFoundError):  # released meanwhile: the next look sees that
-                text = self._place.read(0, _MOST_BYTES)
+                text = self._place.read(0, MOST_BYTES)
             return Sighting(0, hash(mark), found.nbytes, 0, text)
 
         judged = judge_all([Watch(self._place.path, look, EXPIRY_SECONDS)])[self._place.path]
