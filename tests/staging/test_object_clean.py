@@ -1,5 +1,10 @@
 """clean in a store of objects: everything of dead runs, nothing of living ones, and nothing of a committed target."""
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 
 import wherry
@@ -14,6 +19,9 @@ from tests.support.object_stores import (
 )
 from wherry.objects.memory import MemoryObjects
 from wherry.staging.clean import clean
+from wherry.staging.lease_watch import this_process
+from wherry.staging.object_clean import tidy_objects
+from wherry.staging.object_journal import JournalPast, sent_before
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.stores import locate
 
@@ -112,3 +120,47 @@ def test_a_lease_that_a_dead_process_left_is_removed(target, monkeypatch):
     (report,) = clean(root(target), min_age=0)
     assert (report.uri, report.removed) == (lease.uri, True)
     assert not lease.exists()
+
+
+def ended_process():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def left_lease(target, owner):
+    """A lease beside a target that its owner did not release."""
+    place = locate(target)
+    lease = place.parent.join(f".wherry-{place.name}.lease")
+    text = json.dumps({"schema": 1, **owner.to_json(), "beat": 0}).encode()
+    MemoryObjects(place.store).put_object(lease.path, text, "run")
+    return lease
+
+
+def test_a_run_that_finds_a_committed_target_removes_the_lease_of_a_dead_process(source, target):
+    wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
+    lease = left_lease(target, replace(this_process("0" * 8), pid=ended_process(), process_start=None))
+    wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
+    assert not lease.exists()
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_the_lease_of_a_living_process_and_one_of_another_machine_are_left(target):
+    for owner in (this_process("0" * 8), replace(this_process("0" * 8), host="elsewhere")):
+        lease = left_lease(target, owner)
+        tidy_objects(locate(target))
+        assert lease.exists()
+        release(target)
+
+
+def test_parts_of_an_object_that_was_assembled_are_removed(target):
+    """On gs:// a run can be killed after it has assembled an object and before it has removed the parts."""
+    place = locate(target)
+    store = MemoryObjects(place.store)
+    upload = store.begin(place.path, "run")
+    found = store.put_object(place.path, b"whole", "run")
+    before, agreed = sent_before(JournalPast(uploads={place.path: upload}), {place.path: found}, store)
+    assert agreed
+    assert before[place.path].found == found
+    assert uploads_below(target) == []
