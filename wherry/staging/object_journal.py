@@ -269,9 +269,7 @@ def sent_before(
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:
-            store.abort(
-                upload
-            )  # a run was killed after it had assembled the object: gs:// may still hold parts
+            store.abort(upload)  # killed after the object was assembled: gs:// may still hold its parts
             continue
         noted = past.parts.get(path, {})
         try:
