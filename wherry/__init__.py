@@ -8,7 +8,8 @@ milliseconds and imports neither prefect, mlflow, torch nor jax.
     wherry.detect(uri)                                     # Detection, from metadata only
     with wherry.open(uri) as checkpoint:                   # Checkpoint: manifest, read(path, region)
         ...
-    wherry.inspect(uri)                                    # Manifest, with digests on request
+    wherry.inspect(uri)                                    # Manifest, with digests or statistics on request
+    wherry.diff(uri, other)                                # Comparison: trees, values with their error, config
     wherry.plan(source, target, to="orbax")                # Plan; writes nothing
     wherry.convert(source, target, to="orbax")             # Receipt
     wherry.rewrite(source, target, as_="merge")            # Rewritten: new metadata files, the same tensor bytes
@@ -35,6 +36,8 @@ from wherry.version import __version__ as __version__
 if TYPE_CHECKING:
     from wherry.auditor.audit import audit as audit
     from wherry.auditor.report import AuditReport as AuditReport
+    from wherry.compare.differences import Comparison as Comparison
+    from wherry.compare.differences import diff as diff
     from wherry.converter.convert import convert as convert
     from wherry.converter.plan import Plan as Plan
     from wherry.converter.plan import plan as plan
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
 
 _DOOR = {
     "AuditReport": "wherry.auditor.report:AuditReport",
+    "Comparison": "wherry.compare.differences:Comparison",
     "Checkpoint": "wherry.formats.checkpoint:Checkpoint",
     "Detection": "wherry.core.detection:Detection",
     "Export": "wherry.live.handle:Export",
@@ -88,6 +92,7 @@ _DOOR = {
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
     "detect": "wherry.ledger.open:detect_named",
+    "diff": "wherry.compare.differences:diff",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
     "export": "wherry.live.export:export",

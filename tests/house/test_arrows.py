@@ -41,7 +41,8 @@ ROOMS: Mapping[str, str] = {
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors version core runtime storage objects upload staging formats tree mover view config ledger",
-    "verifier": "errors core runtime storage staging formats tree mover view config ledger converter",
+    "compare": "errors text core runtime formats mover view config ledger converter",
+    "verifier": "errors core runtime storage staging formats tree mover view config ledger converter compare",
     "live": "errors core runtime storage staging formats tree mover view ledger converter",
     "models": "errors core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
@@ -51,7 +52,7 @@ ROOMS: Mapping[str, str] = {
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
-    " verifier models routes lineage auditor watch",
+    " compare verifier models routes lineage auditor watch",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

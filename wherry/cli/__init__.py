@@ -28,7 +28,7 @@ from wherry.cli.errors import (
     silence,
 )
 from wherry.cli.help import completion, names_for, show_help
-from wherry.cli.inspect import layouts
+from wherry.cli.inspect import diff, inspect, layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
 from wherry.cli.models import fetch, promote, register, resolve
@@ -118,37 +118,6 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
     found = detect_source(named(SourceRequest(uri, **given)))
     console.show_detection(found, json_=json_)
     sys.exit(_VERDICT_CODES[found.verdict])
-
-
-@cli.command()
-@click.argument("uri")
-@click.option("--sha256", is_flag=True, help="Compute the SHA-256 of each tensor's canonical bytes.")
-@click.option("--digest", is_flag=True, help="Compute the tensor digests.")
-@click.option(
-    "--write",
-    is_flag=True,
-    help="Write the digests to a sidecar of the checkpoint, so that it can be registered.",
-)
-@click.option("--pickles", is_flag=True, help="Instead, list what each pickle at URI would import.")
-@memory
-@quiet
-@chosen
-@as_json
-def inspect(
-    uri: str, json_: bool, quiet: bool, pickles: bool, given: dict[str, Any], **arguments: Any
-) -> None:
-    """List the contents of the checkpoint at URI."""
-    from wherry.cli import console
-    from wherry.cli.inspect import show_pickles
-    from wherry.verifier.inspect import inspect_source
-
-    source = SourceRequest(uri, **given)
-    if pickles:
-        show_pickles(uri, json_=json_)
-        return
-    with console.bar(quiet=quiet or json_) as progress:
-        inspection = inspect_source(source, progress=progress, **arguments)
-    console.show_inspection(inspection, json_=json_)
 
 
 @cli.command()
@@ -311,6 +280,8 @@ cli.add_command(audit)
 cli.add_command(completion)
 cli.add_command(show_help)
 cli.add_command(metrics)
+cli.add_command(inspect)
+cli.add_command(diff)
 cli.add_command(layouts)
 cli.add_command(deploy)
 cli.add_command(preflight)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from wherry.routes.report import NightReport
     from wherry.staging.clean import CleanReport
     from wherry.verifier.full_read import FullRead
-    from wherry.verifier.inspect import Inspection
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
 
@@ -136,37 +135,6 @@ def show_detection(found: Detection, *, json_: bool) -> None:
     print_rows([("also", ", ".join(found.also))])
     for seen in found.evidence:
         say(f"  {seen.file}: {seen.seen}")
-
-
-def show_inspection(inspection: Inspection, *, json_: bool) -> None:
-    """Print the contents of a checkpoint."""
-    if json_:
-        print_json(inspection.to_json())
-        return
-    manifest, found = inspection.manifest, inspection.detection
-    print_rows(
-        [("uri", found.uri), ("format", f"{found.format} ({found.format_version})"), ("kind", manifest.kind)]
-    )
-    print_rows(
-        [
-            ("step", manifest.step),
-            ("tensors", len(manifest.tensors)),
-            ("parameters", f"{manifest.parameters:,}"),
-        ]
-    )
-    print_rows(
-        [
-            ("bytes", show_size(manifest.nbytes)),
-            ("companions", ", ".join(c.name for c in manifest.companions)),
-        ]
-    )
-    rows = inspection.to_json()["tensors"]
-    hashed = [name for name in ("digest", "sha256") if any(row[name] for row in rows)]
-    cells = (
-        [row["path"], " x ".join(map(str, row["shape"])), row["dtype"], *(row[name] or "" for name in hashed)]
-        for row in rows
-    )
-    print_table(["tensor", "shape", "dtype", *hashed], cells)
 
 
 def require_room(plan: Plan) -> None:

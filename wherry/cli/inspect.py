@@ -1,11 +1,104 @@
-"""`wherry layouts` and `wherry inspect --pickles`: layouts of the families, and what pickles would import."""
+"""`wherry inspect`, `wherry layouts` and `wherry diff`: what checkpoints contain, and how two of them differ."""
 
 from __future__ import annotations
 
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from wherry.cli.options import as_json
+from wherry.cli.options import as_json, chosen, memory, quiet, settings
 from wherry.cli.say import say
+from wherry.core.request import SourceRequest
+from wherry.core.units import show_size
+from wherry.errors import MismatchError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.tree import Tree
+
+    from wherry.compare.differences import Comparison, TensorDifference
+    from wherry.verifier.inspect import Inspection
+
+_MOST_ROWS = 40
+_filter = click.option(
+    "--filter", metavar="GLOB", help="Only tensors whose key path matches, for example '*/kernel'."
+)
+
+
+@click.command()
+@click.argument("uri")
+@click.option("--sha256", is_flag=True, help="Compute the SHA-256 of each tensor's canonical bytes.")
+@click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Write the digests to a sidecar of the checkpoint, so that it can be registered.",
+)
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Compute minimum, maximum, mean and the number of NaNs, infinities and zeros.",
+)
+@_filter
+@click.option("--tree", is_flag=True, help="Show the tensors as a tree, with the size of each branch.")
+@click.option("--pickles", is_flag=True, help="Instead, list what each pickle at URI would import.")
+@memory
+@quiet
+@chosen
+@as_json
+def inspect(
+    uri: str, json_: bool, quiet: bool, pickles: bool, tree: bool, given: dict[str, Any], **arguments: Any
+) -> None:
+    """List the contents of the checkpoint at URI."""
+    from wherry.cli import console
+    from wherry.verifier.inspect import inspect_source
+
+    if pickles:
+        _show_pickles(uri, json_=json_)
+        return
+    with console.bar(quiet=quiet or json_) as progress:
+        inspection = inspect_source(SourceRequest(uri, **given), progress=progress, **arguments)
+    if json_:
+        console.print_json(inspection.to_json())
+        return
+    _show_inspection(inspection, tree=tree)
+    if arguments["write"]:
+        say(
+            "the digests are in the sidecar of the checkpoint; `wherry ledger record` and `register` can use them"
+        )
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--no-values", is_flag=True, help="Compare only metadata; read no tensor.")
+@_filter
+@click.option("--family", metavar="NAME", help="Model family, to compare B in the layout of A's system.")
+@click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Option of that layout.")
+@memory
+@quiet
+@as_json
+def diff(
+    a: str, b: str, no_values: bool, options: Sequence[str], json_: bool, quiet: bool, **arguments: Any
+) -> None:
+    """Show what differs between the checkpoints A and B: tensors, values, config attributes.
+
+    If they are of different formats and have no key path in common, B is compared in the layout of A's system, as a
+    conversion would write it. Ends with 9 if anything differs.
+    """
+    from wherry.cli import console
+    from wherry.compare.differences import diff
+
+    with console.bar(quiet=quiet or json_) as progress:
+        found = diff(a, b, values=not no_values, options=settings(options), progress=progress, **arguments)
+    if json_:
+        console.print_json(found.to_json())
+    else:
+        _show_differences(found)
+    sys.exit(0 if found.same else MismatchError.exit_code)
 
 
 @click.command()
@@ -56,7 +149,7 @@ def _list_families(*, json_: bool) -> None:
     )
 
 
-def show_pickles(uri: str, *, json_: bool) -> None:
+def _show_pickles(uri: str, *, json_: bool) -> None:
     """Print the pickles of one file or folder; it need not be a checkpoint, and may be hostile."""
     from wherry.cli.console import print_json, print_table
     from wherry.integrations.containers.pickle.survey import survey
@@ -77,3 +170,107 @@ def show_pickles(uri: str, *, json_: bool) -> None:
             say(f"{stream.file}: reading stopped: {stream.error}")
     unknown = {one.name for stream in found for one in stream.globals if not one.known}
     say(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them unknown to all readers")
+
+
+def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
+    from wherry.cli.console import print_rows, print_table
+
+    manifest, found = inspection.manifest, inspection.detection
+    print_rows([
+        ("uri", found.uri),
+        ("format", f"{found.format} ({found.format_version})"),
+        ("kind", manifest.kind),
+        ("step", manifest.step),
+        ("tensors", len(manifest.tensors)),
+        ("parameters", f"{manifest.parameters:,}"),
+        ("bytes", show_size(manifest.nbytes)),
+        ("companions", ", ".join(one.name for one in manifest.companions)),
+    ])  # fmt: skip
+    rows = inspection.to_json()["tensors"]
+    if tree:
+        _show_tree(rows)
+        return
+    hashed = [name for name in ("digest", "sha256") if any(row[name] for row in rows)]
+    counted = list(rows[0]["statistics"]) if rows and "statistics" in rows[0] else []
+    cells = (
+        [
+            *_cells(row),
+            *(row[name] or "" for name in hashed),
+            *(_number(row["statistics"][name]) for name in counted),
+        ]
+        for row in rows
+    )
+    print_table(["tensor", "shape", "dtype", *hashed, *counted], cells)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [row["path"], " x ".join(map(str, row["shape"])), row["dtype"]]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value + 0.0:.6g}" if isinstance(value, float) else str(value)
+
+
+def _show_tree(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print key paths as a tree; each branch states its number of tensors and its bytes."""
+    from rich.console import Console
+    from rich.tree import Tree
+
+    from wherry.core.dtypes import canonical_bytes
+
+    branches: dict[tuple[str, ...], Tree] = {(): Tree("")}
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for row in rows:
+        *parents, leaf = row["path"].split("/" if "/" in row["path"] else ".")
+        nbytes = canonical_bytes(row["dtype"], tuple(row["shape"]))
+        for depth in range(len(parents) + 1):
+            path = tuple(parents[:depth])
+            if path not in branches:
+                branches[path] = branches[path[:-1]].add("")
+            total = totals.setdefault(path, [0, 0])
+            total[0] += 1
+            total[1] += nbytes
+        branches[tuple(parents)].add(
+            printable(f"{leaf}  {row['dtype']}[{', '.join(map(str, row['shape']))}]")
+        )
+    for path, (count, nbytes) in totals.items():
+        name = path[-1] if path else "."
+        branches[path].label = printable(f"{name}  ({count} tensors, {show_size(nbytes)})")
+    Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(branches[()])
+
+
+def _show_differences(found: Comparison) -> None:
+    from wherry.cli.console import print_rows, print_table
+
+    unread = "" if found.values_read else " (shape and dtype only; values were not read)"
+    print_rows([
+        ("a", f"{found.a} ({found.formats[0]})"),
+        ("b", f"{found.b} ({found.formats[1]})"),
+        ("layout", f"B is compared in the layout of {found.layout}" if found.layout else ""),
+        ("equal", f"{found.equal} of {found.tensors} tensors in both{unread}"),
+    ])  # fmt: skip
+    if found.differences:
+        print_table(
+            ["tensor", "difference", "a", "b", "max error", "elements"],
+            ([row.path, *_difference(row)] for row in islice(found.differences, _MOST_ROWS)),
+        )
+    if found.attributes:
+        print_table(
+            ["file", "attribute", "a", "b"],
+            (
+                [row.file or "checkpoint", row.name, row.a or "-", row.b or "-"]
+                for row in islice(found.attributes, _MOST_ROWS)
+            ),
+        )
+    more = max(len(found.differences) - _MOST_ROWS, 0) + max(len(found.attributes) - _MOST_ROWS, 0)
+    if more:
+        say(f"and {more} more; --json has all")
+    if found.same:
+        say("no differences" if found.values_read else "no differences in the metadata")
+
+
+def _difference(row: TensorDifference) -> list[str]:
+    what = "bytes only" if row.what == "values" and row.elements == 0 else row.what
+    return [what, row.a or "-", row.b or "-", _number(row.error), _number(row.elements)]

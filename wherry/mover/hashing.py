@@ -117,13 +117,17 @@ def hash_checkpoint(
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    every = checkpoint.manifest.tensors
-    specs = dict(every) if paths is None else {path: every[path] for path in paths}
+    specs = _chosen(checkpoint, paths)
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         carrier.carry(digest_moves(specs.values(), source))
     return Hashes.of(specs, carrier.hashers, algorithm)
+
+
+def _chosen(checkpoint: Checkpoint, paths: Collection[KeyPath] | None) -> dict[KeyPath, TensorSpec]:
+    every = checkpoint.manifest.tensors
+    return dict(every) if paths is None else {path: every[path] for path in paths}
 
 
 def compare(
@@ -156,14 +160,18 @@ def _first_difference(found: tuple[bytes, ...], expected: tuple[bytes, ...]) -> 
 
 
 def flat_hashes(
-    checkpoint: Checkpoint, *, memory: int, progress: OnProgress | None = None
+    checkpoint: Checkpoint,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+    paths: Collection[KeyPath] | None = None,
 ) -> dict[KeyPath, str]:
-    """SHA-256 over all canonical bytes of each tensor: what other tools call the hash of a tensor.
+    """SHA-256 over all canonical bytes of each tensor (or those of `paths`): what other tools call its hash.
 
     A flat hash needs the bytes in order, so tensors are hashed in parallel, each by one thread.
     """
-    specs = checkpoint.manifest.tensors
-    pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
+    specs = _chosen(checkpoint, paths)
+    pool, meter = Pool(memory), Meter("inspect", sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.compare.statistics import is_match, matching, statistics
 from wherry.config.digests import digest_choice
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.converter.references import reference
 from wherry.core.algorithms import BLAKE3
-from wherry.core.keypath import KeyPath, render
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.units import parse_budget
-from wherry.errors import IncompleteError, TargetExistsError, storage_error
+from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.pin import settled_checkpoint, take_pin
@@ -33,6 +34,9 @@ from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_locati
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.compare.statistics import TensorStatistics
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.progress import OnProgress
@@ -49,18 +53,26 @@ class Inspection:
         detection: its detected format.
         manifest: its contents, with tensor digests if they were requested.
         sha256: key path → flat SHA-256 of canonical bytes, if it was requested.
+        statistics: key path → statistics of the values, if they were requested.
+        pattern: the shell pattern for the key paths that are listed; None lists all.
     """
 
     detection: Detection
     manifest: Manifest
-    sha256: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    sha256: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    statistics: Mapping[KeyPath, TensorStatistics] = field(default_factory=dict[KeyPath, "TensorStatistics"])
+    pattern: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The output of `inspect --json`."""
         data = self.manifest.to_json()
-        flat = {render(path): value for path, value in self.sha256.items()}
-        tensors = [{**row, "sha256": flat.get(row["path"])} for row in data["tensors"]]
+        tensors = [self._row(row) for row in data["tensors"] if is_match(row["path"], self.pattern)]
         return {"detection": self.detection.to_json(), **data, "tensors": tensors}
+
+    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
+        path = parse(row["path"])
+        counted = {"statistics": self.statistics[path].to_json()} if path in self.statistics else {}
+        return {**row, "sha256": self.sha256.get(path), **counted}
 
 
 def inspect(
@@ -69,6 +81,8 @@ def inspect(
     sha256: bool = False,
     digest: bool = False,
     write: bool = False,
+    stats: bool = False,
+    filter: str | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     format: str | None = None,
@@ -82,16 +96,29 @@ def inspect(
         sha256: also hash each tensor's canonical bytes as a whole.
         digest: also compute the tensor digests.
         write: also write them to a sidecar beside it, so that it can be registered; implies `digest`.
+        stats: also compute minimum, maximum, mean and the number of NaNs, infinities and zeros of each tensor.
+        filter: list only tensors whose printed key path matches this shell pattern.
         memory: budget for the hashing.
         progress: called a few times a second while hashing.
         format, step, item: which checkpoint.
 
     Raises:
         TargetExistsError: with `write`, if it has a sidecar with different contents.
+        NotFoundError: the filter matches no tensor.
+        UsageError: `write` with a filter.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
     source = SourceRequest(os.fspath(uri), format, step, item)
-    return inspect_source(source, sha256=sha256, digest=digest, write=write, memory=memory, progress=progress)
+    return inspect_source(
+        source,
+        sha256=sha256,
+        digest=digest,
+        write=write,
+        stats=stats,
+        filter=filter,
+        memory=memory,
+        progress=progress,
+    )
 
 
 def inspect_source(
@@ -100,30 +127,38 @@ def inspect_source(
     sha256: bool = False,
     digest: bool = False,
     write: bool = False,
+    stats: bool = False,
+    filter: str | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
 ) -> Inspection:
     """List the contents of the checkpoint of a request; see `inspect`."""
+    if write and filter is not None:
+        raise UsageError("a sidecar describes all tensors", cure="leave out --filter, or --write")
 
     def open_it() -> Checkpoint:
         return open_source(named(source))
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_budget(memory), take_pin(checkpoint) if write else None
+        paths = None if filter is None else matching(checkpoint, filter)
         wanted = digest or write
-        hashes = _hashes(checkpoint, budget, progress) if wanted else Hashes(BLAKE3)
-        flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}
+        hashes = _hashes(checkpoint, paths, budget, progress) if wanted else Hashes(BLAKE3)
+        flat = flat_hashes(checkpoint, memory=budget, progress=progress, paths=paths) if sha256 else {}
+        counted = statistics(checkpoint, memory=budget, progress=progress, paths=paths) if stats else {}
         manifest = checkpoint.manifest.with_digests(hashes.digests)
         if pin is not None:
             manifest = take_stock(checkpoint, hashes, pin)
-        return Inspection(checkpoint.detection, manifest, flat)
+        return Inspection(checkpoint.detection, manifest, flat, counted, filter)
 
 
-def _hashes(checkpoint: Checkpoint, memory: int, progress: OnProgress | None) -> Hashes:
+def _hashes(
+    checkpoint: Checkpoint, paths: list[KeyPath] | None, memory: int, progress: OnProgress | None
+) -> Hashes:
     """The digests by the algorithm of an existing sidecar, so that they can be compared with it."""
     there = read_sidecar(locate(checkpoint.uri))
     algorithm = digest_choice().algorithm if there is None else there.algorithm
-    return hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress)
+    return hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress, paths=paths)
 
 
 def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:

@@ -1,0 +1,94 @@
+"""configs: which attributes differ between the companion files of two checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import CorruptError, HostileError
+from wherry.formats.companions import file_digest
+from wherry.text.json_document import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.formats.checkpoint import Checkpoint
+
+_MOST_BYTES = 4 << 20  # larger files, such as a tokenizer, are compared as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeDifference:
+    """An attribute of a companion file, or a value of the tree, that differs.
+
+    Attributes:
+        file: name of the companion file; empty for a value of the checkpoint's own tree.
+        name: of the attribute, nested ones joined by `.`; empty for the file as a whole.
+        a, b: the two values as text; None where there is none.
+    """
+
+    file: str
+    name: str
+    a: str | None
+    b: str | None
+
+
+def config_differences(a: Checkpoint, b: Checkpoint) -> Iterator[AttributeDifference]:
+    """The attributes of JSON companions, and the other companions, that differ.
+
+    Raises:
+        NotFoundError, StorageError: a companion cannot be read.
+    """
+    mine = {one.name: one.size for one in a.manifest.companions}
+    theirs = {one.name: one.size for one in b.manifest.companions}
+    for name in sorted(mine.keys() | theirs.keys()):
+        if name not in mine or name not in theirs:
+            yield AttributeDifference(name, "", _size(mine.get(name)), _size(theirs.get(name)))
+        else:
+            yield from _of_file(a, b, name, max(mine[name], theirs[name]))
+
+
+def value_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], file: str = ""
+) -> Iterator[AttributeDifference]:
+    """The names whose values differ between two mappings."""
+    for name in sorted(a.keys() | b.keys()):
+        mine, theirs = (repr(side[name]) if name in side else None for side in (a, b))
+        if mine != theirs:
+            yield AttributeDifference(file, name, mine, theirs)
+
+
+def _of_file(a: Checkpoint, b: Checkpoint, name: str, nbytes: int) -> Iterator[AttributeDifference]:
+    one, other = (file_digest(side.reader.companion(name)) for side in (a, b))
+    if one == other:
+        return
+    parsed = [_attributes(side, name) for side in (a, b)] if nbytes <= _MOST_BYTES else [None]
+    mine, theirs = parsed[0], parsed[-1]
+    if mine is None or theirs is None:
+        yield AttributeDifference(name, "", f"sha256 {one}", f"sha256 {other}")
+    else:
+        yield from value_differences(mine, theirs, name)
+
+
+def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
+    """The attributes of a JSON companion by their joined names; None if it is no JSON object."""
+    if not name.endswith(".json"):
+        return None
+    place = checkpoint.reader.companion(name)
+    try:
+        found = parse_json(b"".join(place.pieces()), name, uri=place.uri)
+    except (CorruptError, HostileError):
+        return None
+    return dict(_flat(found, "")) if isinstance(found, dict) else None
+
+
+def _flat(found: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(found, dict) or not found:
+        yield prefix, found
+        return
+    for name, value in found.items():
+        yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _size(nbytes: int | None) -> str | None:
+    return None if nbytes is None else f"{nbytes} bytes"
