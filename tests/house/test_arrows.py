@@ -47,12 +47,13 @@ ROOMS: Mapping[str, str] = {
     "models": "errors core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
     " verifier models",
+    "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors version core runtime storage formats config ledger converter routes",
     "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
-    " compare verifier models routes lineage auditor watch",
+    " compare verifier models routes catalog lineage auditor watch",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.audit import audit, metrics
+from wherry.cli.catalog import du, ls
 from wherry.cli.deploy import deploy, emit, preflight, serve
 from wherry.cli.errors import (
     DEBUG,
@@ -280,6 +281,8 @@ cli.add_command(audit)
 cli.add_command(completion)
 cli.add_command(show_help)
 cli.add_command(metrics)
+cli.add_command(ls)
+cli.add_command(du)
 cli.add_command(inspect)
 cli.add_command(diff)
 cli.add_command(layouts)

@@ -367,5 +367,6 @@ def _sidecar(
         group=job.group,
         asked=dict(job.asked),
         ignored=[one.to_json() for one in folded(plan.ignored)],
+        family=plan.manifest.origin.get("layout", {}).get("family", ""),
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-_LATER = ("asked", "ignored")  # fields that receipts did not have at first
+_LATER = ("asked", "ignored", "family")  # fields that receipts did not have at first
 _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
 
@@ -96,6 +96,7 @@ class Receipt:
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
         asked: the options that were stated, without defaults; see `converter.command`. Empty in older receipts.
         ignored: what was not converted, as in the plan; many entries of one node are one row. Empty in older receipts.
+        family: the model family whose layouts were used; empty if the tree did not change, and in older receipts.
     """
 
     source: CheckpointRef
@@ -119,6 +120,7 @@ class Receipt:
     group: str = ""
     asked: dict[str, Any] = field(default_factory=dict[str, Any])
     ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    family: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; the inverse of `from_json`. Empty fields that older receipts do not have are left out."""

@@ -67,6 +67,23 @@ def _on_postgres(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> 
     return f"json_array_elements_text({compiler.process(elements.clauses, **how)})"
 
 
+class _FamilyField(FunctionElement[str]):
+    """The family in the body of a conversion's statement."""
+
+    name = "family_field"
+    inherit_cache = True
+
+
+@compiles(_FamilyField, "sqlite")
+def _family_on_sqlite(element: _FamilyField, compiler: SQLCompiler, **how: Any) -> str:
+    return f"json_extract({compiler.process(element.clauses, **how)}, '$.family')"
+
+
+@compiles(_FamilyField, "postgresql")
+def _family_on_postgres(element: _FamilyField, compiler: SQLCompiler, **how: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **how)} AS json) ->> 'family'"
+
+
 # Queries about many checkpoints. Their columns are in the order of the fields of the records, as building a record from
 # a tuple takes a fraction of the time that it takes from a mapping. All digests are one parameter: drivers limit the
 # number of parameters, and writing each into the query takes longer than the search for it.
@@ -255,6 +272,22 @@ def _asked(body: str) -> dict[str, Any]:
     if body.startswith(_FIRST):
         return _DECODER.raw_decode(body, len(_FIRST))[0]
     return json.loads(body).get("asked", {})
+
+
+def every_digest(ledger: Ledger) -> list[str]:
+    """The digests of all checkpoints in the ledger."""
+    with ledger.read() as connection:
+        return list(connection.scalars(select(tables.checkpoint.c.checkpoint_digest)))
+
+
+def families_of(ledger: Ledger) -> dict[str, str]:
+    """Checkpoint digest → model family, for the sources and targets of conversions between layouts."""
+    done, told = tables.conversion.c, tables.statement.c
+    family = _FamilyField(told.body)
+    query = select(done.source, done.target, family).join(tables.statement, told.seq == done.statement)
+    with ledger.read() as connection:
+        rows = connection.execute(query.order_by(done.statement)).all()
+    return {digest: name for *ends, name in rows if name for digest in ends}
 
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:

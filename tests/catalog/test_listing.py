@@ -1,0 +1,84 @@
+"""wherry ls: the checkpoints that the ledger knows, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import wherry
+from tests.support.ledger import conversion, digest, filled, postgres, url
+from tests.support.tiny_models import save_tiny
+from wherry.catalog.listing import listing
+from wherry.cli import cli
+from wherry.errors import UsageError
+from wherry.ledger.record import open_ledger, record_conversion
+
+__all__ = ["postgres", "url"]
+
+
+@pytest.fixture
+def ledger(url, monkeypatch):
+    """A ledger with rows of every kind, and one conversion between layouts."""
+    monkeypatch.setenv("WHERRY_LEDGER", url)
+    filled(url)
+    with open_ledger(url) as opened:
+        record_conversion(opened, conversion("llama/7", "exported/llama", family="llama"))
+
+
+def names(**which):
+    return [one.uri.removeprefix("/checkpoints/") for one in listing(**which)]
+
+
+@pytest.mark.usefixtures("ledger")
+def test_every_place_that_was_not_deleted_is_one_entry():
+    assert names() == ["a", "b", "c", "exported/llama", "llama/7", "/elsewhere"]
+    assert names(deleted=True) == ["a", "b", "c", "d", "exported/llama", "llama/7", "/elsewhere"]
+    gone = {one.uri: one.gone for one in listing(deleted=True)}
+    assert [uri for uri, time in gone.items() if time] == ["/checkpoints/d"]
+
+
+@pytest.mark.usefixtures("ledger")
+def test_an_entry_has_the_versions_and_the_last_verification():
+    (entry,) = (one for one in listing() if one.uri == "/checkpoints/b")
+    assert (entry.checkpoint_digest, entry.versions, entry.verified) == (
+        digest("b"), ("model version 1",), "digest: ok",
+    )  # fmt: skip
+    assert entry.verified_at > "2026"
+
+
+@pytest.mark.usefixtures("ledger")
+def test_filters_narrow_the_list_by_whole_names():
+    assert names(below="/checkpoints/exported") == ["exported/llama"]
+    assert names(below="/checkpoints/exp") == []
+    assert names(family="llama") == ["exported/llama", "llama/7"]
+    assert names(model="model") == ["b", "c"]
+    assert names(model="mod") == []
+    assert names(format="orbax") == names()
+    with pytest.raises(UsageError, match="unknown format 'orbx'"):
+        names(format="orbx")
+
+
+def test_a_conversion_between_layouts_states_the_family_of_both_ends(tmp_path):
+    source = save_tiny(tmp_path / "source", "llama")
+    wherry.convert(source, tmp_path / "maxtext", to="maxtext", options={"scan_layers": True})
+    wherry.convert(source, tmp_path / "copy", to="dcp")
+    found = {one.uri: one.family for one in listing(str(tmp_path))}
+    assert found == {
+        str(tmp_path / "source"): "llama",
+        str(tmp_path / "maxtext"): "llama",
+        str(tmp_path / "copy"): "",
+    }
+
+
+@pytest.mark.usefixtures("ledger")
+def test_the_command_prints_a_table_or_json():
+    rows = CliRunner().invoke(cli, ["ls", "/checkpoints/b"]).output
+    assert "model version 1" in rows
+    data = json.loads(CliRunner().invoke(cli, ["ls", "--family", "llama", "--json"]).output)
+    assert [one["uri"] for one in data["checkpoints"]] == [
+        "/checkpoints/exported/llama",
+        "/checkpoints/llama/7",
+    ]
+    assert "the ledger knows no such checkpoint" in CliRunner().invoke(cli, ["ls", "/nowhere"]).output

@@ -1,0 +1,94 @@
+"""`wherry ls` and `wherry du`: the checkpoints that the ledger knows, and what they take up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wherry.cli.help import names_for
+from wherry.cli.options import as_json
+from wherry.cli.say import say
+from wherry.core.units import counted, short, show_size
+
+if TYPE_CHECKING:
+    from wherry.catalog.listing import CatalogEntry
+    from wherry.catalog.usage import Grouping
+
+_GROUPS = ("run", "format", "family", "age")
+
+
+@click.command()
+@click.argument("root", required=False)
+@click.option("--format", metavar="NAME", help="Only this format.", shell_complete=names_for("format"))
+@click.option("--family", metavar="NAME", help="Only this model family.", shell_complete=names_for("family"))
+@click.option("--model", metavar="NAME", help="Only versions of this registered model.")
+@click.option("--deleted", is_flag=True, help="Also those whose deletion is recorded.")
+@as_json
+def ls(
+    root: str | None, format: str | None, family: str | None, model: str | None, deleted: bool, json_: bool
+) -> None:
+    """List the checkpoints that the ledger knows, all or those below ROOT.
+
+    The storage is not read: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
+    """
+    from wherry.catalog.listing import listing
+    from wherry.cli import console
+
+    found = listing(root, format=format, family=family, model=model, deleted=deleted)
+    if json_:
+        console.print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
+    elif found:
+        console.print_table(
+            ["checkpoint", "format", "family", "step", "size", "digest", "models", "verified"],
+            map(_cells, found),
+        )
+    else:
+        say("the ledger knows no such checkpoint; conversions and `wherry verify --record` add some")
+
+
+def _cells(one: CatalogEntry) -> list[str]:
+    return [
+        one.uri if one.gone is None else f"{one.uri} (deleted {one.gone[:10]})",
+        one.format,
+        one.family,
+        "" if one.step is None else str(one.step),
+        show_size(one.nbytes),
+        short(one.checkpoint_digest),
+        ", ".join(one.versions),
+        f"{one.verified}, {one.verified_at[:10]}" if one.verified else "",
+    ]
+
+
+@click.command()
+@click.argument("root", required=False)
+@click.option("--by", type=click.Choice(_GROUPS), default="run", show_default=True, help="What to sum over.")
+@click.option(
+    "--config", metavar="FILE", help="Path of the wherry.toml whose retention says what can be removed."
+)
+@as_json
+def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
+    """Sum the bytes of the checkpoints that the ledger knows, all or those below ROOT.
+
+    With routes in wherry.toml, the last column is what `wherry prune` would remove.
+    """
+    from wherry.catalog.usage import usage
+    from wherry.cli import console
+    from wherry.config.config import in_force
+
+    with in_force(config) as loaded:
+        rows = usage(root, by=by, routes=loaded.routes)
+    if json_:
+        console.print_json({"schema": 1, "by": by, "groups": [one.to_json() for one in rows]})
+        return
+    if rows:
+        cells = (
+            [one.group, str(one.checkpoints), show_size(one.nbytes), _free(one.prunable)] for one in rows
+        )
+        console.print_table([by, "checkpoints", "size", "prune would remove"], cells)
+    total = counted(sum(one.checkpoints for one in rows), "checkpoint")
+    say(f"{show_size(sum(one.nbytes for one in rows))} in {total}")
+
+
+def _free(nbytes: int) -> str:
+    return show_size(nbytes) if nbytes else ""
