@@ -1,4 +1,4 @@
-"""Export from a live state: a true copy, the engine's own plan and commit, and nothing raised into training."""
+"""Export from a live state: a true copy, the engine's own plan and commit, and errors of storage kept in the handle."""
 
 from __future__ import annotations
 
@@ -86,16 +86,21 @@ def test_only_params_and_the_states_own_step(tmp_path):
         ({"state": {"w": object()}}, UnsupportedError, "w"),
     ],
 )
-def test_a_refusal_is_in_the_handle_and_in_the_log(tmp_path, caplog, change, expected, words):
+def test_a_request_that_can_never_be_fulfilled_raises_at_once(tmp_path, change, expected, words):
     asked = {"state": state_of(), "uri": tmp_path / "t", "to": "orbax", **change}
-    with caplog.at_level(logging.ERROR, "wherry.export"):
-        handle = wherry.export(**asked)
-    assert handle.done()
-    assert handle.wait(0)
-    assert words in caplog.text
     with pytest.raises(expected, match=words):
-        handle.result()
+        wherry.export(**asked)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_storage_is_in_the_handle_and_in_the_log(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.ERROR, "wherry.export"):
+        handle = wherry.export(state_of(), tmp_path / "file" / "t", to="orbax")
+        assert handle.wait(60)
+    assert "file" in caplog.text
+    with pytest.raises(StorageError):
+        handle.result()
 
 
 def test_an_existing_target_is_told_before_anything_is_copied(tmp_path, monkeypatch):
@@ -235,9 +240,9 @@ def test_torch_states(tmp_path):
 ])  # fmt: skip
 def test_torch_tensors_that_have_no_plain_bytes(tmp_path, make, words):
     torch = pytest.importorskip("torch")
-    handle = wherry.export({"odd": make(torch)}, tmp_path / "t", to="dcp")
-    assert words in str(handle.error)
-    assert "odd" in str(handle.error)
+    with pytest.raises((UnrepresentableError, UnsupportedError), match=words) as refused:
+        wherry.export({"odd": make(torch)}, tmp_path / "t", to="dcp")
+    assert "odd" in str(refused.value)
 
 
 def test_a_hugging_face_model_from_a_torch_module(tmp_path):

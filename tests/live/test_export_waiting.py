@@ -245,7 +245,7 @@ def test_parts_of_a_shared_state_are_not_ones_own(tmp_path, monkeypatch):
         return replace(found, tensors=tuple(one._replace(boxes=()) for one in found.tensors))
 
     monkeypatch.setattr(export_live, "survey", partly)
-    error = wherry.export(STATE, tmp_path / "t", to="orbax", alone=True).error
-    assert isinstance(error, UsageError)
-    assert error.path == "w"
-    assert "without alone=True" in error.cure
+    with pytest.raises(UsageError) as refused:
+        wherry.export(STATE, tmp_path / "t", to="orbax", alone=True)
+    assert refused.value.path == "w"
+    assert "without alone=True" in refused.value.cure

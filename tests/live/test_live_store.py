@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import NotFoundError, UnsupportedError, UsageError
 
 
 def state_of(value):
@@ -45,8 +45,20 @@ def test_what_is_not_there_is_said(store):
         store.restore(into=state_of(0))
 
 
-def test_a_failed_save_does_not_count(store):
-    store.save({"w": object()}, 1)
+def test_a_failed_save_does_not_count(store, monkeypatch):
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.live.snapshot.Snapshot.take", full)
+        assert "No space left" in str(store.save(state_of(1), 1).error)
+    assert store.wait(10)
+    assert store.steps() == []
+
+
+def test_a_state_that_no_save_can_write_raises_at_once(store):
+    with pytest.raises(UnsupportedError):
+        store.save({"w": object()}, 1)
     assert store.wait(10)
     assert store.steps() == []
 

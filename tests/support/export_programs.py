@@ -87,13 +87,22 @@ dist.barrier()
 for one in (0, 1):
     with wherry.open(f"{out}/stage{one}.safetensors") as checkpoint:
         assert (checkpoint.read((f"stage{one}",)) == one).all() and len(checkpoint.manifest.tensors) == 1
-parts = wherry.export(model, f"{out}/never", to="dcp", alone=True)
-assert parts.wait(60) and "alone=True needs a complete state" in str(parts.error), parts.error
+def why_not(state, **how):   # its own wrong request is raised; that of another rank is in the handle
+    try:
+        handle = wherry.export(state, f"{out}/never", to="dcp", **how)
+    except wherry.WherryError as error:
+        return f"raised: {error}"
+    assert handle.wait(60)
+    return f"kept: {handle.error}"
+
+parts = why_not(model, alone=True)
+assert parts.startswith("raised: alone=True needs a complete state"), parts
 
 for without in (0, 1):   # one rank's state cannot be exported: no other one waits for it in a broadcast
-    state = model.state_dict() | {"more": torch.empty(3, device="meta" if rank == without else "cpu")}
-    handle = wherry.export(state, f"{out}/never", to="dcp", patience=60)
-    assert handle.wait(60) and "a tensor on the meta device has no data" in str(handle.error), handle.error
+    device = "meta" if rank == without else "cpu"
+    reason = why_not(model.state_dict() | {"more": torch.empty(3, device=device)}, patience=60)
+    assert reason.startswith("raised: " if rank == without else "kept: "), reason
+    assert "a tensor on the meta device has no data" in reason, reason
 
 class Full(run.Snapshot):
     def take(self, tensors):

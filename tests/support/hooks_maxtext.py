@@ -9,7 +9,7 @@ import wherry
 
 
 def export_for_serving(state, config, step, every=1000):
-    """Export the parameters to Hugging Face in the background; nothing is raised into training."""
+    """Export the parameters to Hugging Face in the background; a full disk does not stop training."""
     if step % every:
         return None
     return wherry.export(

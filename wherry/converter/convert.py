@@ -10,7 +10,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
@@ -19,9 +19,11 @@ from wherry.converter.job import Job
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
 from wherry.core.digest import sha256_of
+from wherry.core.keywords import ConvertKeywords, spelled_out
+from wherry.core.option import options_of
 from wherry.core.progress import RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software
-from wherry.core.request import ConvertRequest, TargetRequest, convert_request
+from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source
@@ -41,6 +43,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Iterable, Mapping, Sequence
+    from typing import Unpack
 
     from wherry.config.digests import DigestChoice
     from wherry.core.progress import OnProgress
@@ -50,13 +53,14 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
+@spelled_out(ConvertKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
     to: str,
     options: Options | None = None,
-    **common: Any,
+    **common: Unpack[ConvertKeywords],
 ) -> Receipt:
     """Convert a checkpoint to one target.
 
@@ -65,9 +69,8 @@ def convert(
         target: URI of the committed checkpoint; must not exist, unless it is the result of the same conversion.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        common: the other fields of a request, by name: memory, verify, if_exists, lineage, only, ignore, format,
-            step, item, meta, into, as_step, sign, and `wish`, a LayoutRequest; also `progress`, which is called a few
-            times a second.
+        common: the other options, as in ConvertKeywords; `wish` is a LayoutRequest in place of its fields, and
+            `progress` is called a few times a second.
 
     Returns:
         The receipt; `already` if nothing had to be done.

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.ignored_entries import require_requested, unprepared, within_source
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
 from wherry.core.digest import sha256_of
+from wherry.core.html import html_table
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
-from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.core.units import DEFAULT_MEMORY, counted, parse_budget, show_size
 from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
@@ -273,6 +274,14 @@ class Plan:
     notes: tuple[str, ...] = ()
     snippet: str = ""
     traffic: Traffic = NO_TRAFFIC
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.tensors, 'tensor')}, {show_size(self.nbytes_out)}"
+        return f"<Plan: {self.source.uri} ({self.source.format}) → {self.target} ({self.to}), {size}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((render(source), render(target)) for target, source in sorted(self.pairs.items()))
+        return html_table(repr(self), ("source", "target"), rows)
 
     @property
     def tensors(self) -> int:

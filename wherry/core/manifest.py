@@ -13,8 +13,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import labelled
+from wherry.core.html import html_table
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Sharding, TensorSpec
+from wherry.core.units import counted, show_size
 from wherry.errors import CorruptError
 
 if TYPE_CHECKING:
@@ -81,6 +83,26 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all tensors in canonical form."""
         return sum(spec.nbytes for spec in self.tensors.values())
+
+    @property
+    def summary(self) -> str:
+        """Its size in words."""
+        step = "" if self.step is None else f"step {self.step}, "
+        return f"{step}{counted(len(self.tensors), 'tensor')}, {self.parameters:,} parameters, {show_size(self.nbytes)}"
+
+    def __repr__(self) -> str:
+        return f"<Manifest: {self.kind}, {self.summary}>"
+
+    def to_html(self, title: str) -> str:
+        """A table of its tensors, for notebooks."""
+        rows = (
+            (spec.name, " x ".join(map(str, spec.shape)), spec.dtype)
+            for _path, spec in sorted(self.tensors.items())
+        )
+        return html_table(title, ("tensor", "shape", "dtype"), rows)
+
+    def _repr_html_(self) -> str:
+        return self.to_html(repr(self))
 
     def with_digests(
         self, digests: Mapping[KeyPath, str], companions: tuple[Companion, ...] | None = None

@@ -14,6 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import algorithm_of, labelled
+from wherry.core.html import html_facts
+from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError
 
 if TYPE_CHECKING:
@@ -121,6 +123,26 @@ class Receipt:
     asked: dict[str, Any] = field(default_factory=dict[str, Any])
     ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     family: str = ""
+
+    def __repr__(self) -> str:
+        done = (
+            "already there"
+            if self.already
+            else f"{show_size(self.bytes_written)} in {show_seconds(self.seconds)}"
+        )
+        return f"<Receipt: {self.source.uri} ({self.source.format}) → {self.target.uri} ({self.target.format}), {done}>"
+
+    def _repr_html_(self) -> str:
+        return html_facts(repr(self), [
+            ("tensors", f"{self.target.tensors:,}"),
+            ("verified", (self.verification or {}).get("level", "not read back")),
+            ("checkpoint digest", self.target.checkpoint_digest),
+            ("weights digest", self.target.weights_digest),
+            ("family", self.family),
+            ("lineage", self.lineage),
+            ("warnings", "; ".join(self.warnings)),
+            ("to load it", self.snippet),
+        ])  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; the inverse of `from_json`. Empty fields that older receipts do not have are left out."""

@@ -20,13 +20,14 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
+from wherry.formats.stored_tensor import StoredTensor
 from wherry.objects.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -117,6 +118,28 @@ class Checkpoint:
                 cure="run `wherry inspect` to list all key paths",
             )
         return self.manifest.tensors[key]
+
+    def __getitem__(self, path: KeyPath | str) -> StoredTensor:
+        """A tensor by its key path, printed or as a tuple; indexing it reads that part: `checkpoint["a/w"][:8]`.
+
+        Raises:
+            NotFoundError: the checkpoint has no tensor at this key path.
+        """
+        return StoredTensor(self, self.spec(path))
+
+    def __iter__(self) -> Iterator[KeyPath]:
+        """The key paths of the tensors."""
+        return iter(self.manifest.tensors)
+
+    def __contains__(self, path: object) -> bool:
+        """Whether there is a tensor at a key path, printed or as a tuple."""
+        return (parse(path) if isinstance(path, str) else path) in self.manifest.tensors
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.uri!r}: {self.detection.format}, {self.manifest.summary}>"
+
+    def _repr_html_(self) -> str:
+        return self.manifest.to_html(repr(self))
 
     def read(self, path: KeyPath | str, region: Region | None = None) -> np.ndarray:
         """Elements of a tensor.

@@ -12,7 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.units import short
+from wherry.core.html import html_table
+from wherry.core.units import counted, short
 from wherry.lineage.lineage import LineageTree, named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
 from wherry.lineage.text import DEEPEST, facts, how, shortened, title
@@ -75,6 +76,16 @@ class Why:
     nodes: Mapping[str, LineageNode]
     steps: tuple[LineageStep, ...]
     origins: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Why: {short(self.root)} came out of {counted(len(self.steps), 'conversion')}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (one.distance, short(one.edge.source), short(one.edge.target), one.edge.time)
+            for one in self.steps
+        )
+        return html_table(repr(self), ("distance", "source", "target", "time"), rows)
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage why --json` prints it."""

@@ -15,18 +15,32 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wherry.core.keywords import ExportKeywords, spelled_out
+from wherry.core.option import options_of
+from wherry.core.request import ConvertRequest, TargetRequest
+from wherry.errors import (
+    AmbiguousError,
+    MissingExtraError,
+    UnrepresentableError,
+    UnsupportedError,
+    UsageError,
+)
 from wherry.live.handle import Export
 from wherry.live.request import export_request
 from wherry.live.run import Begun, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
 log = logging.getLogger("wherry.export")
+# Errors that the same call would have at every step of the training.
+_WRONG_REQUESTS = (UsageError, UnsupportedError, AmbiguousError, UnrepresentableError, MissingExtraError)
 
 
+@spelled_out(ExportKeywords, options_of(TargetRequest, ConvertRequest))
 def export(
     state: object,
     uri: str | os.PathLike[str],
@@ -37,7 +51,7 @@ def export(
     on_done: Callable[[Export], None] | None = None,
     emit: bool | None = None,
     exit_wait: float = 600.0,
-    **common: Any,
+    **common: Unpack[ExportKeywords],
 ) -> Export:
     """Write a checkpoint of a live training state in the background.
 
@@ -51,11 +65,15 @@ def export(
         on_done: called in the background with the handle when the export has ended, successfully or not.
         emit: whether the end is posted as an event (see `wherry.emit`); by default if `PREFECT_API_URL` is set.
         exit_wait: seconds for which the process waits for the export when it exits.
-        common: other fields of `wherry.live.request.ExportRequest`: name, system, spool, patience, alone; and of its
-            conversion: options, meta, only, ignore, memory, verify, if_exists, into, family, config, dtype, assets.
+        common: other fields of `wherry.live.request.ExportRequest` and of its conversion, as in ExportKeywords.
 
     Returns:
-        A handle, as soon as the snapshot is taken. Every error, now or later, is logged and kept in the handle.
+        A handle, as soon as the snapshot is taken. Every later error, and every error of the storage, is logged and
+        kept in the handle.
+
+    Raises:
+        UsageError, UnsupportedError, AmbiguousError, UnrepresentableError, MissingExtraError: the request cannot be
+            fulfilled at any time: an unknown format or option, a state that the target cannot hold. Nothing was copied.
     """
     clock = time.monotonic()
     handle = Export(os.fspath(uri), step, exit_wait)
@@ -71,7 +89,9 @@ def export(
     try:
         request = export_request(uri=handle.uri, to=to, snapshot=snapshot, step=step, **common)
         begun = begin(state, request)
-    except Exception as error:  # noqa: BLE001  nothing is raised into training
+    except _WRONG_REQUESTS:
+        raise
+    except Exception as error:  # noqa: BLE001  the storage may recover before the next save: training goes on
         handle.failed(error)
         handle.blocked = time.monotonic() - clock
         handle.end(then)

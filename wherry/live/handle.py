@@ -1,7 +1,7 @@
 """The handle of an export that writes a checkpoint in the background.
 
-No error is ever raised into training: errors are logged with their cure, and `result` raises them. A process that exits
-while an export is running waits for it, but not longer than `exit_wait` seconds.
+No error of the storage is raised into training: errors are logged with their cure, and `result` raises them. A process
+that exits while an export is running waits for it, but not longer than `exit_wait` seconds.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.html import html_table
+from wherry.core.keywords import ExportKeywords, RestoreKeywords, spelled_out
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, UsageError
 from wherry.formats.registry import find_format
@@ -25,6 +27,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+    from typing import Unpack
 
     from wherry.live.handle import Export
     from wherry.live.restore import Restored
@@ -43,7 +46,10 @@ class RunStore:
         common: keyword arguments of every save, see `wherry.export`.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, to: str = "orbax", **common: Any) -> None:
+    @spelled_out(ExportKeywords)
+    def __init__(
+        self, root: str | os.PathLike[str], *, to: str = "orbax", **common: Unpack[ExportKeywords]
+    ) -> None:
         """Open a run folder, which need not exist yet.
 
         Raises:
@@ -54,8 +60,21 @@ class RunStore:
         self.common = common
         self._last: Export | None = None
 
+    def __repr__(self) -> str:
+        return f"<Store {self.root.uri!r}: {self.to}, steps {self.steps() or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((step, self.at(step).uri, self.metrics(step) or "") for step in self.steps())
+        return html_table(repr(self), ("step", "checkpoint", "metrics"), rows)
+
+    @spelled_out(ExportKeywords)
     def save(
-        self, state: object, step: int, *, metrics: Mapping[str, float] | None = None, **more: Any
+        self,
+        state: object,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        **more: Unpack[ExportKeywords],
     ) -> Export:
         """Save a step in the background, after waiting for the previous save.
 
@@ -66,10 +85,13 @@ class RunStore:
             more: keyword arguments of this save in addition to `common`.
 
         Returns:
-            The handle; no error is raised into training.
+            The handle, which keeps the errors of the storage.
+
+        Raises:
+            WherryError: no save of this state can succeed; see `wherry.export`.
         """
         self.wait()
-        asked = {**self.common, **more}
+        asked: dict[str, Any] = {**self.common, **more}
         kept = {f"{_METRIC}{name}": repr(float(value)) for name, value in (metrics or {}).items()}
         asked["meta"] = {**(asked.get("meta") or {}), **kept}
         self._last = export(state, self._target(step), to=self.to, step=step, into=self._into, **asked)
@@ -130,7 +152,8 @@ class RunStore:
             )
         return found
 
-    def restore(self, into: Any, *, step: int | None = None, **common: Any) -> Restored:
+    @spelled_out(RestoreKeywords)
+    def restore(self, into: Any, *, step: int | None = None, **common: Unpack[RestoreKeywords]) -> Restored:
         """Fill a live template from a step; returns the result of `wherry.restore`.
 
         Args:

@@ -27,9 +27,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.plan import DEFAULT_MEMORY
+from wherry.core.html import html_table
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import parse_budget
+from wherry.core.units import counted, parse_budget
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -90,6 +91,12 @@ class Verification:
     against: str | None = None
     full_read: FullRead | None = None
     lineage: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Verification: {self.verdict} at level {self.level}, {counted(self.checked, 'tensor')} of {self.uri}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), ("failed", "reason"), [(one.path, one.reason) for one in self.failed])
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,111 @@
+"""keywords: the keyword arguments that `convert`, `export` and `Store` share, for editors, type checkers and `help`.
+
+They are the options of the requests; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from wherry.core.option import RequestOption
+    from wherry.core.progress import OnProgress
+    from wherry.core.request import LayoutRequest
+
+Verb = TypeVar("Verb", bound="Callable[..., Any]")
+
+
+class WritingKeywords(TypedDict, total=False):
+    """How a checkpoint is written."""
+
+    only: str | None
+    ignore: Iterable[str]
+    memory: str | int
+    verify: str
+    if_exists: str
+    into: bool
+    meta: Mapping[str, str]
+    family: str | None
+    config: str | os.PathLike[str] | None
+    dtype: str | None
+    assets: str | os.PathLike[str] | None
+
+
+class ConvertKeywords(WritingKeywords, total=False):
+    """The keyword arguments of `wherry.convert`: which source, and how it is converted."""
+
+    format: str | None
+    step: int | None
+    item: str | None
+    opaque: Iterable[str]
+    family_file: str | os.PathLike[str] | None
+    rename: Iterable[str]
+    as_step: int | None
+    sign: str | os.PathLike[str] | None
+    lineage: bool
+    wish: LayoutRequest
+    progress: OnProgress | None
+
+
+class ExportKeywords(WritingKeywords, total=False):
+    """The keyword arguments of `wherry.export` and of a Store: how a live state is written."""
+
+    name: str | None
+    system: str | None
+    spool: str | os.PathLike[str] | None
+    patience: float
+    alone: bool
+    options: Mapping[str, Any]
+
+
+class RestoreKeywords(TypedDict, total=False):
+    """The keyword arguments of `Store.restore`: those of `wherry.restore` that do not choose the step."""
+
+    only: str | None
+    strict: bool
+    rename: str | Sequence[str] | None
+    cast: bool
+    to: str | None
+    options: Mapping[str, Any] | None
+    wish: LayoutRequest | None
+    memory: str | int
+    progress: OnProgress | None
+    format: str | None
+    item: str | None
+    allow_opaque: Iterable[str]
+
+
+def spelled_out(keywords: type, options: Iterable[RequestOption] = ()) -> Callable[[Verb], Verb]:
+    """Give a function with `**keywords` a signature that names each of them, for `help` and notebooks.
+
+    Args:
+        keywords: the TypedDict of its keyword arguments.
+        options: whose defaults are shown; None is shown for the others.
+    """
+    defaults = {one.name: one.default for one in options}
+    rows = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation
+        )
+        for name, annotation in _annotations(keywords).items()
+    ]
+
+    def signed(verb: Verb) -> Verb:
+        signature = inspect.signature(verb)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {one.name for one in own}
+        verb.__dict__["__signature__"] = signature.replace(
+            parameters=[*own, *(row for row in rows if row.name not in names)]
+        )
+        return verb
+
+    return signed
+
+
+def _annotations(keywords: type) -> dict[str, str]:
+    """Keyword → its annotation as text, those of the bases first."""
+    return {name: getattr(kind, "__forward_arg__", kind) for name, kind in keywords.__annotations__.items()}
