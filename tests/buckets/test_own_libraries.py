@@ -14,13 +14,15 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.verifier.verify import verify
 
+DRIVERS = {"gs": "gcs", "s3": "s3"}
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 TENSORSTORE = """
 import tensorstore, numpy
 base = {"driver": DRIVER, "bucket": BUCKET, "path": "made/"}
 if DRIVER == "s3":
     base |= {"endpoint": URL, "aws_region": "us-east-1"}
-spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": "a.w/"}}
+packed = {"driver": "ocdbt", "base": base, "path": "a.w/"}
+spec = {"driver": "zarr", "kvstore": packed if OCDBT else base | {"path": "made/a.w/"}}
 found = numpy.asarray(tensorstore.open(spec).result(timeout=30).read().result(timeout=30))
 """
 ORBAX = """
@@ -36,10 +38,11 @@ found = state["a.w"].numpy()
 """
 
 
-def read_there(bucket, program, drivers):
+def read_there(bucket, program, **more):
     """What a program in a process of its own reads at `made`."""
     facts = {
-        "DRIVER": drivers[bucket.protocol], "BUCKET": bucket.name, "URL": bucket.proxy.url, "URI": f"{bucket.uri}/made",
+        "DRIVER": DRIVERS[bucket.protocol], "BUCKET": bucket.name, "URL": bucket.proxy.url, "URI": f"{bucket.uri}/made",
+        **more,
     }  # fmt: skip
     head = "\n".join(f"{name} = {value!r}" for name, value in facts.items())
     env = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": bucket.proxy.url, "JAX_PLATFORMS": "cpu"}
@@ -54,31 +57,32 @@ def made(bucket, tmp_path):
     """Makes a checkpoint of a format in the bucket."""
     save_file({"a.w": VALUES}, tmp_path / "model.safetensors")
 
-    def make(to):
-        convert(tmp_path / "model.safetensors", f"{bucket.uri}/made", to=to, lineage=False)
+    def make(to, **options):
+        uri = f"{bucket.uri}/made"
+        convert(tmp_path / "model.safetensors", uri, to=to, options=options, lineage=False)
 
     return make
 
 
-DRIVERS = {"gs": "gcs", "s3": "s3"}
-
-
-def test_tensorstore_reads_orbax_from_there(bucket, made):
-    made("orbax")
-    assert read_there(bucket, TENSORSTORE, DRIVERS) == VALUES.tolist()
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["database", "objects"])
+def test_tensorstore_reads_orbax_from_there(bucket, made, ocdbt, compression):
+    made("orbax", ocdbt=ocdbt, compression=compression)
+    assert read_there(bucket, TENSORSTORE, OCDBT=ocdbt) == VALUES.tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # Orbax takes no s3:// path
-def test_orbax_restores_from_there(bucket, made):
-    made("orbax")
-    assert read_there(bucket, ORBAX, DRIVERS) == VALUES.tolist()
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["database", "objects"])
+def test_orbax_restores_from_there(bucket, made, ocdbt):
+    made("orbax", ocdbt=ocdbt, compression="zstd")
+    assert read_there(bucket, ORBAX) == VALUES.tolist()
 
 
 @pytest.mark.slow
 def test_torch_loads_from_there(bucket, made):
     made("dcp")
-    assert read_there(bucket, TORCH, DRIVERS) == VALUES.tolist()
+    assert read_there(bucket, TORCH) == VALUES.tolist()
 
 
 def test_what_tensorstore_reads_for_wherry_comes_from_the_same_endpoint(bucket, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
 
 SHARDS = {"max_shard_size": "500KB"}
-CASES = [("safetensors", {}), ("hf", SHARDS)]
+TARGETS = ["safetensors", "hf", "orbax"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def digest_of(source, folder, to):
     return convert(source, folder / "undisturbed", to).target.checkpoint_digest
 
 
-@pytest.mark.parametrize("to", ["safetensors", "hf"])
+@pytest.mark.parametrize("to", TARGETS)
 def test_a_target_is_uploaded_without_a_byte_on_a_local_disk(source, target, tmp_path, monkeypatch, to):
     def refused(*_args, **_kwargs):
         raise AssertionError("a file was made on a local disk")
@@ -108,7 +108,7 @@ def test_the_commit_member_comes_last(source, target, to):
     assert not locate(again).exists() or not locate(again).join("model.safetensors.index.json").exists()
 
 
-@pytest.mark.parametrize("to", ["safetensors", "hf"])
+@pytest.mark.parametrize("to", TARGETS)
 def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_path, to):
     whole = digest_of(source, tmp_path, to)
     with watched() as calls:
@@ -333,6 +333,15 @@ def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, ta
     assert left_beside(target) == []
 
 
+@pytest.fixture
+def needs_a_disk(monkeypatch):
+    """Orbax, as a format of a plug-in that does not say that it streams."""
+    rows = dict(formats())
+    rows["orbax"] = replace(rows["orbax"], streams=False)
+    monkeypatch.setattr("wherry.formats.registry.formats", lambda: rows)
+
+
+@pytest.mark.usefixtures("needs_a_disk")
 def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, target, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with watched() as calls:
@@ -344,7 +353,7 @@ def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, ta
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
 
 
-@pytest.mark.usefixtures("altered")
+@pytest.mark.usefixtures("altered", "needs_a_disk")
 def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(MismatchError, match="read-back differs"):
@@ -354,6 +363,7 @@ def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
 
 
+@pytest.mark.usefixtures("needs_a_disk")
 def test_a_second_run_of_a_format_that_needs_a_disk_is_refused_at_its_start(source, target):
     place = locate(target)
     lease = place.parent.join(f".wherry-{place.name}.lease")
@@ -401,12 +411,18 @@ def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
         convert(source, target, "safetensors", verify="store")
 
 
+@pytest.mark.usefixtures("needs_a_disk")
 @pytest.mark.parametrize(("to", "where"), [("orbax", "memory"), ("hf", "file")])
 def test_checksums_of_a_store_are_refused_where_there_are_none(source, target, tmp_path, to, where):
     with pytest.raises(UsageError, match="no store computes checksums"):
         convert(source, target if where == "memory" else tmp_path / "out", to, verify="store")
 
 
+def test_every_format_that_is_written_here_streams():
+    assert [name for name, row in formats().items() if row.create is not None and not row.streams] == []
+
+
+@pytest.mark.usefixtures("needs_a_disk")
 def test_the_plan_says_what_is_staged_on_a_disk(source, target):
     assert any("staged on the local disk" in note for note in wherry.plan(source, target, to="orbax").notes)
     assert not wherry.plan(source, target, to="hf").notes

@@ -49,11 +49,23 @@ def small(source):
     return source / "model.safetensors"
 
 
-def test_a_target_is_streamed(source, bucket, tmp_path):
-    to = {"s3": "hf", "gs": "dcp"}[bucket.partition(":")[0]]
+ARRAYS = {
+    "database": {},
+    "packed": {"compression": "zstd"},
+    "objects": {"ocdbt": False},
+}
+
+
+def slow(*kinds):
+    return [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", ["files", "database", *slow("packed", "objects")])
+def test_a_target_is_streamed(source, bucket, tmp_path, kind):
+    files = {"s3": ("hf", {"max_shard_size": "12MB"}), "gs": ("dcp", {})}[bucket.partition(":")[0]]
+    to, options = ("orbax", ARRAYS[kind]) if kind in ARRAYS else files
     target = f"{bucket}/{tmp_path.name}/out"
-    options = {"max_shard_size": "12MB"} if to == "hf" else {}
-    ignore = () if to == "hf" else ("companions",)
+    ignore = ("companions",) if to == "dcp" else ()
     receipt = wherry.convert(source, target, to=to, options=options, ignore=ignore, lineage=False)
     assert receipt.verification["ok"]
     assert wherry.verify(target, level="digest").ok
@@ -70,9 +82,9 @@ def waiting():
     return made
 
 
-def run(source, target, fatal=0):
+def run(source, target, fatal=0, to="safetensors", **options):
     """Exit code, and what a process says that converts, killed at a call of the store."""
-    arguments = [str(source), target, "safetensors", str(fatal)]
+    arguments = [str(source), target, to, str(fatal), json.dumps(options)]
     code, out, err = waiting().run("tests.support.bucket_run", arguments, cwd=os.fspath(ROOT), env=os.environ)
     assert code in (0, -signal.SIGKILL) or b"TargetInUseError" in err, err.decode()
     return code, json.loads(out) if code == 0 else {}
@@ -93,11 +105,11 @@ def whole(small, bucket):
     return run(small, f"{bucket}/whole/out")[1]
 
 
-def killed(source, folder, fatal):
+def killed(source, folder, fatal, **more):
     """The target of a process that was killed at a call, or at one before it if its run had fewer."""
     for call in range(fatal, 0, -1):
         target = f"{folder}/{call}/out"
-        code, _said = run(source, target, fatal=call)
+        code, _said = run(source, target, fatal=call, **more)
         if code != 0:
             break
     assert code == -signal.SIGKILL
@@ -115,6 +127,20 @@ def test_a_killed_process_is_resumed_by_another_and_sends_the_rest(small, bucket
     assert code == 0
     assert again["digest"] == whole["digest"]
     assert again["sent"] <= whole["sent"]
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+
+
+@pytest.mark.parametrize("kind", ["packed", *slow("database", "objects")])
+def test_a_killed_process_that_wrote_arrays_is_resumed_by_another(small, bucket, tmp_path, kind):
+    folder, chosen = f"{bucket}/{tmp_path.name}", {"to": "orbax", **ARRAYS[kind]}
+    _code, made = run(small, f"{folder}/whole/out", **chosen)
+    target = killed(small, folder, int(made["calls"] * 0.7), **chosen)
+    assert wherry.detect(target).verdict == "incomplete"
+    code, again = run(small, target, **chosen)
+    assert code == 0
+    assert again["digest"] == made["digest"]
+    assert again["sent"] <= made["sent"]  # the whole checkpoint is no larger than what may be in flight
     assert wherry.verify(target, level="digest").ok
     assert left_beside(target) == []
 

@@ -25,6 +25,7 @@ def parts():
         patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
         patch.setattr("wherry.mover.move.SMALL", 1 * KIB)
         patch.setattr("wherry.upload.sender.HELD_BYTES", 32 * KIB)
+        patch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)  # Orbax notes when it was written
         yield
 
 

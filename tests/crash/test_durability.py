@@ -14,7 +14,7 @@ from tests.support.variants import WRITTEN, each_variant
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.zarr import store
+from wherry.integrations.containers.zarr import places
 from wherry.testing import faults
 from wherry.testing.durability import Disk
 
@@ -151,10 +151,10 @@ def test_a_later_data_file_of_a_database_has_its_name_before_the_journal_speaks_
 ):
     source, root = small("orbax"), tmp_path / "disk"
     root.mkdir()
-    monkeypatch.setattr(store, "_FILE_BYTES", 1000)
+    monkeypatch.setattr(places, "FILE_BYTES", 1000)
     grown = {"verify": "none", "options": {"compression": "zstd"}}
     found, _digest = losses(source, root, root / "orbax", **grown)
-    assert len(list((root / "orbax" / store.DATA).iterdir())) > 2, "the tree and more than one file of data"
+    assert len(list((root / "orbax" / places.DATA).iterdir())) > 2, "the tree and more than one file of data"
     for loss in found:
         convert_after(loss, source, root, root / "orbax", **grown)
         assert wherry.verify(root / "orbax", level="digest", against=source).ok, loss.call

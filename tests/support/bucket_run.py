@@ -1,7 +1,8 @@
 """A program: one conversion to a bucket, which kills itself at the N-th call of the store.
 
-`python -m tests.support.bucket_run SOURCE TARGET TO N`; with N = 0 it lives. It prints the number of calls and of parts
-that were sent, the checkpoint digest, and the peak of its memory in bytes.
+`python -m tests.support.bucket_run SOURCE TARGET TO N [OPTIONS]`; with N = 0 it lives. OPTIONS are those of the format,
+as JSON. It prints the number of calls and of parts that were sent, the checkpoint digest, and the peak of its memory in
+bytes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def peak() -> int:
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:"))
 
 
-def main(source, target, to, fatal) -> None:
+def main(source, target, to, fatal, options="{}") -> None:
     kind = type(object_store(locate(target).store))
     for name in CALLS:
         setattr(kind, name, deadly(name, getattr(kind, name), int(fatal)))
-    receipt = convert(source, target, to=to, ignore=("companions",), lineage=False)
+    receipt = convert(
+        source, target, to=to, options=json.loads(options), ignore=("companions",), lineage=False
+    )
     found = {
         "calls": len(calls),
         "sent": calls.count("put_part"),

@@ -21,6 +21,7 @@ from wherry.formats.pin import blaming_changes
 from wherry.formats.writer import extents_of
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes
+from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.storage.sidecar import read_sidecar
@@ -89,7 +90,10 @@ def _in_order(moves: JointMoves, staged: list[StagedJob]) -> JointMoves:
 
     def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
         target = row[1][0]
-        extents = where(target.path, Span(0, target.nbytes)) if target.chunks is None else None
+        first = Span(0, target.nbytes)
+        if target.chunks is not None:
+            first = next(cells(target.whole, target.chunks), target.whole)
+        extents = where(target.path, first)
         return (extents[0].location.path, extents[0].offset) if extents else ("", 0)
 
     return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))

@@ -127,6 +127,8 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     given = dict(target.options)
     tree = settled({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
+    if object_store(place.store) is not None:
+        checked = row.in_store(checked)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
     if only is not None:
         _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))

@@ -196,6 +196,8 @@ class Format:
         adapt: for a system with one fixed way of naming: the source's tree under its names, unless the user
             gives `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
             target's URI.
+        in_store: the options for a target in a store of objects, where every file costs requests; takes the checked
+            options.
         streams: whether its files can be written straight into a store of objects, because every byte of them is
             known soon after its neighbours; otherwise they are staged on a local disk first.
         guard: refuses a target that the system itself could not handle; the flag says whether it was chosen by
@@ -226,6 +228,7 @@ class Format:
     finish_step: Callable[[Location, Manifest], None] | None = None
     prepare: Callable[[Manifest, Options], Manifest] = lambda manifest, _options: without_chunks(manifest)
     adapt: Callable[[Manifest, str], Adapted] | None = None
+    in_store: Callable[[Options], Options] = lambda options: options
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])
     pickle_globals: Callable[[], Collection[tuple[str, str]]] = frozenset

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import ACCESS_KEY, UsageError, redact, storage_error
-from wherry.storage.folders import make_folders
+from wherry.errors import ACCESS_KEY, UsageError, redact, storage_error, storage_errors
+from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
 from wherry.storage.location import Entry, Location, native_path
 from wherry.storage.open_file import (
@@ -190,6 +190,18 @@ def make_folder(location: Location) -> None:
         make_folders(Path(location.path))
     except OSError as error:
         raise storage_error(error, location.uri) from error
+
+
+def sync_folders(folders: Iterable[Location]) -> None:
+    """Make the names in local folders durable, in this order; in a store of objects they are.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    for folder in folders:
+        if folder.store.capabilities.local:
+            with storage_errors(folder.uri):
+                sync_folder(Path(folder.path))
 
 
 def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:

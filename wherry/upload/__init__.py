@@ -3,6 +3,8 @@
 - Pieces: the bytes of one part, in the order in which they come (`pieces`).
 - Sender: the threads that send parts, and the memory of all parts that wait (`sender`).
 - Uploaded file: one object that is sent in parts, or by one put if it is small (`uploaded_file`).
+- Growing file: one to which bytes are appended, whose size is known at its end (`growing_file`).
+- Known bytes: what earlier runs have sent of an object, if its bytes are the same (`known_bytes`).
 - Upload run: all objects of one run, and what an earlier run has sent of them (`run`).
 - Staged objects: the store in which the writer and the reader of a target see it before it is committed (`staged`).
 """

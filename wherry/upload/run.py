@@ -17,10 +17,12 @@ from wherry.objects.checksums import CRC32C
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
-from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile
+from wherry.upload.growing_file import GrowingFile, without_gaps
+from wherry.upload.known_bytes import agreeing
+from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile, part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.objects.uploads import StoredObject
     from wherry.upload.uploaded_file import UploadContext
@@ -67,6 +69,62 @@ class UploadRun:
                 known = self._files[path] = UploadedFile(place, size, self.using, before)
             return known
 
+    def whole(self, path: str, data: Sequence[memoryview]) -> UploadedFile:
+        """A file all of whose bytes are known, which is sent in the background; see `known_bytes`.
+
+        Args:
+            path: in the store, under its final name.
+            data: the bytes, in pieces.
+        """
+        place, nbytes = self.place(path), sum(map(len, data))
+        with self._lock:
+            before = None if path in self._files else self.before.get(place)
+        if before is not None:
+            kept = agreeing(before, data, part_size(nbytes, self.using.store.part_limits))
+            if before.found is not None and kept.found is None:
+                self.using.store.remove_object(place, before.found.mark)
+            with self._lock:
+                self._files.setdefault(path, UploadedFile(place, nbytes, self.using, kept))
+        file, at = self.file(path, nbytes), 0
+        for piece in data:
+            file.write(at, piece)
+            at += len(piece)
+        if not nbytes:
+            file.complete()
+        return file
+
+    def growing(self, path: str, room: int) -> GrowingFile:
+        """A new file at a path, to which bytes are appended.
+
+        Args:
+            path: in the store.
+            room: bytes that it can have.
+        """
+        file = GrowingFile(path, room, self.using)
+        with self._lock:
+            self._files[path] = file
+        return file
+
+    def grown(self, path: str) -> UploadedFile | None:
+        """A growing file that earlier runs have begun, as far as it goes; None if nothing of it can be kept."""
+        before = self.before[path]
+        size, kept = without_gaps(before)
+        if not size:
+            if before.upload is not None:
+                self.using.store.abort(before.upload)
+            return None
+        file = UploadedFile(path, size, self.using, kept)
+        with self._lock:
+            self._files[path] = file
+        return file
+
+    def drop(self, path: str) -> None:
+        """Remove a file that turned out to be useless; it is complete."""
+        with self._lock:
+            stored = self._files.pop(path).stored
+        if stored is not None:
+            self.using.store.remove_object(path, stored.mark)
+
     def file_at(self, path: str) -> UploadedFile:
         """The file at a path, which was begun."""
         return self._files[path]
@@ -85,9 +143,7 @@ class UploadRun:
             StorageError: the storage failed.
         """
         if len(data) > PART_BYTES:
-            file = self.file(path, len(data))
-            file.write(0, memoryview(data))
-            file.complete()
+            self.whole(path, [memoryview(data)])
         else:
             place = self.place(path)
             mark = self._small[path][0].mark if path in self._small else _mark(self.before.get(place))

@@ -85,8 +85,7 @@ class UploadedFiles:
             folder: a folder of a run's staged objects.
             sizes: name → bytes.
         """
-        assert isinstance(folder.store, StagedObjects)
-        self._folder, self._run = folder, folder.store.run
+        self._folder, self._run = folder, run_of(folder)
         self._files: dict[str, UploadedFile] = {}
         for name, size in sizes.items():
             self.add(name, size)
@@ -129,6 +128,12 @@ class UploadedFiles:
 
     def close(self) -> None:
         """There is nothing to close: the run ends the sending."""
+
+
+def run_of(folder: Location) -> UploadRun:
+    """The run whose staged objects a location lies in."""
+    assert isinstance(folder.store, StagedObjects), "the caller has asked `is_staged`"
+    return folder.store.run
 
 
 def is_staged(location: Location) -> bool:

@@ -170,9 +170,9 @@ class UploadedFile:
         if self.stored is None:
             return False
         parts = [self._parts[number] for number in sorted(self._parts)]
-        ours = self._checksum if self._count == 1 else joined_checksum(parts)
+        ours = joined_checksum(parts) if parts else self._checksum
         theirs = self.stored.checksums.get(CRC32C, "")
-        complete = self._count == 1 or len(parts) == self._count
+        complete = not parts or len(parts) == self._count
         return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
 
     def abort(self) -> None:

@@ -231,11 +231,20 @@ def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | Upload
     """
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
+    require_local(folder)
+    return FlatFiles(Path(folder.path), sizes)
+
+
+def require_local(folder: Location) -> None:
+    """Refuse a folder that is neither on a local disk nor in the staged objects of a run.
+
+    Raises:
+        UnsupportedError: it is neither.
+    """
     if not folder.store.capabilities.local:
         raise UnsupportedError(
             "files can only be written into a staging area", uri=folder.uri, cure="use wherry.convert"
         )
-    return FlatFiles(Path(folder.path), sizes)
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -35,11 +35,8 @@ JsonObject: TypeAlias = dict[str, Any]
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
 COMMITTED = COMMIT_SUCCESS
-RENAMELESS = (
-    "gs",
-    "gcs",
-    "s3",
-)  # stores without an atomic rename: there only the marker shows that a save is complete
+# Stores without an atomic rename: there only the marker shows that a save is complete.
+RENAMELESS = ("gs", "gcs", "s3", "memory")
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
 ARRAY_METADATAS = "array_metadatas"

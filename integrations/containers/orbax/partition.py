@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Entry: TypeAlias = tuple[str, ...]  # the mesh axes that one axis is split over
 
 HELP = (
-    "chunk size: auto (4 to 8 MiB), whole, a number of MiB, parts along each axis (8x1), or a mesh with "
-    "partition specs so that each shard is whole chunks (mesh:data=4,model=2;spec:*/kernel=data,model, or with logical "
-    "axis names mesh:data=4;rules:embed=data)"
+    "chunk size: auto (4 to 8 MiB), store (up to 32 MiB), whole, a number of MiB, parts along each axis (8x1), or a "
+    "mesh with partition specs so that each shard is whole chunks (mesh:data=4,model=2;spec:*/kernel=data,model, or "
+    "with logical axis names mesh:data=4;rules:embed=data)"
 )
 _COUNTS = re.compile(r"[1-9]\d*(x[1-9]\d*)*x?")
 _MOST, _LEAST = 8 << 20, 1 << 20

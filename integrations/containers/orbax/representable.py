@@ -98,10 +98,12 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
         UsageError: the option is invalid, or does not fit the tensor.
     """
     hinted = (spec.tags or {}).get(GRID)
-    if option == "auto" and hinted is not None:
+    if option in ("auto", new.IN_STORE) and hinted is not None:
         return tuple(map(int, hinted.split("x")))
     if option == "auto":
         return new.auto_chunks(spec.shape, spec.dtype)
+    if option == new.IN_STORE:
+        return new.chunks_in_store(spec.shape, spec.dtype)
     if option == "whole":
         return tuple(max(extent, 1) for extent in spec.shape)
     if partition.matches(option):
@@ -109,6 +111,6 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
     if not option.isdecimal() or not int(option):
         raise UsageError(
             f"invalid value for chunks: {option!r}",
-            cure="pass auto, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
+            cure="pass auto, store, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
         )
     return new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)

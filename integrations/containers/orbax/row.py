@@ -9,6 +9,7 @@ from wherry.formats.format import Option
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.partitioning import ruled
+from wherry.integrations.containers.zarr.new import IN_STORE
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 STEP_ITEM = "default"
+CHUNK_HELP = "chunk size: auto (4 to 8 MiB), store (up to 32 MiB), whole, or a number of MiB"
 OPTIONS = {
     "zarr": Option("2", "zarr version", ("2", "3")),
     "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
@@ -56,6 +58,12 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
         for path, spec in manifest.tensors.items()
     }
     return replace(manifest, tensors=specs)
+
+
+def in_store(options: Options) -> Options:
+    """See Format: where each chunk is an object, there are fewer and larger ones; OCDBT packs them."""
+    packed = options.get("ocdbt", False)
+    return options if packed or options["chunks"] != "auto" else {**options, "chunks": IN_STORE}
 
 
 def version(_manifest: Manifest, options: Options) -> str:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.errors import storage_error
 from wherry.formats.writer import WriterOver
-from wherry.storage.folders import sync_folder
-from wherry.storage.stores import make_folder
+from wherry.storage.stores import make_folder, sync_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,14 +44,10 @@ def put_files(folder: Location, files: Iterable[tuple[str, bytes]]) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    homes: set[Path] = set()
+    homes = {folder.path: folder}
     for name, data in files:
         place = folder.join(name)
         make_folder(place.parent)
         place.put(data)
-        homes.add(Path(place.parent.path))
-    try:
-        for home in sorted(homes | {Path(folder.path)}, reverse=True):
-            sync_folder(home)
-    except OSError as error:
-        raise storage_error(error, folder.uri) from error
+        homes[place.parent.path] = place.parent
+    sync_folders(homes[path] for path in sorted(homes, reverse=True))

@@ -1,9 +1,9 @@
 """Writes an Orbax item as Orbax would, without Orbax and in bounded memory.
 
 Chunks are encoded by the thread that has their bytes, and written into a chunk store: the data files of an OCDBT
-database (`d/`, with the tree built once at the end), or one file each. `finish` writes the small files, the marker
-`commit_success.txt` last. Systems with other files around their arrays subclass the writer and override
-`_small_files` and `_notes`.
+database (`d/`, with the tree built once at the end), or one file each, on a local disk or in a store of objects.
+`finish` writes the small files, the marker `commit_success.txt` last. Systems with other files around their arrays
+subclass the writer and override `_small_files` and `_notes`.
 
 Two key paths with the same stored name are refused, because Orbax would silently lose one of the tensors.
 """
@@ -14,12 +14,11 @@ import json
 import math
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
-from wherry.errors import UsageError, storage_error
+from wherry.errors import UsageError
 from wherry.formats.reader import Extent
 from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.orbax import layout, partitioning
@@ -29,7 +28,7 @@ from wherry.integrations.containers.orbax.tree import stored_name, tree_json
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
-from wherry.integrations.containers.zarr.store import ChunkStore, DatabaseChunks, FileChunks, sync_everything
+from wherry.integrations.containers.zarr.store import ChunkStore, open_chunks, sync_everything
 from wherry.integrations.containers.zarr.stream import StoredChunk, encoded_chunk
 from wherry.storage.stores import make_folder
 
@@ -40,13 +39,14 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
     from wherry.formats.reader import EncodedChunk
+    from wherry.formats.writer import Checks
     from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 class OrbaxWriter(BaseWriter):
-    """Writes one item into a local staging folder; see Writer."""
+    """Writes one item into a staging folder; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
         refuse_unrepresentable(manifest, options, staging.uri)
@@ -116,6 +116,26 @@ class OrbaxWriter(BaseWriter):
         size = array.chunk_nbytes if self._encoder.plain else 0
         self._store.put(self._key(path, where), self._encoder.encode(data, where, chunks, spec.dtype), size)
 
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether a chunk that was written is durable after a `sync`."""
+        return not isinstance(where, Span) and self._store.stored(self._key(path, where))
+
+    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
+        """The number of a stored chunk in C order, and its place and length, where its store needs them."""
+        found = None if isinstance(where, Span) else self._store.address(self._key(path, where))
+        return () if found is None or isinstance(where, Span) else ((self._number(path, where), *found),)
+
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:  # noqa: ARG002  the chunks are numbered
+        """Take up the places of stored chunks."""
+        counts = self._counts(path)
+        for number, *address in checks:
+            index, rest = list[int](), number
+            for count in reversed(counts):
+                rest, at = divmod(rest, count)
+                index.insert(0, at)
+            key = f"{_prefix(path)}{self._arrays[path].key(tuple(index))}"
+            self._store.restore(key, (address[0], address[1]))
+
     def sync(self) -> None:
         """Make everything that was written durable; a second call waits for the first, which may sync its chunks."""
         with self._syncing:
@@ -129,10 +149,7 @@ class OrbaxWriter(BaseWriter):
             self._store.finish(values)
         for name, text in self._small_files():
             self._staging.join(name).put(text.encode())
-        try:
-            sync_everything(Path(self._staging.path))
-        except OSError as error:
-            raise storage_error(error, self._staging.uri) from error
+        sync_everything(self._staging)
         self._finished = True
 
     def close(self) -> None:
@@ -140,22 +157,33 @@ class OrbaxWriter(BaseWriter):
         self._store.close()
 
     def _key(self, path: KeyPath, where: Region) -> str:
-        chunks = self._chunks[path]
-        index = tuple([part.start // chunk for part, chunk in zip(where, chunks, strict=True)])
-        return f"{_prefix(path)}{self._arrays[path].key(index)}"
+        return f"{_prefix(path)}{self._arrays[path].key(self._index(path, where))}"
+
+    def _index(self, path: KeyPath, where: Region) -> tuple[int, ...]:
+        return tuple([part.start // chunk for part, chunk in zip(where, self._chunks[path], strict=True)])
+
+    def _counts(self, path: KeyPath) -> list[int]:
+        """Number of chunks along each axis."""
+        shape, chunks = self._manifest.tensors[path].shape, self._chunks[path]
+        return [-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True)]
+
+    def _number(self, path: KeyPath, where: Region) -> int:
+        number = 0
+        for at, count in zip(self._index(path, where), self._counts(path), strict=True):
+            number = number * count + at
+        return number
 
     def _open_store(self) -> ChunkStore:
-        folder = Path(self._staging.path)
         if not self._ocdbt or not (self._metadata or self._scalars):
-            return FileChunks(folder)
+            return open_chunks(self._staging, ocdbt=False)
         if not self._encoder.plain:
-            return DatabaseChunks(folder)
+            return open_chunks(self._staging, ocdbt=True)
         sizes = {
             f"{_prefix(path)}{key}": array.chunk_nbytes
             for path, array in self._arrays.items()
             for key in array.keys()  # noqa: SIM118  of chunks, not of a mapping
         }
-        return DatabaseChunks(folder, sizes)
+        return open_chunks(self._staging, ocdbt=True, sizes=sizes)
 
     def _values(self) -> Iterator[tuple[str, bytes]]:
         """The values beside the chunks: metadata of the arrays, and numbers as arrays of rank 0."""

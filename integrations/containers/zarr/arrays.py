@@ -55,9 +55,8 @@ def open_arrays(
     """
     if not names:
         return Arrays()
-    from wherry.integrations.containers.zarr import kvstore, listing
+    from wherry.integrations.containers.zarr import listing
 
-    kvstore.base_spec(location)
     if listed is None:
         listed = listing.list_ocdbt(location) if ocdbt else listing.list_files(location)
     arrays = Arrays(listing=listed)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _MOST_VALUE = 256 << 20  # bytes
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())
+_MOST_INLINE = (
+    8 << 20
+)  # bytes of values inside nodes that are kept; further ones are read through tensorstore
 
 
 class Value(NamedTuple):
@@ -32,7 +35,7 @@ class Value(NamedTuple):
         length: its size in bytes.
         file: the file that holds it, relative to the store; None for a value inside a node.
         offset: its offset in that file.
-        inline: the bytes themselves, for array metadata only.
+        inline: the bytes themselves, of array metadata and of other values while they are few.
     """
 
     length: int
@@ -144,15 +147,16 @@ def list_ocdbt(location: Location) -> Listing:
         CorruptError: a node is invalid.
         HostileError: a reference points outside the folder.
     """
-    listing = Listing(location, {})
+    listing, room = Listing(location, {}), _MOST_INLINE
     for key, value in read_database(location, lambda node: _require_node(listing, node)):
         name = key.decode("utf-8", "surrogateescape")
         if isinstance(value, Reference):
             listing.place(value.file)
             listing.values[name] = Value(value.length, value.file, value.offset)
         else:
-            kept = value if name.endswith(_METADATA_SUFFIXES) else None
-            listing.values[name] = Value(len(value), inline=kept)
+            own = name.endswith(_METADATA_SUFFIXES)
+            room -= 0 if own else len(value)
+            listing.values[name] = Value(len(value), inline=value if own or room >= 0 else None)
     return listing
 
 

@@ -16,8 +16,10 @@ from wherry.core import dtypes
 from wherry.integrations.containers.zarr.metadata import ZARR2_STRINGS, JsonObject
 
 Compression: TypeAlias = Literal["none", "zstd", "gzip"]
+IN_STORE = "store"  # the chunk size for stores, where each chunk is an object
 _LEVEL = 1
 _MIB = 1 << 20
+_MOST_IN_STORE = 32 * _MIB
 
 
 def build(
@@ -81,6 +83,11 @@ def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tup
     if unit * row > most:
         unit = 1
     return (most // (unit * row) * unit, *shape[1:])
+
+
+def chunks_in_store(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """Extents of a chunk of up to 32 MiB: as objects of 8 MiB, a terabyte would be more than a hundred thousand."""
+    return auto_chunks(shape, dtype, _MOST_IN_STORE)
 
 
 def _zero(dtype: str) -> Any:

@@ -11,28 +11,36 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from wherry.core.digest import sha256_of
 from wherry.errors import storage_error, storage_errors
-from wherry.integrations.containers.flat.blocks import BLOCK
-from wherry.integrations.containers.flat.files import SMALL, FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles, require_local
 from wherry.integrations.containers.ocdbt.read import MANIFEST
-from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
+from wherry.integrations.containers.ocdbt.write import Reference, Value
+from wherry.integrations.containers.zarr import places
 from wherry.integrations.containers.zarr.listing import list_ocdbt
+from wherry.integrations.containers.zarr.object_chunks import AppendedChunks, ObjectChunks, PlacedChunks
+from wherry.integrations.containers.zarr.places import (
+    DATA,
+    data_file,
+    encoded_database,
+    ends_of,
+    places_of,
+    start_after,
+)
 from wherry.staging.area import LOG_SUFFIX
 from wherry.storage.folders import DRAFT, PREFIX, make_folders, sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import locate
+from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-DATA = "d"
+    from wherry.storage.location import Location
+
 LOG = f"chunks{LOG_SUFFIX}"
-_FILE_BYTES = 2 << 30
 
 
 class ChunkStore(Protocol):
@@ -45,6 +53,16 @@ class ChunkStore(Protocol):
         """The byte range of a chunk that was put; the file is relative to the store's folder."""
         ...
 
+    def stored(self, key: str) -> bool:
+        """Whether a chunk that was put is durable after a `sync`; in a store of objects, its bytes have to be sent."""
+        ...
+
+    def address(self, key: str) -> tuple[int, int] | None:
+        """Where a stored chunk lies, for the journal; None if the store itself or a log of its own remembers it."""
+
+    def restore(self, key: str, address: tuple[int, int]) -> None:
+        """Take up a chunk that an earlier run has stored at an address."""
+
     def sync(self) -> None:
         """Make every chunk durable whose `put` has returned."""
 
@@ -55,7 +73,22 @@ class ChunkStore(Protocol):
         """Release the resources."""
 
 
-class FileChunks:
+class _LocalChunks:
+    """What stores on a local disk have in common: every chunk is durable after a `sync`, and found again there."""
+
+    def stored(self, key: str) -> bool:  # noqa: ARG002  of the protocol
+        """See ChunkStore."""
+        return True
+
+    def address(self, key: str) -> tuple[int, int] | None:  # noqa: ARG002  of the protocol
+        """See ChunkStore."""
+        return None
+
+    def restore(self, key: str, address: tuple[int, int]) -> None:
+        """See ChunkStore; nothing depends on it."""
+
+
+class FileChunks(_LocalChunks):
     """One file for each key, below a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +135,7 @@ class FileChunks:
         """See ChunkStore; there is nothing to release."""
 
 
-class DatabaseChunks:
+class DatabaseChunks(_LocalChunks):
     """Data files of an OCDBT database."""
 
     def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
@@ -113,18 +146,16 @@ class DatabaseChunks:
             sizes: key → size of the chunk, if known in advance; else chunks are appended as they arrive.
         """
         self._folder = folder
-        self._places = _place(sizes or {})
+        self._places = places_of(sizes or {})
         self._known = _recall(folder)
         self._fresh: dict[str, Reference] = {}
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        ends = {_data_file(0): 0}
-        for place in (self._places if sizes else self._known).values():
-            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+        ends = ends_of(self._places if sizes else self._known)
         _make(folder / DATA)
         self._files = FlatFiles(folder, ends)
         self._number = self._named = len(ends) - 1
-        self._end = ends[_data_file(self._number)]
+        self._end = ends[data_file(self._number)]
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """See ChunkStore; a chunk that was already appended is not appended again."""
@@ -180,14 +211,35 @@ class DatabaseChunks:
         self._files.close()
 
     def _reserve(self, nbytes: int) -> Reference:
-        start = _start(self._end, nbytes)
-        if self._end and start + nbytes > _FILE_BYTES:
+        start = start_after(self._end, nbytes)
+        if self._end and start + nbytes > places.FILE_BYTES:
             self._number, start = self._number + 1, 0
-            self._files.add(_data_file(self._number), 0)
-        place = Reference(_data_file(self._number), start, nbytes)
+            self._files.add(data_file(self._number), 0)
+        place = Reference(data_file(self._number), start, nbytes)
         self._end = start + nbytes
         self._files.grow(place.file, self._end)
         return place
+
+
+def open_chunks(folder: Location, *, ocdbt: bool, sizes: Mapping[str, int] | None = None) -> ChunkStore:
+    """The chunk store in a local folder, or in the staged objects of a run.
+
+    Args:
+        folder: of the arrays.
+        ocdbt: whether chunks lie in an OCDBT database.
+        sizes: key → size of the chunk, if known in advance.
+
+    Raises:
+        UnsupportedError: the folder is neither.
+        StorageError: the storage is full or failed.
+    """
+    if is_staged(folder):
+        if not ocdbt:
+            return ObjectChunks(folder)
+        return AppendedChunks(folder) if sizes is None else PlacedChunks(folder, sizes)
+    require_local(folder)
+    local = Path(folder.path)
+    return DatabaseChunks(local, sizes) if ocdbt else FileChunks(local)
 
 
 def write_database(folder: Path, values: Mapping[str, Value]) -> None:
@@ -196,38 +248,14 @@ def write_database(folder: Path, values: Mapping[str, Value]) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    name = sha256_of("ocdbt", sorted(values))[:32]
-    nodes = f"{DATA}/{name}"
-    tree, manifest = encode_database(values, nodes, bytes.fromhex(name), time.time_ns())
+    made = encoded_database(values)
     try:
         _make(folder / DATA)
-        for file, data in ((nodes, tree), (MANIFEST, manifest)):
+        for file, data in ((made.nodes, made.tree), (MANIFEST, made.manifest)):
             _replace_file(folder / file, memoryview(data))
             _sync_files(folder, [file])
     except OSError as error:
         raise storage_error(error, str(folder)) from error
-
-
-def _place(sizes: Mapping[str, int]) -> dict[str, Reference]:
-    places: dict[str, Reference] = {}
-    number = end = 0
-    for key, size in sizes.items():
-        start = _start(end, size)
-        if end and start + size > _FILE_BYTES:
-            number, start = number + 1, 0
-        places[key] = Reference(_data_file(number), start, size)
-        end = start + size
-    return places
-
-
-def _start(end: int, nbytes: int) -> int:
-    """Offset of a chunk after others: a large chunk begins on a block, for direct I/O."""
-    return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
-
-
-def _data_file(number: int) -> str:
-    """A deterministic name: with random names, as in tensorstore, two conversions of a checkpoint would differ."""
-    return f"{DATA}/{number:032x}"
 
 
 def _recall(folder: Path) -> dict[str, Reference]:
@@ -248,20 +276,27 @@ def _recall(folder: Path) -> dict[str, Reference]:
     }
 
 
-def _append(log: Path, places: Mapping[str, Reference]) -> None:
+def _append(log: Path, fresh: Mapping[str, Reference]) -> None:
     with log.open("ab") as file:
-        file.write(json.dumps(places).encode() + b"\n")
+        file.write(json.dumps(fresh).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
     sync_folder(log.parent)
 
 
-def sync_everything(folder: Path) -> None:
-    """Sync every file and folder below a folder."""
-    for home, _folders, files in os.walk(folder):
-        for name in files:
-            _sync_file(Path(home) / name)
-        sync_folder(Path(home))
+def sync_everything(folder: Location) -> None:
+    """Sync every file and folder below a local folder; what a store of objects has confirmed is durable.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if is_staged(folder):
+        return
+    with storage_errors(folder.uri):
+        for home, _folders, files in os.walk(folder.path):
+            for name in files:
+                _sync_file(Path(home) / name)
+            sync_folder(Path(home))
 
 
 def _sync_file(path: Path) -> None:

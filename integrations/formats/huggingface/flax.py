@@ -89,6 +89,7 @@ FLAX = Format(
         flax=False,
     ),
     aliases=("hf-flax",),
+    streams=True,
     commit_members=(f"{STEM}.msgpack.index.json", f"{STEM}.msgpack"),
     options={"max_shard_size": Option("10GB", "maximum size of a file, for example 200MB")},
     loaded_by="transformers 4.46: the Flax classes of Llama, Mistral, Gemma, T5, BERT and GPT-2",

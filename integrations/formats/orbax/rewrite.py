@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, joined_names, render
@@ -30,7 +29,6 @@ from wherry.errors import (
     UnrepresentableError,
     UnsupportedError,
     UsageError,
-    storage_error,
 )
 from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.orbax import aggregate, layout, marks
@@ -72,7 +70,7 @@ def _commit(location: Location, detection: Detection, _value: str | None) -> Cha
         raise UsageError("the process databases were never merged", uri=location.uri, cure="pass --as merge")
     if not _by_name(location) and layout.COMMITTED in Glimpse(location).entries:
         raise UsageError("the item is already committed", uri=location.uri, cure="read it without a rewrite")
-    return _committing(location, detection, sync, ())
+    return _committing(location, detection, sync_everything, ())
 
 
 def _committing(
@@ -165,7 +163,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
         if item.ocdbt:
             relink.link(folder, [_OLD], arrays)
         renames.rewrite(folder, paths, renamed)
-        sync(folder)
+        sync_everything(folder)
 
     return Change(
         opened=opened,
@@ -194,19 +192,7 @@ def _folder(arrays: Mapping[str, str], name: str) -> str:
 
 def _link(folder: Location, databases: Iterable[str]) -> None:
     relink.link(folder, databases)
-    sync(folder)
-
-
-def sync(folder: Location) -> None:
-    """Make everything in a local folder durable.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    try:
-        sync_everything(Path(folder.path))
-    except OSError as error:
-        raise storage_error(error, folder.uri) from error
+    sync_everything(folder)
 
 
 def _opened(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax import row
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.paxml import layout, metadata, names, state
 
@@ -70,6 +71,11 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
     return prepared(manifest, options)
 
 
+def in_store(options: Options) -> Options:
+    """See Format; version 1.2 packs its chunks."""
+    return options if options["version"] == "1.2" else row.in_store(options)
+
+
 def version(_manifest: Manifest, options: Options) -> str:
     """The format version that these options give."""
     stored = layout.StateLayout.OCDBT if options["version"] == "1.2" else layout.StateLayout.ARRAYS
@@ -98,17 +104,19 @@ FORMATS = (
         form=names.FORM,
         aliases=("pax", "praxis"),
         companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
+        streams=True,
         commit_members=(layout.COMMITTED, metadata.FILE),
         options={
             "version": Option(
                 "1.1", "checkpoint version: 1.1 (one folder per array) or 1.2 (OCDBT)", ("1.1", "1.2")
             ),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
-            "chunks": Option("auto", "chunk size: auto (4 to 8 MiB), whole, or a number of MiB"),
+            "chunks": Option("auto", row.CHUNK_HELP),
         },
         loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, called directly)",
         version=version,
         step_folder=lambda step: f"checkpoint_{step:08d}",
+        in_store=in_store,
         prepare=prepare,
     ),
     Format(

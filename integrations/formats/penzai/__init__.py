@@ -156,10 +156,12 @@ FORMATS = (
         system="penzai",
         form=names.FORM,
         companion_folder=f"{layout.ASSETS}/",
+        streams=True,
         commit_members=(layout.COMMITTED,),
         options=orbax.OPTIONS,
         loaded_by="orbax-checkpoint 0.12.8, and penzai 0.2.5 with wherry.integrations.penzai.rebuild",
         version=version,
+        in_store=orbax.in_store,
         prepare=prepare,
     ),
 )

@@ -163,7 +163,7 @@ def legacy_version(manifest: Manifest, _options: Options) -> str:
     return format_version(layout.NEWEST_VERSION, arrays=arrays)
 
 
-_CHUNKS = Option("auto", "chunk size: auto (4 to 8 MiB), whole, or a number of MiB")
+_CHUNKS = Option("auto", orbax.CHUNK_HELP)
 
 FORMATS = (
     Format(
@@ -177,6 +177,7 @@ FORMATS = (
         system=SYSTEM,
         form=layout.FORM,
         aliases=("t5x",),
+        streams=True,
         commit_members=(layout.MSGPACK,),
         options={
             "compression": Option(
@@ -192,6 +193,7 @@ FORMATS = (
         loaded_by="T5X from 2021-06 (version 3); tested with flax 0.12.8 and tensorstore 0.1.86",
         version=legacy_version,
         step_folder=layout.step_folder,
+        in_store=orbax.in_store,
         prepare=prepared,
     ),
     Format(
@@ -204,6 +206,7 @@ FORMATS = (
         refines=("orbax", "flax-msgpack"),
         system=SYSTEM,
         form=layout.FORM,
+        streams=True,
         commit_members=(orbax_layout.COMMITTED,),
         options={
             "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
@@ -213,6 +216,7 @@ FORMATS = (
         loaded_by="T5X from 2024-07 with orbax-checkpoint 0.12.8: PyTreeCheckpointer, CheckpointManager",
         version=lambda manifest, options: orbax.version(manifest, {**options, "zarr": "2"}),
         step_folder=layout.step_folder,
+        in_store=orbax.in_store,
         prepare=lambda manifest, options: orbax.prepare(manifest, {**options, "zarr": "2"}),
     ),
 )

@@ -7,11 +7,10 @@ target's name must be that of the checkpoint: T5X trusts the name, so wherry che
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
-from wherry.errors import UsageError, storage_error
+from wherry.errors import UsageError
 from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.containers.orbax import layout as orbax
@@ -102,6 +101,12 @@ class LegacyWriter(BaseWriter):
         """A compressed chunk of an array."""
         return self._arrays.encoded((self._names[path],), where) if path in self._names else None
 
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+        """Whether a chunk or span is durable after a `sync`."""
+        if path in self._names:
+            return self._arrays.stored((self._names[path],), where)
+        return self._file.stored((layout.OPTIMIZER, *path), where)
+
     def sync(self) -> None:
         """Make the written bytes of both durable."""
         self._arrays.sync()
@@ -111,10 +116,7 @@ class LegacyWriter(BaseWriter):
         """Write the metadata of the arrays, then the msgpack file, in T5X's order."""
         self._arrays.finish()
         self._file.finish()
-        try:
-            sync_everything(Path(self._staging.path))
-        except OSError as error:
-            raise storage_error(error, self._staging.uri) from error
+        sync_everything(self._staging)
 
     def close(self) -> None:
         """Close both."""

@@ -1,0 +1,197 @@
+"""Writes the chunks of zarr arrays straight into a store of objects; see `store` for those on a local disk.
+
+- One object for each key: it is sent when its chunk is encoded.
+- A database whose chunks have known sizes: its data files are written at offsets, as they are on a disk.
+- A database of compressed chunks: they are appended to data files of 1 GiB, each of which is sent in parts. Where
+  a chunk lies is noted in the journal once all bytes up to its end are sent. A resumed run appends to a new file.
+
+The tree over the chunks and the manifest come last.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from wherry.integrations.containers.ocdbt.read import MANIFEST
+from wherry.integrations.containers.ocdbt.write import Reference
+from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database, ends_of, places_of
+from wherry.upload import uploaded_file
+from wherry.upload.staged_objects import UploadedFiles, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.storage.location import Location
+    from wherry.upload.growing_file import GrowingFile
+    from wherry.upload.uploaded_file import UploadedFile
+
+_PARTS = 128  # of a data file to which chunks are appended
+_FILE_BITS = 40  # of an address: the offset in a data file; the bits above are the file's number
+_NUMBERED = re.compile(r"0{16}[0-9a-f]{16}")  # names of data files with chunks; those with trees are digests
+
+
+class ObjectChunks:
+    """One object for each key, below a folder; see ChunkStore."""
+
+    def __init__(self, folder: Location) -> None:
+        self._folder, self._run = folder, run_of(folder)
+        self._sent: dict[str, UploadedFile] = {}
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """See ChunkStore."""
+        pieces = [data, memoryview(bytes(max(size - len(data), 0)))]
+        self._sent[key] = self._run.whole(self._folder.join(key).path, pieces)
+
+    def place(self, key: str) -> Reference:
+        """See ChunkStore; the length is known once the chunk was put."""
+        return Reference(key, 0, self._sent[key].size if key in self._sent else 0)
+
+    def stored(self, key: str) -> bool:
+        """See ChunkStore."""
+        return self._sent[key].holds(0, self._sent[key].size)
+
+    def address(self, key: str) -> tuple[int, int]:
+        """See ChunkStore; an object is found by its name."""
+        return 0, self._sent[key].size
+
+    def restore(self, key: str, address: tuple[int, int]) -> None:
+        """See ChunkStore."""
+        self._sent[key] = self._run.file(self._folder.join(key).path, address[1])
+
+    def sync(self) -> None:
+        """See ChunkStore; what was sent is durable, and nothing can hurry it."""
+        self._run.using.sender.require_sound()
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore."""
+        for key, data in values.items():
+            self.put(key, memoryview(data))
+        self._run.finish()
+
+    def close(self) -> None:
+        """See ChunkStore; the run ends the sending."""
+
+
+class _UploadedDatabase:
+    """What databases in a store have in common: the places of the chunks that were put, and the tree at the end."""
+
+    def __init__(self, folder: Location) -> None:
+        self._folder, self._run = folder, run_of(folder)
+        self._known: dict[str, Reference] = {}
+        self._lock = threading.Lock()
+
+    def place(self, key: str) -> Reference:
+        """See ChunkStore."""
+        return self._known[key]
+
+    def stored(self, key: str) -> bool:
+        """See ChunkStore."""
+        place = self._known[key]
+        file = self._run.file_at(self._folder.join(place.file).path)
+        return file.holds(place.offset, place.offset + place.length)
+
+    def address(self, key: str) -> tuple[int, int]:
+        """See ChunkStore."""
+        place = self._known[key]
+        return int(place.file.rpartition("/")[2], 16) << _FILE_BITS | place.offset, place.length
+
+    def restore(self, key: str, address: tuple[int, int]) -> None:
+        """See ChunkStore."""
+        number, offset = divmod(address[0], 1 << _FILE_BITS)
+        self._known[key] = Reference(data_file(number), offset, address[1])
+
+    def sync(self) -> None:
+        """See ChunkStore; what was sent is durable, and nothing can hurry it."""
+        self._run.using.sender.require_sound()
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore; a chunk that was never written is not in the tree."""
+        self._run.finish()
+        made = encoded_database({**self._known, **values})
+        self._folder.join(made.nodes).put(made.tree)
+        self._folder.join(MANIFEST).put(made.manifest)
+
+    def close(self) -> None:
+        """See ChunkStore; the run ends the sending."""
+
+
+class PlacedChunks(_UploadedDatabase):
+    """A database of chunks whose sizes, and so places, are known."""
+
+    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
+        """Begin or continue the data files.
+
+        Args:
+            folder: of the database.
+            sizes: key → size of the chunk.
+        """
+        super().__init__(folder)
+        self._places = places_of(sizes)
+        ends = ends_of(self._places)
+        following = [*list(self._places.values())[1:], Reference("", 0, 0)]
+        self._stops = {
+            key: after.offset if after.file == place.file else ends[place.file]
+            for (key, place), after in zip(self._places.items(), following, strict=True)
+        }
+        self._files = UploadedFiles(folder, ends)
+
+    def place(self, key: str) -> Reference:
+        """See ChunkStore."""
+        return self._places[key]
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:  # noqa: ARG002  it is known
+        """See ChunkStore; zeros follow up to the next chunk, so that the parts become complete."""
+        place = self._places[key]
+        self._files.write(place.file, place.offset, data)
+        end = place.offset + len(data)
+        if end < self._stops[key]:
+            self._files.write(place.file, end, bytes(self._stops[key] - end))
+        with self._lock:
+            self._known[key] = place
+
+
+class AppendedChunks(_UploadedDatabase):
+    """A database of chunks that are appended as they come."""
+
+    def __init__(self, folder: Location) -> None:
+        """Take up the data files of earlier runs, as far as they go; new chunks come into new files."""
+        super().__init__(folder)
+        home = f"{folder.join(DATA).path}/"
+        paths = sorted(path for path in self._run.before if path.startswith(home))
+        past = [path for path in paths if _NUMBERED.fullmatch(path[len(home) :])]
+        self._past = [path for path in past if self._run.grown(path) is not None]
+        self._number = max((int(path[len(home) :], 16) for path in past), default=-1)
+        self._file: GrowingFile | None = None
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """See ChunkStore; a chunk that is there already is not appended again."""
+        with self._lock:
+            if key in self._known:
+                return
+            file, offset = self._reserve(max(len(data), size))
+            self._known[key] = Reference(data_file(self._number), offset, max(len(data), size))
+        file.write(offset, data)
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore; data files of earlier runs of which no chunk is known are removed."""
+        super().finish(values)
+        used = {self._folder.join(place.file).path for place in self._known.values()}
+        for path in self._past:
+            if path not in used:
+                self._run.drop(path)
+        self._past = []
+
+    def _reserve(self, nbytes: int) -> tuple[GrowingFile, int]:
+        """The file that takes a chunk, and the offset there; a full file ends, and another one begins."""
+        offset = None if self._file is None else self._file.reserve(nbytes)
+        if self._file is None or offset is None:
+            if self._file is not None:
+                self._file.end()
+            self._number += 1
+            room = max(_PARTS * uploaded_file.PART_BYTES, nbytes)
+            self._file = self._run.growing(self._folder.join(data_file(self._number)).path, room)
+            offset = self._file.reserve(nbytes)
+        assert offset is not None, "an empty file has room"
+        return self._file, offset
