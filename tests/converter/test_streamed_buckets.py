@@ -23,19 +23,11 @@ from wherry.errors import TargetExistsError, TargetInUseError
 from wherry.storage.stores import locate
 
 ROOT = Path(__file__).parents[2]
-SCHEMES = ["s3", "gs"]
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
-def bucket(request):
-    """The URI of an emulated bucket; the environment of this process leads to it."""
-    with getattr(buckets, request.param)() as proxy, pytest.MonkeyPatch.context() as patch:
-        buckets.create_bucket(request.param, proxy, "streams")
-        patch.setenv("WHERRY_KEY", "the key of the tests of buckets")
-        patch.setenv("AWS_ENDPOINT_URL" if request.param == "s3" else "STORAGE_EMULATOR_HOST", proxy.url)
-        for name, value in buckets.KEYS.items():
-            patch.setenv(name, value)
-        yield f"{request.param}://streams"
+@pytest.fixture(scope="module")
+def bucket(emulated):
+    return emulated.uri
 
 
 @pytest.fixture(scope="module")

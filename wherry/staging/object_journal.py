@@ -16,7 +16,7 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import storage_error
+from wherry.errors import StorageError, storage_error
 from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
@@ -132,15 +132,22 @@ class ObjectJournal(Journal):
         """Continue the journal of earlier runs, or begin one: write the id of this run.
 
         Raises:
-            FileExistsError: another run continues it.
-            StorageError: the storage failed.
+            StorageError: the storage failed, or another run has written what it does not list yet.
         """
         self._key, self._number = journal_key(), past.count if past.lines else 0
         self._mac = past.lines[-1].mac if past.lines else FIRST_MAC
         self._known = set(past.uploads)
         self._spans = frozenset((row.source, row.span) for row in self.done)
         begun = {**header, "members": self.members, "run": self.run}
-        self._write({"run": self.run} if past.lines else begun)
+        try:
+            self._write({"run": self.run} if past.lines else begun)
+        except FileExistsError as error:
+            raise StorageError(
+                "the journal of another run is there, which the store did not list",
+                uri=self.area.uri,
+                cure="run the conversion again",
+                retryable=True,
+            ) from error
 
     def part(self, upload: Upload, part: Part) -> None:
         """Note a part that the store has; see UploadLog."""
@@ -235,8 +242,7 @@ def begin_journal(
         members: names of commit members of the target.
 
     Raises:
-        FileExistsError: another run continues it.
-        StorageError: the storage failed.
+        StorageError: the storage failed, or another run has written what it does not list yet.
     """
     journal = ObjectJournal(
         path=None,  # pyright: ignore[reportArgumentType]  it has no local file
@@ -269,7 +275,9 @@ def sent_before(
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:
-            store.abort(upload)  # a run was killed after it had assembled the object: gs:// may still hold parts
+            store.abort(
+                upload
+            )  # a run was killed after it had assembled the object: gs:// may still hold parts
             continue
         noted = past.parts.get(path, {})
         try:

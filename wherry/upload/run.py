@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, StorageError
 from wherry.objects.checksums import CRC32C
+from wherry.objects.listing_view import objects_below
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
@@ -209,7 +210,7 @@ class UploadRun:
     def _require_own(self) -> None:
         """Refuse to commit a folder in which somebody else has put objects meanwhile."""
         own = set(self.paths())
-        for entry in self.target.walk():
+        for entry in objects_below(self.target):
             path = self.target.join(entry.name).path
             if path not in own and not is_inner(entry.name):
                 raise self.using.occupied(path)

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from wherry.errors import CorruptError, TargetExistsError
+from wherry.errors import CorruptError, StorageError, TargetExistsError
 from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
 from wherry.upload.pieces import PartPieces
 
@@ -71,6 +71,15 @@ class UploadContext:
             "target already exists; it was created during the conversion",
             uri=f"{self.protocol}://{path}",
             cure="choose another target",
+        )
+
+    def lost(self, path: str) -> StorageError:
+        """The error for an upload that the store no longer has, or not as it was sent."""
+        return StorageError(
+            "the store no longer has what was sent of an object",
+            uri=f"{self.protocol}://{path}",
+            cure="run the conversion again; it sends what is missing",
+            retryable=True,
         )
 
 
@@ -218,7 +227,10 @@ class UploadedFile:
 
     def _put_part(self, number: int, part: PartPieces) -> None:
         upload = self._begun()
-        sent = self._using.store.put_part(upload, number, part.views)
+        try:
+            sent = self._using.store.put_part(upload, number, part.views)
+        except FileNotFoundError as error:
+            raise self._using.lost(self.path) from error
         if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):
             raise CorruptError(
                 f"the store has other bytes of part {number} than were sent",
@@ -245,3 +257,5 @@ class UploadedFile:
             self.stored = using.store.assemble(upload, parts, create_only=True)
         except FileExistsError as error:
             raise using.occupied(self.path) from error
+        except FileNotFoundError as error:
+            raise using.lost(self.path) from error
