@@ -29,6 +29,7 @@ from wherry.staging.object_lease import ObjectLease
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
+from wherry.upload.overflow import PREFIX as OVERFLOW
 from wherry.upload.run import UploadRun, is_inner
 from wherry.upload.sender import Sender
 from wherry.upload.staged_objects import StagedObjects
@@ -207,7 +208,9 @@ class ObjectStaging:
             found = self._store.head(path)
             if found is None:
                 continue
-            if found.run in past.runs:
+            if found.run in past.runs and path.startswith(self._area.join(OVERFLOW).path):
+                self._store.remove_object(path, found.mark)
+            elif found.run in past.runs:
                 own[path] = found
             elif self._is_inner(path) or (areas and found.run):
                 others[path] = found
@@ -270,6 +273,7 @@ class ObjectStaging:
         """Leave everything for the next run of this conversion."""
         with suppress(WherryError):
             self._journal.flush()
+            self.run.drop_overflow()
 
     def _remove(self) -> None:
         """Remove everything that this run, and those that it continued, have put into the store."""
