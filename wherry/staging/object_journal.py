@@ -157,11 +157,10 @@ class ObjectJournal(Journal):
             self._parts.append((upload.path, asdict(part)))
             self._sent += part.nbytes
             due = self._sent >= self.group
-        if due and self._writing.acquire(blocking=False):
-            try:
-                self._flush()
-            finally:
-                self._writing.release()
+        if due:  # waits for a group that is being written, so that no more than two groups are ever unwritten
+            with self._writing:
+                if self._sent >= self.group:
+                    self._flush()
 
     def record(self, rows: Iterable[DurableMove]) -> None:
         """Note finished moves, all of whose bytes are in parts that were noted."""
@@ -285,7 +284,14 @@ def sent_before(
         except FileNotFoundError:
             agreed = False
             continue
-        same = {number: part for number, part in noted.items() if present.get(number) == part}
+        same = {number: part for number, part in noted.items() if _is_same(part, present.get(number))}
         agreed = agreed and len(same) == len(noted)
         found[path] = SentBefore(upload, same)
     return found, agreed
+
+
+def _is_same(noted: Part, present: Part | None) -> bool:
+    """Whether the store still has a part as it was noted; not every store lists checksums."""
+    if present is None or present.checksum not in ("", noted.checksum):
+        return False
+    return (noted.nbytes, noted.mark) == (present.nbytes, present.mark)
