@@ -7,11 +7,16 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.model_files import MAKERS
 from tests.support.object_stores import Killed, left_beside, release, small_parts, uploads_below, watched
+from tests.support.stated import FACTS
+from wherry.core.request import LayoutRequest
 from wherry.formats.registry import formats
+from wherry.runtime import threads
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
 from wherry.upload import sender
+from wherry.upload.overflow import Overflow
 from wherry.upload.uploaded_file import UploadedFile
 
 pytest_plugins = ("tests.support.crash_fixtures",)
@@ -107,3 +112,46 @@ def test_moves_come_in_the_order_of_the_files(tmp_path, monkeypatch):
     places = [row for row in written if row[0].endswith("model.safetensors") and row[1] > 8]
     assert len(places) >= len(names)
     assert places == sorted(places)
+
+
+def unstacked(source, target):
+    """Convert MaxText's stacked layers to Hugging Face's."""
+    wish = LayoutRequest(family="llama")
+    wherry.convert(
+        source,
+        target,
+        to="huggingface",
+        options={"rope": "half", **FACTS["llama", "maxtext"]},
+        wish=wish,
+        lineage=False,
+    )
+
+
+def test_another_systems_layout_is_streamed_in_bounded_memory(tmp_path, peaks, monkeypatch):
+    """Each stacked tensor holds a slice of every layer, so that many parts are begun before any is whole."""
+    source, held, part = MAKERS["llama"]["maxtext-scan"](tmp_path), 8 * KIB, 4 * KIB
+    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", held)
+    unstacked(source, tmp_path / "local")
+    target, made = f"memory://streamed{tmp_path}/out", []
+    real = Overflow.begin
+    monkeypatch.setattr(Overflow, "begin", lambda self: made.append(real(self)) or made[-1])
+    unstacked(source, target)
+    assert contents(target) == contents(tmp_path / "local")
+    assert max(peaks()) <= held + (sender.SENDERS + threads.worker_count()) * part
+    assert made
+    assert left_beside(target) == []
+
+
+def test_bytes_that_waited_in_the_store_for_a_killed_run_are_removed(tmp_path, monkeypatch):
+    source = MAKERS["llama"]["maxtext-scan"](tmp_path)
+    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", 8 * KIB)
+    target = f"memory://streamed{tmp_path}/out"
+    with watched(only=("put_part",)) as calls:
+        unstacked(source, f"memory://whole{tmp_path}/out")
+    with watched(fatal=len(calls) // 2, only=("put_part",)), pytest.raises(Killed):
+        unstacked(source, target)
+    assert [name for name in left_beside(target) if "overflow-" in name]
+    release(target)
+    unstacked(source, target)
+    assert contents(target) == contents(f"memory://whole{tmp_path}/out")
+    assert left_beside(target) == []

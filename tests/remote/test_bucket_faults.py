@@ -75,6 +75,19 @@ def test_an_error_that_passes_is_not_seen(store):
     assert len(store.proxy.requests) == 3
 
 
+@pytest.mark.parametrize("start", [len(DATA), len(DATA) + 5000])
+def test_a_read_that_begins_at_the_end_or_after_it_gets_nothing_with_one_request(store, start):
+    """The store answers 416."""
+    assert store.read("bucket/model", start, start + 10) == b""
+    assert len(store.proxy.requests) == 1
+
+
+def test_a_read_of_an_empty_object_gets_nothing(store):
+    store.put("bucket/empty", b"")
+    assert store.read("bucket/empty", 0, 10) == b""
+    assert store.readinto("bucket/empty", 0, memoryview(bytearray(3))) == 0
+
+
 @pytest.mark.parametrize("call", ["read", "put", "entries"])
 def test_an_error_that_stays_ends_after_the_attempts_of_the_policy(store, call):
     store.proxy.inject(status(503, b"busy"), ALWAYS)

@@ -1,8 +1,12 @@
-"""A program: one conversion to a bucket, which kills itself at the N-th call of the store.
+"""A program: one conversion to a bucket, which kills itself.
 
-`python -m tests.support.bucket_run SOURCE TARGET TO N [OPTIONS]`; with N = 0 it lives. OPTIONS are those of the format,
-as JSON. It prints the number of calls and of parts that were sent, the checkpoint digest, and the peak of its memory in
-bytes.
+`python -m tests.support.bucket_run SOURCE TARGET TO MOMENT [PART LOG OPTIONS]`: the moment is `N`, before the N-th call
+of the store; `N+`, after it; `journal:N` or `journal:N+`, the same of the calls that write the journal; `N.Ns`, seconds
+after the first call; `0`, never. PART is the size of parts, LOG a file that gets a byte for each part that the store
+has, OPTIONS are those of the format, as JSON; the first two may be empty.
+
+It prints the number of calls, of parts that were sent and of objects of the journal, the checkpoint digest, the seconds
+from the first call on, and the peak of its memory in bytes.
 """
 
 from __future__ import annotations
@@ -12,26 +16,46 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tests.support.object_stores import CALLS
 from wherry.converter.convert import convert
 from wherry.objects.stores import object_store
+from wherry.objects.uploads import PartLimits
 from wherry.storage.stores import locate
+from wherry.upload import uploaded_file
 
 lock = threading.Lock()
 calls: list[str] = []
 
 
-def deadly(name, function, fatal):
-    def wrapper(*arguments, **options):
+def deadly(name, function, moment, log):
+    kind, _, number = moment.removesuffix("+").rpartition(":")
+    after = moment.endswith("+")
+
+    def wrapper(self, *arguments, **options):
         with lock:
-            calls.append(name)
-            if len(calls) == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
+            if not calls and moment.endswith("s"):
+                threading.Timer(float(moment[:-1]), kill).start()
+            journal = name == "put_object" and "/journal-" in arguments[0]
+            calls.append("journal" if journal else name)
+            counted = calls.count("journal") * journal if kind else len(calls)
+            fatal = not moment.endswith("s") and counted == int(number)
+        if fatal and not after:
+            kill()
+        result = function(self, *arguments, **options)
+        if name == "put_part" and log:
+            os.write(log, b"+")
+        if fatal:
+            kill()
+        return result
 
     return wrapper
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def peak() -> int:
@@ -40,16 +64,24 @@ def peak() -> int:
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:"))
 
 
-def main(source, target, to, fatal, options="{}") -> None:
+def main(source, target, to, moment, part="", log="", options="{}") -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if log else 0
+    if part:
+        uploaded_file.PART_BYTES = int(part)
     kind = type(object_store(locate(target).store))
+    if part:
+        kind.part_limits = PartLimits(1, 1 << 30, 1024)
     for name in CALLS:
-        setattr(kind, name, deadly(name, getattr(kind, name), int(fatal)))
+        setattr(kind, name, deadly(name, getattr(kind, name), moment, descriptor))
+    begun = time.monotonic()
     receipt = convert(
         source, target, to=to, options=json.loads(options), ignore=("companions",), lineage=False
     )
     found = {
         "calls": len(calls),
         "sent": calls.count("put_part"),
+        "journal": calls.count("journal"),
+        "seconds": time.monotonic() - begun,
         "digest": receipt.target.checkpoint_digest,
         "resumed": receipt.resumed_bytes,
         "peak": peak(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import random
+import re
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -132,6 +134,73 @@ def lose_answer(handler, body):
     """Let the server act, then close the connection without an answer."""
     handler.forward(body)
     handler.close_connection = True
+
+
+def passed(handler, body):
+    """No fault."""
+    handler.reply(*handler.forward(body))
+
+
+def sometimes(share, *acts):
+    """Faults of a share of the requests."""
+    chance = random.Random(0)
+
+    def one(handler, body):
+        (chance.choice(acts) if chance.random() < share else passed)(handler, body)
+
+    return one
+
+
+def first_of_each(act, kind):
+    """A fault of the first request of each kind, which a function tells from method and path."""
+    met = set()
+
+    def one(handler, body):
+        found = kind(handler.command, handler.path)
+        known = found in met
+        met.add(found)
+        (passed if known else act)(handler, body)
+
+    return one
+
+
+def shorten(handler, body):
+    """Answer with half of the body, as if that were all."""
+    code, headers, data = handler.forward(body)
+    kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+    data = data[: len(data) // 2]
+    handler.reply(code, [*kept, ("Content-Length", str(len(data)))], data)
+
+
+def flip_received(handler, body):
+    """Change a bit of the answer's body."""
+    code, headers, data = handler.forward(body)
+    altered = bytearray(data)
+    altered[len(data) // 2 : len(data) // 2 + 1] = bytes([altered[len(data) // 2] ^ 1]) if data else b""
+    handler.reply(code, headers, bytes(altered))
+
+
+def other_mark(handler, body):
+    """Answer with another ETag or generation than that of the object."""
+    code, headers, data = handler.forward(body)
+    headers = [(name, '"' + "0" * 32 + '"' if name.lower() == "etag" else value) for name, value in headers]
+    data = re.sub(
+        rb'("generation": *")(\d+)',
+        lambda found: found[1] + found[2][:-1] + b"%d" % (found[2][-1] == 48),
+        data,
+    )
+    handler.reply(code, headers, data)
+
+
+def lagging():
+    """Lists that show nothing that was put after they were first asked for."""
+    shown = {}
+
+    def one(handler, body):
+        answer = shown.get(handler.path) or handler.forward(body)
+        handler.reply(*shown.setdefault(handler.path, answer))
+
+    return one
 
 
 def flip_sent(handler, body):

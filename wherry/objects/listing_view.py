@@ -7,13 +7,14 @@ forgotten once the walk has left them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.objects.object_view import ObjectView, has_view
 from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from wherry.storage.location import Store
 
@@ -91,3 +92,25 @@ def walked(location: Location) -> Location:
         return location
     inner = store.inner if isinstance(store, ObjectView) else store
     return Location(ListingView(inner), location.path, location.opaque)
+
+
+def objects_below(folder: Location) -> Iterator[Entry]:
+    """Every object below a folder, with its path relative to it; a page of keys is listed when it is asked for.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    store: Any = folder.store
+    if not getattr(store, "lists_pages", False):
+        yield from folder.walk()
+        return
+    inside = f"{folder.path.rstrip('/')}/"
+    last, more = inside, True
+    while more:
+        rows, more = store.page(folder.path, last)
+        for path, entry in rows:
+            if path != last and not path.endswith(
+                "/"
+            ):  # the first of a page was the last one; others mark folders
+                yield replace(entry, name=path[len(inside) :])
+        last, more = (rows[-1][0], more) if rows else (last, False)

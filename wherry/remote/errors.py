@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
 from wherry.remote.failures import (
     ABSENT,
+    BEYOND,
     BROKEN,
     EXISTS,
     FAILURES,
@@ -23,12 +24,18 @@ from wherry.remote.failures import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
 _PACKAGES = frozenset({
     "aiobotocore", "aiohttp", "adlfs", "azure", "botocore", "fsspec", "gcsfs", "google", "httpcore", "httpx", "httpx2",
     "huggingface_hub", "requests", "s3fs", "urllib3",
 })  # fmt: skip
+# Kinds that callers decide about, as Python names them.
+_PLAIN: Mapping[str, type[Exception]] = {
+    ABSENT: FileNotFoundError,
+    EXISTS: FileExistsError,
+    BEYOND: EOFError,
+}
 
 
 @contextmanager
@@ -38,6 +45,7 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
     Raises:
         FileNotFoundError: the library reported a missing file with an exception of its own.
         FileExistsError: the same for an object that exists, or is not in the state that was required.
+        EOFError: a range begins at the end of an object, or after it.
         WherryError: see `translated`.
     """
     handled = sys.exception()
@@ -56,10 +64,9 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     if isinstance(error, WherryError):
         return None
     kind = kind_of(error)
-    if kind == ABSENT and not isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"{protocol}://{path}")
-    if kind == EXISTS and not isinstance(error, FileExistsError):
-        return FileExistsError(f"{protocol}://{path}")
+    plain = _PLAIN.get(kind)
+    if plain is not None and not isinstance(error, plain):
+        return plain(f"{protocol}://{path}")
     if kind == NO_BUCKET:
         return bucket_not_found(protocol, path)
     if kind in FAILURES:

@@ -29,7 +29,7 @@ NO_CREDENTIALS, EXPIRED, THROTTLED, SERVER, QUOTA = (
     "quota",
 )
 REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken", "offline"
-EXISTS, INVALID = "exists", "invalid"
+EXISTS, INVALID, BEYOND = "exists", "invalid", "beyond"
 
 _GOOGLE = "run: gcloud auth application-default login"
 _LOG_IN = {
@@ -114,7 +114,7 @@ _CODES = {
     "BadDigest": BROKEN, "IncompleteBody": BROKEN, "XAmzContentSHA256Mismatch": BROKEN,
     "XAmzContentChecksumMismatch": BROKEN,
     "EntityTooLarge": INVALID, "EntityTooSmall": INVALID, "InvalidArgument": INVALID, "InvalidPart": INVALID,
-    "InvalidPartOrder": INVALID, "InvalidRequest": INVALID, "NotImplemented": INVALID,
+    "InvalidPartOrder": INVALID, "InvalidRange": BEYOND, "InvalidRequest": INVALID, "NotImplemented": INVALID,
     "PreconditionFailed": EXISTS,
     "ConditionalRequestConflict": SERVER, "InternalError": SERVER, "OperationAborted": SERVER,
     "ServiceUnavailable": SERVER,
@@ -130,7 +130,7 @@ _CODES = {
 
 _STATUSES = {
     301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 412: EXISTS,
-    429: THROTTLED, 500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
+    416: BEYOND, 429: THROTTLED, 500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
 }  # fmt: skip
 
 # The first of the classes of an exception that has a row decides.

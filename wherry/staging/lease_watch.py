@@ -35,6 +35,7 @@ _UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _PID_NAMESPACE = "/proc/self/ns/pid"
 _STOPPED, _ENDED = "Tt", "ZX"
+_ended_owners: set[str] = set()  # tokens of this process
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +90,11 @@ class Sighting(NamedTuple):
     def owner(self) -> Owner | None:
         """The owner; None if the text is not a valid lease."""
         return owner_in(self.text)
+
+
+def end_ownership(token: str) -> None:
+    """Note that an owner in this process has ended, whose lease may have stayed because its storage failed."""
+    _ended_owners.add(token)
 
 
 def this_process(token: str) -> Owner:
@@ -269,6 +275,8 @@ def verdict_of_process(owner: Owner | None) -> Verdict | None:
         return Verdict.DEAD
     except PermissionError:
         pass  # it exists and belongs to another user
+    if owner.pid == os.getpid() and owner.token in _ended_owners:
+        return Verdict.DEAD
     process = _process(owner.pid)
     if process is None or owner.process_start is None:
         return None

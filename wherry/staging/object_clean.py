@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError
+from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import object_store
 from wherry.staging.lease_watch import MOST_BYTES, Verdict, owner_in, verdict_of_process
 from wherry.staging.object_journal import NAME, without_parts
@@ -104,7 +105,7 @@ def clean_one(left: Leftover, *, dry_run: bool, min_age: float) -> tuple[int, bo
     """
     store = object_store(left.target.store)
     assert store is not None, "the caller has asked"
-    nbytes = sum(entry.size for area in left.areas for entry in area.walk())
+    nbytes = sum(entry.size for area in left.areas for entry in objects_below(area))
     if _age(left) < min_age:
         return nbytes, False, "changed within the hour; may be in use"
     if dry_run:
@@ -161,7 +162,7 @@ def _owner(root: Location, path: str, found: dict[str, Leftover]) -> Location:
 
 def _age(left: Leftover) -> float:
     """Seconds since anything of it was written; without limit if the store tells no times."""
-    names = [(area, entry) for area in left.areas for entry in area.walk()]
+    names = [(area, entry) for area in left.areas for entry in objects_below(area)]
     if left.lease and (lease := left.lease_place.stat()):
         names.append((left.lease_place.parent, lease))
     try:
@@ -180,7 +181,7 @@ def _remove(left: Leftover, store: ObjectStore) -> int:
         store.abort(upload)
     for area in left.areas:
         for entry in sorted(
-            area.walk(), key=lambda entry: entry.name, reverse=True
+            objects_below(area), key=lambda entry: entry.name, reverse=True
         ):  # the journal's head last
             place = area.join(entry.name).path
             if found := store.head(place):
@@ -194,7 +195,7 @@ def _orphans(left: Leftover, store: ObjectStore) -> Iterator[tuple[str, StoredOb
         runs, members = _told(area)
         if members is None or is_committed(left.target, members):
             continue
-        for entry in without_parts(left.target.walk()):
+        for entry in without_parts(objects_below(left.target)):
             path = left.target.join(entry.name).path
             found = store.head(path)
             if found is not None and found.run in runs:

@@ -16,7 +16,7 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import storage_error
+from wherry.errors import StorageError, storage_error
 from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
@@ -132,15 +132,22 @@ class ObjectJournal(Journal):
         """Continue the journal of earlier runs, or begin one: write the id of this run.
 
         Raises:
-            FileExistsError: another run continues it.
-            StorageError: the storage failed.
+            StorageError: the storage failed, or another run has written what it does not list yet.
         """
         self._key, self._number = journal_key(), past.count if past.lines else 0
         self._mac = past.lines[-1].mac if past.lines else FIRST_MAC
         self._known = set(past.uploads)
         self._spans = frozenset((row.source, row.span) for row in self.done)
         begun = {**header, "members": self.members, "run": self.run}
-        self._write({"run": self.run} if past.lines else begun)
+        try:
+            self._write({"run": self.run} if past.lines else begun)
+        except FileExistsError as error:
+            raise StorageError(
+                "the journal of another run is there, which the store did not list",
+                uri=self.area.uri,
+                cure="run the conversion again",
+                retryable=True,
+            ) from error
 
     def part(self, upload: Upload, part: Part) -> None:
         """Note a part that the store has; see UploadLog."""
@@ -150,11 +157,10 @@ class ObjectJournal(Journal):
             self._parts.append((upload.path, asdict(part)))
             self._sent += part.nbytes
             due = self._sent >= self.group
-        if due and self._writing.acquire(blocking=False):
-            try:
-                self._flush()
-            finally:
-                self._writing.release()
+        if due:  # waits for a group that is being written, so that no more than two groups are ever unwritten
+            with self._writing:
+                if self._sent >= self.group:
+                    self._flush()
 
     def record(self, rows: Iterable[DurableMove]) -> None:
         """Note finished moves, all of whose bytes are in parts that were noted."""
@@ -235,8 +241,7 @@ def begin_journal(
         members: names of commit members of the target.
 
     Raises:
-        FileExistsError: another run continues it.
-        StorageError: the storage failed.
+        StorageError: the storage failed, or another run has written what it does not list yet.
     """
     journal = ObjectJournal(
         path=None,  # pyright: ignore[reportArgumentType]  it has no local file
@@ -277,7 +282,14 @@ def sent_before(
         except FileNotFoundError:
             agreed = False
             continue
-        same = {number: part for number, part in noted.items() if present.get(number) == part}
+        same = {number: part for number, part in noted.items() if _is_same(part, present.get(number))}
         agreed = agreed and len(same) == len(noted)
         found[path] = SentBefore(upload, same)
     return found, agreed
+
+
+def _is_same(noted: Part, present: Part | None) -> bool:
+    """Whether the store still has a part as it was noted; not every store lists checksums."""
+    if present is None or present.checksum not in ("", noted.checksum):
+        return False
+    return (noted.nbytes, noted.mark) == (present.nbytes, present.mark)

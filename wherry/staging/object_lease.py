@@ -21,6 +21,7 @@ from wherry.staging.lease_watch import (
     Sighting,
     Verdict,
     Watch,
+    end_ownership,
     held_by,
     judge_all,
     taken_over,
@@ -78,6 +79,7 @@ class ObjectLease:
     ) -> None:
         self._over.set()
         self._heart.join()
+        end_ownership(self.token)
         try:
             self._store.remove_object(self._place.path, self._mark)
         except WherryError as failure:

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import StorageError, TargetExistsError, WherryError
+from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import object_store
 from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
+from wherry.upload.overflow import PREFIX as OVERFLOW
 from wherry.upload.run import UploadRun, is_inner
 from wherry.upload.sender import Sender
 from wherry.upload.staged_objects import StagedObjects
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from wherry.staging.object_journal import ObjectJournal
 
 _AREA = re.compile(r"\.[0-9a-f]{8}")
+# Failures of a store that its user mends, and then goes on.
+_MENDED_OUTSIDE = ("expired", "no-credentials", "refused", "forbidden", "quota", "clock")
 _log = logging.getLogger(__name__)
 
 
@@ -202,11 +206,16 @@ class ObjectStaging:
         others: dict[str, StoredObject] = {}
         for path in self._present(areas, journal=not past.lines):
             found = self._store.head(path)
-            if found is not None:
-                (own if found.run in past.runs else others)[path] = found
-        below = [found for path, found in others.items() if not self._is_inner(path)]
-        if below and (not areas or not all(found.run for found in below)):
-            raise _exists(self.target)
+            if found is None:
+                continue
+            if found.run in past.runs and path.startswith(self._area.join(OVERFLOW).path):
+                self._store.remove_object(path, found.mark)
+            elif found.run in past.runs:
+                own[path] = found
+            elif self._is_inner(path) or (areas and found.run):
+                others[path] = found
+            else:  # at the first one: there may be a million more
+                raise _exists(self.target)
         for path, found in others.items():
             self._store.remove_object(path, found.mark)
         known = {upload.key for upload in past.uploads.values()}
@@ -226,11 +235,11 @@ class ObjectStaging:
             areas: these folders.
             journal: whether the objects of this conversion's journal count.
         """
-        for entry in self.target.walk():
+        for entry in objects_below(self.target):
             if not is_inner(entry.name):
                 yield self.target.join(entry.name).path
         for area in areas:
-            for entry in area.walk():
+            for entry in objects_below(area):
                 own = area == self._area and not journal and entry.name.startswith(NAME)
                 if not own and not is_inner(entry.name):
                     yield area.join(entry.name).path
@@ -264,6 +273,7 @@ class ObjectStaging:
         """Leave everything for the next run of this conversion."""
         with suppress(WherryError):
             self._journal.flush()
+            self.run.drop_overflow()
 
     def _remove(self) -> None:
         """Remove everything that this run, and those that it continued, have put into the store."""
@@ -323,9 +333,11 @@ def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
 
 
 def _resumable(cause: BaseException | None) -> bool:
-    """Whether the same conversion goes on after this: a stop from outside, or an error that a retry can fix."""
+    """Whether the same conversion goes on after this: a stop from outside, or an error that ends without a change."""
     if cause is None:
         return False
+    if isinstance(cause, StorageError) and cause.kind in _MENDED_OUTSIDE:
+        return True
     return not isinstance(cause, Exception) or (isinstance(cause, WherryError) and cause.retryable)
 
 

@@ -60,6 +60,7 @@ class FsspecStore:
 
         Raises:
             FileNotFoundError, FileExistsError: the file does not exist, or exists.
+            EOFError: a range begins at the end of the file, or after it.
             WherryError: see `translated`.
         """
         return self._attempted(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
@@ -136,8 +137,11 @@ class FsspecStore:
         return [(row["name"], self._entry({**row, "type": "file"})) for row in rows], more
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        """See Store."""
-        return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
+        """See Store. Stores refuse a range that begins at the end of an object."""
+        try:
+            return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
+        except EOFError:
+            return b""
 
     def read_version(self, path: str, start: int, stop: int, mark: str) -> bytes:
         """Bytes [start, stop) of an object in one state; only where `Capabilities.version` is a generation or an ETag.
@@ -155,7 +159,7 @@ class FsspecStore:
         read, nbytes = VERSIONED_READS[self.protocol], stop - start
         try:
             return self.call(path, read, self._full(path), start, stop, mark, nbytes=nbytes)
-        except (FileNotFoundError, FileExistsError) as error:
+        except (FileNotFoundError, FileExistsError, EOFError) as error:
             what = "the object was replaced or removed while it was read"
             uri = f"{self.protocol}://{path}"
             raise MismatchError(what, uri=uri, cure="convert it again once nothing writes to it") from error

@@ -1,6 +1,7 @@
 """Upload: files of a target that are written at offsets, and become objects of a store without a copy on a local disk.
 
 - Pieces: the bytes of one part, in the order in which they come (`pieces`).
+- Overflow: pieces of incomplete parts that wait in the store, where memory may hold no more (`overflow`).
 - Sender: the threads that send parts, and the memory of all parts that wait (`sender`).
 - Uploaded file: one object that is sent in parts, or by one put if it is small (`uploaded_file`).
 - Growing file: one to which bytes are appended, whose size is known at its end (`growing_file`).

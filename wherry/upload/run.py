@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, StorageError
 from wherry.objects.checksums import CRC32C
+from wherry.objects.listing_view import objects_below
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.upload.growing_file import GrowingFile, without_gaps
 from wherry.upload.known_bytes import agreeing
+from wherry.upload.overflow import Overflow
 from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile, part_size
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ class UploadRun:
     _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
     _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _overflow: Overflow = field(init=False)
+    _relieving: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._overflow = Overflow(self.area, self.using.store, self.using.run, self.target.store.read)
+        self.using.sender.relieve = self._relieve
 
     def file(self, path: str, size: int) -> UploadedFile:
         """The file at a path of the target, begun or continued.
@@ -227,6 +235,7 @@ class UploadRun:
         Raises:
             StorageError: the storage failed.
         """
+        self.drop_overflow()
         for file in self._files.values():
             file.abort()
         for before in self.before.values():
@@ -239,11 +248,41 @@ class UploadRun:
             if found is not None:
                 self.using.store.remove_object(path, found.mark)
 
+    def drop_overflow(self) -> None:
+        """Remove what waits in the store for parts that this run does not complete.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        self._overflow.remove()
+
     def drop_staged(self) -> None:
         """Remove the staging objects of commit members that were copied."""
         for path in self.paths():
             if self._is_member(path):
                 self.using.store.remove_object(self.place(path), self._stored(path).mark)
+
+    def _relieve(self) -> bool:
+        """Put pieces of the fullest incomplete parts aside, until they are as many bytes as a part has.
+
+        The pieces of a single part are left: it is complete before anything else can be.
+        """
+        with self._relieving:
+            with self._lock:
+                files = list(self._files.values())
+            parts = [
+                (nbytes, number, file) for file in files for nbytes, number in file.open_parts() if nbytes
+            ]
+            if len(parts) <= 1:
+                return False
+            whole = self._overflow.begin()
+            for _nbytes, number, file in sorted(parts, key=lambda row: -row[0]):
+                file.move_out(number, whole)
+                if whole.nbytes >= PART_BYTES:
+                    break
+            if whole.nbytes:
+                self.using.sender.send(whole.nbytes, whole.put)
+            return whole.nbytes > 0
 
     def _publish(self, path: str) -> None:
         try:
@@ -265,7 +304,7 @@ class UploadRun:
     def _require_own(self) -> None:
         """Refuse to commit a folder in which somebody else has put objects meanwhile."""
         own = set(self.paths())
-        for entry in self.target.walk():
+        for entry in objects_below(self.target):
             path = self.target.join(entry.name).path
             if path not in own and not is_inner(entry.name):
                 raise self.using.occupied(path)

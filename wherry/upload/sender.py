@@ -1,7 +1,7 @@
 """Sender: the threads that send parts, and the memory of all parts that wait to be complete or to be sent.
 
 Whoever writes bytes waits here while too much is held, as long as some part is being sent. If none is, waiting would
-not end: more is held than the budget, until a part is complete. Writers whose parts come in order never get there.
+not end: pieces of incomplete parts are put aside (`relieve`). Writers whose parts come in order never get there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Sender:
 
     Attributes:
         peak: largest number of bytes that were held at a time.
+        relieve: begins to put bytes aside that are held; False if it cannot, and more is held than the budget.
     """
 
     def __init__(self, most: int | None = None, count: int = SENDERS) -> None:
@@ -33,6 +34,7 @@ class Sender:
             count: number of threads.
         """
         self.peak = 0
+        self.relieve: Callable[[], bool] = lambda: False
         self._most = HELD_BYTES if most is None else most
         self._held = 0
         self._sending = 0
@@ -47,11 +49,14 @@ class Sender:
         Raises:
             WherryError: sending a part has failed.
         """
+        while not self._reserved(nbytes):
+            if not self.relieve():
+                self.hold(nbytes)
+                return
+
+    def hold(self, nbytes: int) -> None:
+        """Hold bytes without waiting."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or not self._sending or self._held + nbytes <= self._most
-            )
-            self._require_sound()
             self._held += nbytes
             self.peak = max(self.peak, self._held)
 
@@ -94,6 +99,18 @@ class Sender:
         with self._changed:
             self._stopped = True
         self._pool.shutdown(wait=True)
+
+    def _reserved(self, nbytes: int) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or not self._sending or self._fits(nbytes))
+            self._require_sound()
+            fits = self._fits(nbytes)
+            if fits:
+                self.hold(nbytes)
+            return fits
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._held + nbytes <= self._most
 
     def _require_sound(self) -> None:
         if self._error is not None:

@@ -12,12 +12,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from wherry.errors import CorruptError, TargetExistsError
+from wherry.errors import CorruptError, StorageError, TargetExistsError
 from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
 from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wherry.objects.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
+    from wherry.upload.overflow import StoredBytes
     from wherry.upload.sender import Sender
 
 PART_BYTES = 8 << 20
@@ -71,6 +74,15 @@ class UploadContext:
             "target already exists; it was created during the conversion",
             uri=f"{self.protocol}://{path}",
             cure="choose another target",
+        )
+
+    def lost(self, path: str) -> StorageError:
+        """The error for an upload that the store no longer has, or not as it was sent."""
+        return StorageError(
+            "the store no longer has what was sent of an object",
+            uri=f"{self.protocol}://{path}",
+            cure="run the conversion again; it sends what is missing",
+            retryable=True,
         )
 
 
@@ -175,6 +187,18 @@ class UploadedFile:
         complete = not parts or len(parts) == self._count
         return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
 
+    def open_parts(self) -> list[tuple[int, int]]:
+        """Bytes in memory and number of each part that is not complete."""
+        with self._lock:
+            return [(part.in_memory, number) for number, part in self._open.items()]
+
+    def move_out(self, number: int, whole: StoredBytes) -> None:
+        """Let an object have the bytes of a part that are in memory, if the part is still incomplete."""
+        with self._lock:
+            part = self._open.get(number)
+            if part is not None and part.in_memory:
+                part.move_out(whole)
+
     def abort(self) -> None:
         """Remove the upload, if there is one."""
         if self._upload is not None:
@@ -204,10 +228,20 @@ class UploadedFile:
 
     def _send(self, number: int, part: PartPieces) -> None:
         act = self._put_part if self._count > 1 else self._put_whole
-        self._using.sender.send(part.nbytes, lambda: act(number, part))
+        self._using.sender.send(part.in_memory, lambda: self._loaded(number, part, act))
 
-    def _put_whole(self, _number: int, part: PartPieces) -> None:
-        using, data = self._using, b"".join(part.views)
+    def _loaded(self, number: int, part: PartPieces, act: Callable[[int, list[memoryview]], None]) -> None:
+        """Act on all bytes of a part, of which some may wait in the store."""
+        sender, missing = self._using.sender, part.nbytes - part.in_memory
+        sender.hold(missing)
+        try:
+            act(number, part.views)
+        finally:
+            sender.release(missing)
+        part.leave()
+
+    def _put_whole(self, _number: int, views: list[memoryview]) -> None:
+        using, data = self._using, b"".join(views)
         try:
             found = using.store.put_object(self.path, data, using.run)
             checksum = checksum_of([memoryview(data)])
@@ -216,10 +250,13 @@ class UploadedFile:
         except FileExistsError as error:
             raise using.occupied(self.path) from error
 
-    def _put_part(self, number: int, part: PartPieces) -> None:
+    def _put_part(self, number: int, views: list[memoryview]) -> None:
         upload = self._begun()
-        sent = self._using.store.put_part(upload, number, part.views)
-        if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):
+        try:
+            sent = self._using.store.put_part(upload, number, views)
+        except FileNotFoundError as error:
+            raise self._using.lost(self.path) from error
+        if sent.nbytes != self._length(number) or sent.checksum not in ("", checksum_of(views)):
             raise CorruptError(
                 f"the store has other bytes of part {number} than were sent",
                 uri=f"{self._using.protocol}://{self.path}",
@@ -245,3 +282,5 @@ class UploadedFile:
             self.stored = using.store.assemble(upload, parts, create_only=True)
         except FileExistsError as error:
             raise using.occupied(self.path) from error
+        except FileNotFoundError as error:
+            raise using.lost(self.path) from error

@@ -1,0 +1,152 @@
+"""Conversions to emulated buckets that are killed with SIGKILL, and resumed by another process."""
+
+import atexit
+import json
+import os
+import random
+import signal
+import sys
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import wherry
+from tests.support import store_rules
+from tests.support.object_stores import model
+from tests.support.warm import Warm
+from wherry.objects.stores import object_store
+from wherry.staging.clean import clean
+from wherry.staging.object_staging import is_committed
+from wherry.storage.stores import locate
+from wherry.upload.sender import SENDERS
+
+ROOT = Path(__file__).parents[2]
+PART = 64 << 10
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """About 50 parts of DCP."""
+    return model(tmp_path_factory.mktemp("source") / "model", rows=400, count=8) / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def bucket(emulated):
+    emulated.proxy.rules = {"s3": store_rules.amazon, "gs": store_rules.google}[emulated.scheme]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+        yield emulated.uri
+    emulated.proxy.rules = None
+
+
+@cache
+def waiting():
+    """A process from which those that convert are forked: it has imported wherry and the clients of the stores."""
+    line = [sys.executable, "-m", "tests.support.warm"]
+    modules = ["wherry.converter.convert", "wherry.integrations.formats.dcp", "s3fs", "gcsfs.core"]
+    made = Warm(line, os.environ, modules, os.fspath(ROOT))
+    atexit.register(made.close)
+    return made
+
+
+ARRAYS = {
+    "database": {},
+    "packed": {"compression": "zstd"},
+    "objects": {"ocdbt": False},
+}
+
+
+def run(source, target, log, moment="0", to="dcp", part=PART, **options):
+    """What a process says that converts; None if it was killed at that moment."""
+    words = [str(source), target, to, moment, str(part), str(log), json.dumps(options)]
+    code, out, err = waiting().run("tests.support.bucket_run", words, cwd=os.fspath(ROOT), env=os.environ)
+    assert code in (0, -signal.SIGKILL), err.decode()
+    return json.loads(out) if code == 0 else None
+
+
+def parts_sent(log):
+    return log.stat().st_size if log.exists() else 0
+
+
+def left(target):
+    place = locate(target)
+    names = [entry.name for entry in place.parent.walk() if ".wherry-" in entry.name]
+    return names + [one.key for one in object_store(place.store).uploads(place.parent.path)]
+
+
+@pytest.fixture(scope="module")
+def whole(source, bucket, tmp_path_factory):
+    """What an undisturbed process says."""
+    return run(source, f"{bucket}/whole/out", tmp_path_factory.mktemp("whole") / "log")
+
+
+def assert_resumed(source, bucket, whole, folder, moment):
+    """Kill a process at a moment, and let another one go on."""
+    target, log = f"{bucket}/{folder.name}-{next(_numbers)}/out", folder / f"log-{next(_numbers)}"
+    killed = run(source, target, log, moment) is None
+    before, committed = parts_sent(log), is_committed(locate(target), (".metadata",))
+    assert committed or killed
+    assert not committed or wherry.verify(target, level="digest").ok
+    assert bool(left(target)) == bool(clean(locate(target).parent.uri, dry_run=True, min_age=0))
+    again = run(source, target, log)
+    assert again["digest"] == whole["digest"]
+    if not committed:
+        assert parts_sent(log) <= whole["sent"] + SENDERS + 1  # of 50 parts
+        assert before + again["sent"] == parts_sent(log)
+    assert left(target) == []
+    return killed
+
+
+@pytest.mark.parametrize(
+    "share", [0.4, *(pytest.param(n / 10, marks=pytest.mark.slow) for n in range(11) if n != 4)]
+)
+@pytest.mark.parametrize("after", [pytest.param("", marks=pytest.mark.slow), "+"])
+def test_killed_at_a_step_of_the_journal(source, bucket, tmp_path, whole, share, after):
+    """Before and after the journal's objects are put; the slow suite tests more of them."""
+    step = 1 + round(share * (whole["journal"] - 2))
+    assert assert_resumed(source, bucket, whole, tmp_path, f"journal:{step}{after}")
+
+
+def test_killed_at_a_random_moment(source, bucket, tmp_path, whole):
+    moment = random.Random(0).uniform(0.1, 0.9) * whole["seconds"]
+    assert_resumed(source, bucket, whole, tmp_path, f"{moment:.3f}s")
+
+
+@pytest.mark.slow
+def test_killed_at_every_step_of_the_journal(source, bucket, tmp_path, whole):
+    for step in range(1, whole["journal"]):
+        for after in ("", "+"):
+            assert_resumed(source, bucket, whole, tmp_path, f"journal:{step}{after}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_200_random_moments(source, bucket, tmp_path, whole, seed):
+    chance = random.Random(seed)
+    killed = [
+        assert_resumed(source, bucket, whole, tmp_path, f"{chance.uniform(0, 1) * whole['seconds']:.3f}s")
+        for _ in range(20)
+    ]
+    assert sum(killed) > 5
+
+
+@pytest.mark.parametrize(
+    "kind", ["packed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("database", "objects"))]
+)
+def test_a_killed_process_that_wrote_arrays_is_resumed_by_another(source, bucket, tmp_path, kind):
+    folder, chosen = f"{bucket}/{tmp_path.name}", {"to": "orbax", "part": "", **ARRAYS[kind]}
+    made = run(source, f"{folder}/whole/out", "", **chosen)
+    target = next(
+        f"{folder}/{call}/out"
+        for call in range(int(made["calls"] * 0.7), 0, -1)
+        if run(source, f"{folder}/{call}/out", "", str(call), **chosen) is None
+    )
+    assert wherry.detect(target).verdict == "incomplete"
+    again = run(source, target, "", **chosen)
+    assert again["digest"] == made["digest"]
+    assert again["sent"] <= made["sent"]  # the whole checkpoint is no larger than what may be in flight
+    assert wherry.verify(target, level="digest").ok
+    assert left(target) == []
