@@ -63,6 +63,7 @@ def made(bucket, tmp_path):
 DRIVERS = {"gs": "gcs", "s3": "s3"}
 
 
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # tensorstore does not read az://
 def test_tensorstore_reads_orbax_from_there(bucket, made):
     made("orbax")
     assert read_there(bucket, TENSORSTORE, DRIVERS) == VALUES.tolist()
@@ -76,11 +77,13 @@ def test_orbax_restores_from_there(bucket, made):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
 def test_torch_loads_from_there(bucket, made):
     made("dcp")
     assert read_there(bucket, TORCH, DRIVERS) == VALUES.tolist()
 
 
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # tensorstore does not read az://
 def test_what_tensorstore_reads_for_wherry_comes_from_the_same_endpoint(bucket, tmp_path, monkeypatch):
     """Small values inside a node of OCDBT, and codecs that only tensorstore decodes, are read by its own drivers."""
     import tensorstore

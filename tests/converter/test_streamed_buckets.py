@@ -23,7 +23,7 @@ from wherry.errors import TargetExistsError, TargetInUseError
 from wherry.storage.stores import locate
 
 ROOT = Path(__file__).parents[2]
-SCHEMES = ["s3", "gs"]
+SCHEMES = ["s3", "gs", "az"]
 
 
 @pytest.fixture(scope="module", params=SCHEMES)
@@ -32,9 +32,9 @@ def bucket(request):
     with getattr(buckets, request.param)() as proxy, pytest.MonkeyPatch.context() as patch:
         buckets.create_bucket(request.param, proxy, "streams")
         patch.setenv("WHERRY_KEY", "the key of the tests of buckets")
-        patch.setenv("AWS_ENDPOINT_URL" if request.param == "s3" else "STORAGE_EMULATOR_HOST", proxy.url)
-        for name, value in buckets.KEYS.items():
+        for name, value in buckets.variables(request.param, proxy.url).items():
             patch.setenv(name, value)
+        buckets.forget_filesystems()
         yield f"{request.param}://streams"
 
 
@@ -50,7 +50,7 @@ def small(source):
 
 
 def test_a_target_is_streamed(source, bucket, tmp_path):
-    to = {"s3": "hf", "gs": "dcp"}[bucket.partition(":")[0]]
+    to = {"s3": "hf", "gs": "dcp", "az": "hf"}[bucket.partition(":")[0]]
     target = f"{bucket}/{tmp_path.name}/out"
     options = {"max_shard_size": "12MB"} if to == "hf" else {}
     ignore = () if to == "hf" else ("companions",)
@@ -64,7 +64,13 @@ def test_a_target_is_streamed(source, bucket, tmp_path):
 def waiting():
     """A process from which those that convert are forked: it has imported wherry and the clients of the stores."""
     line = [sys.executable, "-m", "tests.support.warm"]
-    modules = ["wherry.converter.convert", "wherry.integrations.formats.safetensors", "s3fs", "gcsfs.core"]
+    modules = [
+        "wherry.converter.convert",
+        "wherry.integrations.formats.safetensors",
+        "s3fs",
+        "gcsfs.core",
+        "adlfs",
+    ]
     made = Warm(line, os.environ, modules, os.fspath(ROOT))
     atexit.register(made.close)
     return made

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
+from wherry.remote import azure
 from wherry.remote.errors import translated
 from wherry.remote.failures import FAILURES, kind_of
 
@@ -65,6 +66,8 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
         return _google(timeout)
     if protocol == "s3":
         return _amazon(timeout)
+    if protocol in azure.PROTOCOLS:
+        return azure.open_azure(timeout)
     if protocol in ("http", "https"):
         return fsspec.filesystem(
             protocol, **_stated(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})

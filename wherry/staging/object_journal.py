@@ -269,7 +269,8 @@ def sent_before(
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:
-            store.abort(upload)  # a run was killed after it had assembled the object: gs:// may still hold parts
+            # A run was killed after it had assembled the object: gs:// may still hold parts.
+            store.abort(upload)
             continue
         noted = past.parts.get(path, {})
         try:

@@ -13,6 +13,7 @@ from wherry.errors import (
     WherryError,
     missing_extra,
 )
+from wherry.remote import azure
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited, open_filesystem, refresh_login, timed
@@ -29,13 +30,14 @@ _T = TypeVar("_T")
 
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+_Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 # protocol → the cheapest call of its library that tells a missing bucket, and why access is denied, from other errors.
-_PROBES: dict[str, Callable[[str], tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
+_PROBES: dict[str, Callable[[str], tuple[_Method, tuple[Any, ...], dict[str, Any]]]] = {
     "gs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
     "gcs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
     "s3": lambda bucket: ("call_s3", ("list_objects_v2",), {"Bucket": bucket, "MaxKeys": 1}),
+    **dict.fromkeys(azure.PROTOCOLS, lambda bucket: (azure.list_one, (bucket,), {})),
 }
-_Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 _answered: set[str] = set()  # buckets and hosts that have answered in this process
 
 
@@ -104,15 +106,20 @@ class FsspecStore:
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        fresh = {"refresh": True} if protocol_of(self.protocol).extra else {}
         full = self._full(path)
         try:
-            rows = self.call(path, "ls", full, detail=True, **fresh)
+            rows = self._rows(path, full)
         except FileNotFoundError:
             self.require_bucket(path)
             raise
         found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
+
+    def _rows(self, path: str, full: str) -> list[dict[str, Any]]:
+        if self.protocol in azure.PROTOCOLS:
+            return self.call(path, azure.children, full)
+        fresh = {"refresh": True} if protocol_of(self.protocol).extra else {}
+        return self.call(path, "ls", full, detail=True, **fresh)
 
     @property
     def lists_pages(self) -> bool:
@@ -294,7 +301,7 @@ def remote_store(protocol: str) -> FsspecStore:
         if isinstance(error, WherryError):
             raise
         raise UsageError(
-            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf, https or memory"
+            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, az, hf, https or memory"
         ) from error
     except Exception as error:
         raise translated(error, protocol, "") or error from error
@@ -307,5 +314,5 @@ def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:
         return missing_extra(known.package, known.extra, f"{protocol}:// storage")
     return MissingExtraError(
         f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
-        cure="install the package that the message names, or copy the checkpoint to gs://, s3:// or a local folder",
+        cure="install the package that the message names, or copy the checkpoint to a store that wherry supports",
     )

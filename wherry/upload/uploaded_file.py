@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, TargetExistsError
-from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
+from wherry.objects.checksums import CRC32C, agrees, joined_checksum
 from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class UploadedFile:
             if number < self._count and part.nbytes == self._length(number)
         }
         self._sent = set(self._parts)
-        self._checksum = ""  # of a file that was put at once, if the store has computed the same
+        self._algorithm = ""  # of the checksum that the store has computed of a file that was put at once
         self._open: dict[int, PartPieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
@@ -162,18 +162,21 @@ class UploadedFile:
                 self._send(number, part)
 
     @property
-    def proved(self) -> bool:
-        """Whether the checksums that the store has computed are those of the bytes that were sent.
+    def proved(self) -> str:
+        """The algorithm of the checksums that the store has computed, if they are those of the bytes that were sent.
 
-        Each part was compared when it was sent, by this run or an earlier one.
+        Each part was compared when it was sent, by this run or an earlier one. It is empty where one is missing.
         """
         if self.stored is None:
-            return False
+            return ""
+        if self._count == 1:
+            return self._algorithm
         parts = [self._parts[number] for number in sorted(self._parts)]
-        ours = self._checksum if self._count == 1 else joined_checksum(parts)
-        theirs = self.stored.checksums.get(CRC32C, "")
-        complete = self._count == 1 or len(parts) == self._count
-        return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
+        algorithms = {part.checksum.partition(":")[0] for part in parts}
+        theirs = self.stored.checksums.get(CRC32C)
+        same = theirs is None or joined_checksum(parts) == f"{CRC32C}:{theirs}"
+        complete = len(parts) == self._count and len(algorithms) == 1
+        return algorithms.pop() if complete and same else ""
 
     def abort(self) -> None:
         """Remove the upload, if there is one."""
@@ -210,8 +213,8 @@ class UploadedFile:
         using, data = self._using, b"".join(part.views)
         try:
             found = using.store.put_object(self.path, data, using.run)
-            checksum = checksum_of([memoryview(data)])
-            self._checksum = checksum if found.checksums.get(CRC32C) == checksum.partition(":")[2] else ""
+            reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
+            self._algorithm = next((name for name, one in reported if agrees(one, [memoryview(data)])), "")
             self.stored = found
         except FileExistsError as error:
             raise using.occupied(self.path) from error
@@ -219,7 +222,7 @@ class UploadedFile:
     def _put_part(self, number: int, part: PartPieces) -> None:
         upload = self._begun()
         sent = self._using.store.put_part(upload, number, part.views)
-        if sent.nbytes != part.nbytes or sent.checksum not in ("", checksum_of(part.views)):
+        if sent.nbytes != part.nbytes or not agrees(sent.checksum, part.views):
             raise CorruptError(
                 f"the store has other bytes of part {number} than were sent",
                 uri=f"{self._using.protocol}://{self.path}",
