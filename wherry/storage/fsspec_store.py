@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wherry.errors import (
@@ -13,10 +15,10 @@ from wherry.errors import (
     WherryError,
     missing_extra,
 )
-from wherry.remote import azure
+from wherry.remote import azure, hub
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
-from wherry.remote.filesystems import awaited, open_filesystem, refresh_login, timed
+from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.remote.versions import VERSIONED_READS
@@ -49,6 +51,7 @@ class FsspecStore:
         self.capabilities = protocol_of(protocol).capabilities
         self.policy = policy
         self.fs: Any = open_filesystem(protocol, policy.timeout)
+        self._commits: dict[hub.HubPath, hub.HubPath] = {}  # root of a revision → that of its commit
 
     def call(self, path: str, name: _Method, *args: Any, nbytes: int = 0, **kwargs: Any) -> Any:
         """Call a method of the file system, as often as the policy allows.
@@ -88,13 +91,13 @@ class FsspecStore:
 
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
-        full = self._full(path)
 
         def once(seconds: float) -> dict[str, Any]:
             self._once(path, "invalidate_cache", seconds, full)  # which asks the store, on hf://
             return self._once(path, "info", seconds, full)
 
         try:
+            full = self._full(path)
             return self._entry(self._attempted(path, once, 0))
         except FileNotFoundError:
             self.require_bucket(path)
@@ -106,8 +109,8 @@ class FsspecStore:
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        full = self._full(path)
         try:
+            full = self._full(path)
             rows = self._rows(path, full)
         except FileNotFoundError:
             self.require_bucket(path)
@@ -144,6 +147,8 @@ class FsspecStore:
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
+        if self.protocol == hub.PROTOCOL:
+            return self._read_hub(path, start, stop)
         return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
 
     def read_version(self, path: str, start: int, stop: int, mark: str) -> bytes:
@@ -275,8 +280,28 @@ class FsspecStore:
     def _bucket(self, path: str) -> str:
         return f"{self.protocol}://{path.partition('/')[0]}"
 
+    def _pinned(self, path: str) -> str:
+        place = hub.parsed(path)
+        if place is None:
+            return path
+        root = replace(place, path="")
+        if root not in self._commits:
+            seek = partial(hub.pinned, self.fs, root)
+            self._commits[root] = self._attempted(path, lambda seconds: self._timely(path, seek, seconds), 0)
+        return replace(self._commits[root], path=place.path).text
+
+    def _read_hub(self, path: str, start: int, stop: int) -> bytes:
+        read = partial(hub.read_range, self.fs, self._full(path), start, stop)
+        return self._attempted(path, lambda seconds: self._timely(path, read, seconds), stop - start)
+
+    def _timely(self, path: str, call: Callable[[], _T], seconds: float) -> _T:
+        with self._named_errors(path):
+            return in_thread(call, seconds)
+
     def _full(self, path: str) -> str:
-        """A path as the library takes it."""
+        """A path as the library takes it; on hf://, in the commit that was seen first."""
+        if self.protocol == hub.PROTOCOL:
+            return self._pinned(path)
         return f"{self.protocol}://{path}" if protocol_of(self.protocol).whole_uris else path
 
     def _entry(self, row: dict[str, Any]) -> Entry:
