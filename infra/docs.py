@@ -32,6 +32,8 @@ from wherry.errors import WherryError
 from wherry.families import families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
+from wherry.objects.stores import OBJECT_STORES
+from wherry.storage.protocols import PROTOCOLS
 from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from wherry.families.schema import Family
+    from wherry.storage.location import Capabilities
+    from wherry.storage.protocols import StorageProtocol
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
@@ -164,6 +168,49 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
+
+
+def store_table() -> str:
+    """A table of the stores, with what each is declared to guarantee."""
+    found: dict[StorageProtocol, list[str]] = {}
+    for name, protocol in PROTOCOLS.items():
+        found.setdefault(protocol, []).append(f"`{name}://`")
+    columns = (
+        "store",
+        "extra",
+        "as a target",
+        "created, never replaced",
+        "copied by the store",
+        "checksums",
+        "a read is of",
+    )
+    rows = [(", ".join(names), *store_cells(names[0].strip("`:/"), one)) for one, names in found.items()]
+    return table(columns, rows)
+
+
+def store_cells(name: str, protocol: StorageProtocol) -> tuple[str, ...]:
+    """What is told of one store, without its names."""
+    can = protocol.capabilities
+    copies = {"objects": can.object_copy, "ranges": can.range_copy}
+    sizes = {"small files": can.create_only_put, "large files": can.create_only_large}
+    states = {"": "what is there", "time": "one time of change", "blob": "one blob", "etag": "one ETag"}
+    return (
+        f"`{protocol.extra}`" if protocol.extra else "–",
+        target_way(name, can),
+        ", ".join(what for what, holds in sizes.items() if holds) or "–",
+        ", ".join(what for what, holds in copies.items() if holds) or "–",
+        ", ".join(can.checksums) or "–",
+        states.get(can.version, f"one {can.version}"),
+    )
+
+
+def target_way(name: str, can: Capabilities) -> str:
+    """How a target is made in a store."""
+    if can.local:
+        return "staged beside it, renamed"
+    if name in OBJECT_STORES:
+        return "uploaded in parts"
+    return "each file put whole" if can.create_only_put else "–"
 
 
 def settings_table() -> str:
@@ -342,6 +389,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "routes": lambda: route_table(Route),
     "settings": settings_table,
     "speed": speed,
+    "stores": store_table,
     "targets": lambda: route_table(TargetRule),
 }
 

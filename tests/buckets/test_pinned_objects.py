@@ -24,6 +24,7 @@ def model(tmp_path):
 READS = {
     "gs": lambda requests: [path for _method, path in requests if "alt=media" in path],
     "s3": lambda requests: [path for method, path in requests if method == "GET" and "?" not in path],
+    "az": lambda requests: [path for method, path in requests if method == "GET" and "?" not in path],
 }
 
 
@@ -56,7 +57,7 @@ def test_a_source_that_changes_in_the_middle_is_no_source(bucket, model, tmp_pat
                 bucket.put("model.safetensors", bytes(data))
         handler.reply(*handler.forward(body))
 
-    paths = {"gs": "/download/", "s3": "/model.safetensors"}
+    paths = {"gs": "/download/", "s3": "/model.safetensors", "az": "/model.safetensors"}
     bucket.proxy.inject(change, 1000, "GET", paths[bucket.protocol])
     target = tmp_path / "out.npz"
     words = f"source was {'removed' if removed else 'modified'} during the conversion"
@@ -85,5 +86,6 @@ def test_detect_asks_little(bucket, model, tmp_path, to, most):
     convert(model, tmp_path / "made", to=to, lineage=False)
     bucket.upload(tmp_path / "made", "made")
     bucket.requests()
-    assert detect(f"{bucket.uri}/made").verdict == "ok"
+    supported = (bucket.protocol, to) != ("az", "orbax")  # which tensorstore does not read there
+    assert detect(f"{bucket.uri}/made").verdict == ("ok" if supported else "unsupported")
     assert len(bucket.requests()) <= most

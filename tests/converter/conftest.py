@@ -7,8 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from gcsfs.core import GCSFileSystem
-from s3fs import S3FileSystem
 
 from tests.support import buckets, store_rules
 from wherry.objects.amazon import AmazonObjects
@@ -20,7 +18,7 @@ from wherry.upload import uploaded_file
 if TYPE_CHECKING:
     from tests.support.faults import Proxy
 
-SCHEMES = ["s3", "gs"]
+RULES = {"s3": store_rules.amazon, "gs": store_rules.google, "az": store_rules.azure}
 PART = 32 << 10  # bytes of the parts of the tests of faults
 
 
@@ -39,16 +37,16 @@ class Bucket:
     uri: str
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(scope="module", params=list(RULES))
 def emulated(request):
     """A bucket; the environment of this process leads to it."""
     scheme = request.param
     with getattr(buckets, scheme)() as proxy, pytest.MonkeyPatch.context() as patch:
         buckets.create_bucket(scheme, proxy, "streams")
         patch.setenv("WHERRY_KEY", "the key of the tests of buckets")
-        patch.setenv("AWS_ENDPOINT_URL" if scheme == "s3" else "STORAGE_EMULATOR_HOST", proxy.url)
-        for name, value in buckets.KEYS.items():
+        for name, value in buckets.variables(scheme, proxy.url).items():
             patch.setenv(name, value)
+        buckets.forget_filesystems()
         yield Bucket(scheme, proxy, f"{scheme}://streams")
 
 
@@ -56,17 +54,15 @@ def emulated(request):
 def faulty(emulated, monkeypatch):
     """A bucket that refuses what the real store does, small parts, and retries that wait for milliseconds."""
     emulated.proxy.clear()
-    emulated.proxy.rules = {"s3": store_rules.amazon, "gs": store_rules.google}[emulated.scheme]
+    emulated.proxy.rules = RULES[emulated.scheme]
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr(uploaded_file, "PART_BYTES", PART)
     for kind in (AmazonObjects, GoogleObjects):
         monkeypatch.setattr(kind, "part_limits", PartLimits(1, 1 << 30, 1024))
     quick = partial(RetryPolicy, pause=0.01, longest_pause=0.05)
     monkeypatch.setattr("wherry.storage.fsspec_store.RetryPolicy", quick)
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()
     yield emulated
     emulated.proxy.clear()
     emulated.proxy.rules = None
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()

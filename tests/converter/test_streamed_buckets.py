@@ -49,7 +49,7 @@ def slow(*kinds):
 
 @pytest.mark.parametrize("kind", ["files", "database", *slow("packed", "objects")])
 def test_a_target_is_streamed(source, bucket, tmp_path, kind):
-    files = {"s3": ("hf", {"max_shard_size": "12MB"}), "gs": ("dcp", {})}[bucket.partition(":")[0]]
+    files = ("dcp", {}) if bucket.startswith("gs:") else ("hf", {"max_shard_size": "12MB"})
     to, options = ("orbax", ARRAYS[kind]) if kind in ARRAYS else files
     target = f"{bucket}/{tmp_path.name}/out"
     ignore = ("companions",) if to == "dcp" else ()

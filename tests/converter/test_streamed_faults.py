@@ -46,6 +46,8 @@ LISTS = {"s3": ("GET", "list-type=2"), "gs": ("GET", "/o?")}
 ANY = {"s3": ("", ""), "gs": ("", "")}
 _numbers = count()
 
+pytestmark = pytest.mark.parametrize("emulated", ["s3", "gs"], indirect=True, scope="module")
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import wherry
-from tests.support import store_rules
+from tests.converter.conftest import RULES
 from tests.support.object_stores import model
 from tests.support.warm import Warm
 from wherry.objects.stores import object_store
@@ -35,7 +35,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bucket(emulated):
-    emulated.proxy.rules = {"s3": store_rules.amazon, "gs": store_rules.google}[emulated.scheme]
+    emulated.proxy.rules = RULES[emulated.scheme]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
         yield emulated.uri
@@ -46,7 +46,7 @@ def bucket(emulated):
 def waiting():
     """A process from which those that convert are forked: it has imported wherry and the clients of the stores."""
     line = [sys.executable, "-m", "tests.support.warm"]
-    modules = ["wherry.converter.convert", "wherry.integrations.formats.dcp", "s3fs", "gcsfs.core"]
+    modules = ["wherry.converter.convert", "wherry.integrations.formats.dcp", "s3fs", "gcsfs.core", "adlfs"]
     made = Warm(line, os.environ, modules, os.fspath(ROOT))
     atexit.register(made.close)
     return made

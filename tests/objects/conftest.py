@@ -1,4 +1,4 @@
-"""Stores of objects for the contract: memory, fake-gcs-server, moto, and SeaweedFS with --slow."""
+"""Stores of objects for the contract: memory, fake-gcs-server, moto, Azurite, and SeaweedFS with --slow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from gcsfs.core import GCSFileSystem
-from s3fs import S3FileSystem
 
 from tests.support import buckets, store_rules
 from wherry.objects.memory import MemoryObjects
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 SMALL = 4096  # bytes of the parts of a store whose limits can be set
+_PROTOCOLS = {"seaweed": "s3"}
 QUICK = RetryPolicy(timeout=10.0, pause=0.01, longest_pause=0.05)
 
 
@@ -30,7 +29,7 @@ class Backend:
     """One store that tests may fill.
 
     Attributes:
-        name: `memory`, `gs`, `s3` or `seaweed`.
+        name: `memory`, `gs`, `s3`, `az` or `seaweed`.
         place: an empty folder of the test.
         objects: its ObjectStore.
         proxy: in front of the server; None for memory.
@@ -54,8 +53,8 @@ def server_of(name):
         yield None
         return
     with getattr(buckets, name)() as proxy:
-        buckets.create_bucket("gs" if name == "gs" else "s3", proxy, "bucket")
-        proxy.rules = {"gs": store_rules.google, "s3": store_rules.amazon}.get(name)
+        buckets.create_bucket(_PROTOCOLS.get(name, name), proxy, "bucket")
+        proxy.rules = {"gs": store_rules.google, "s3": store_rules.amazon, "az": store_rules.azure}.get(name)
         yield proxy
 
 
@@ -79,11 +78,9 @@ def alone(monkeypatch, tmp_path):
     variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
     for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()
     yield
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()
 
 
 @pytest.fixture
@@ -94,9 +91,9 @@ def make_backend(servers, alone, monkeypatch):
         proxy = servers(name)
         monkeypatch.setattr(MemoryObjects, "part_limits", PartLimits(SMALL, 1 << 20, 100))
         monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", SMALL)
-        for variable in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST") if proxy else ():
-            monkeypatch.setenv(variable, proxy.url)
-        protocol = name if name in ("memory", "gs") else "s3"
+        protocol = _PROTOCOLS.get(name, name)
+        for variable, value in buckets.variables(protocol, proxy.url).items() if proxy else ():
+            monkeypatch.setenv(variable, value)
         place = locate(f"{protocol}://bucket/{uuid4().hex}")
         place.store.policy = QUICK
         if proxy:
@@ -106,11 +103,11 @@ def make_backend(servers, alone, monkeypatch):
     return make
 
 
-@pytest.fixture(params=["memory", "gs", "s3", pytest.param("seaweed", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "gs", "s3", "az", pytest.param("seaweed", marks=pytest.mark.slow)])
 def backend(request, make_backend):
     return make_backend(request.param)
 
 
-@pytest.fixture(params=["gs", "s3", pytest.param("seaweed", marks=pytest.mark.slow)])
+@pytest.fixture(params=["gs", "s3", "az", pytest.param("seaweed", marks=pytest.mark.slow)])
 def remote(request, make_backend):
     return make_backend(request.param)

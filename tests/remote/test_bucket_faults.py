@@ -1,16 +1,16 @@
-"""What a user sees of the faults of gs:// and s3://: real clients, real servers, and a proxy that injects faults."""
+"""What a user sees of faults of gs://, s3:// and az://: real clients, real servers, and a proxy that injects them."""
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 
 import pytest
-from gcsfs.core import GCSFileSystem
-from s3fs import S3FileSystem
 
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
-from wherry.errors import NotFoundError, StorageError
+from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.remote import retries
 from wherry.remote.retries import RetryPolicy
 from wherry.storage.location import Location
@@ -23,7 +23,7 @@ GOOGLE = '{"error": {"code": %d, "message": "%s"}}'
 AMAZON = "<Error><Code>%s</Code><Message>said so</Message></Error>"
 
 
-@pytest.fixture(scope="module", params=["gs", "s3"])
+@pytest.fixture(scope="module", params=["gs", "s3", "az"])
 def server(request):
     """Protocol and proxy of a running store with one bucket."""
     with getattr(buckets, request.param)() as proxy:
@@ -38,22 +38,17 @@ def alone(monkeypatch, tmp_path):
     for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("wherry.storage.fsspec_store._answered", set())
-    forget()
-    yield forget
-    forget()
-
-
-def forget():
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()
+    yield buckets.forget_filesystems
+    buckets.forget_filesystems()
 
 
 @pytest.fixture
 def store(server, alone, monkeypatch):
     """A store of that server, with short deadlines and pauses; `proxy` injects faults."""
     protocol, proxy = server
-    for name in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
-        monkeypatch.setenv(name, proxy.url)
+    for name, value in buckets.variables(protocol, proxy.url).items():
+        monkeypatch.setenv(name, value)
     found = locate(f"{protocol}://bucket/x").store
     found.policy, found.proxy = QUICK, proxy
     proxy.clear()
@@ -134,6 +129,7 @@ def test_a_store_that_hangs_ends_within_the_budget(store, call):
 def test_a_body_that_is_cut_is_read_again(store):
     store.proxy.inject(cut)
     assert store.read("bucket/model", 0, 1000) == DATA[:1000]
+    store.policy = replace(QUICK, attempts=2)  # the client of Azure reads a body three times, with pauses
     store.proxy.inject(cut, ALWAYS)
     error = fails(lambda: store.read("bucket/model", 0, 1000))
     assert (error.kind, error.retryable) == ("broken", True)
@@ -153,7 +149,7 @@ def test_ranges_are_read_at_the_same_time_through_faults(store):
 
 
 def test_a_lost_answer_to_a_put_is_not_the_put_of_another(store):
-    method = {"gs": "POST", "s3": "PUT"}[store.protocol]
+    method = {"gs": "POST", "s3": "PUT", "az": "PUT"}[store.protocol]
     store.proxy.inject(lose_answer, method=method)
     store.put("bucket/once", b"ours", create_only=True)
     assert store.read("bucket/once", 0, 10) == b"ours"
@@ -177,12 +173,12 @@ def test_a_bucket_that_does_not_exist(store, call):
     assert store.stat("bucket/absent") is None
 
 
-@pytest.mark.parametrize("protocol", ["gs", "s3", "http"])
+@pytest.mark.parametrize("protocol", ["gs", "s3", "az", "http"])
 def test_a_server_that_refuses_connections_is_unreachable(protocol, alone, monkeypatch):
     """It was never reached in this process, so its address is probably wrong: few attempts are made."""
     closed = f"127.0.0.1:{buckets.free_port()}"
-    for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
-        monkeypatch.setenv(name, f"http://{closed}")
+    for name, value in buckets.variables(protocol, f"http://{closed}").items():
+        monkeypatch.setenv(name, value)
     place = locate(f"http://{closed}/model" if protocol == "http" else f"{protocol}://bucket/model")
     begin = time.monotonic()
     error = fails(place.stat)
@@ -207,6 +203,14 @@ ANSWERS = {
         (301, AMAZON % "PermanentRedirect", "region", "AWS_REGION=eu-west-1"),
         (503, AMAZON % "SlowDown", "throttled", "[concurrency]"),
     ],
+    "az": [
+        (401, AMAZON % "NoAuthenticationInformation", "no-credentials", "az login"),
+        (403, AMAZON % "AuthenticationFailed", "refused", "AZURE_STORAGE_CONNECTION_STRING"),
+        (403, AMAZON % "AuthorizationPermissionMismatch", "forbidden", "Storage Blob Data Contributor"),
+        (403, AMAZON % "AccountIsDisabled", "forbidden", "az login"),
+        (409, AMAZON % "PublicAccessNotPermitted", "no-credentials", "az login"),
+        (503, AMAZON % "ServerBusy", "throttled", "[concurrency]"),
+    ],
 }  # fmt: skip
 
 
@@ -215,7 +219,9 @@ def test_every_refusal_has_its_cure(store, call):
     """The answer to HEAD has no body: then another request is made for the reason."""
     for code, body, kind, cure in ANSWERS[store.protocol]:
         store.proxy.clear()
-        store.proxy.inject(status(code, body.encode(), [("x-amz-bucket-region", "eu-west-1")]), ALWAYS)
+        said = re.findall("<Code>(.*)</Code>", body)
+        headers = [("x-amz-bucket-region", "eu-west-1"), *(("x-ms-error-code", one) for one in said)]
+        store.proxy.inject(status(code, body.encode(), headers), ALWAYS)
         begin = time.monotonic()
         error = fails(lambda: getattr(store, call)("bucket/model", *([0, 4] if call == "read" else [])))
         assert time.monotonic() - begin < 5
@@ -231,6 +237,30 @@ def test_s3_without_credentials(alone, monkeypatch):
     error = fails(lambda: locate("s3://bucket/model").read(0, 4))
     assert (error.kind, error.retryable) == ("no-credentials", False)
     assert "aws configure" in error.cure
+
+
+def test_az_without_an_account(alone):
+    error = fails(lambda: locate("az://container/model"))
+    assert (error.kind, error.retryable, error.uri) == ("no-credentials", False, "az://")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in error.cure
+
+
+def test_az_with_an_account_but_without_a_login(alone, monkeypatch):
+    """There is neither a key, nor a token, nor a managed identity, nor a program of Azure."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("PATH", "")
+    begin = time.monotonic()
+    error = fails(lambda: locate("az://container/model").read(0, 4))
+    assert time.monotonic() - begin < 5
+    assert (error.kind, error.retryable) == ("no-credentials", False)
+    assert "az login" in error.cure
+    assert len(error.what) < 500
+
+
+def test_a_malformed_connection_string_of_az(alone, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "nonsense")
+    with pytest.raises(UsageError, match="malformed"):
+        locate("az://container/model")
 
 
 @pytest.mark.parametrize("answers", [True, False])

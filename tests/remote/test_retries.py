@@ -104,7 +104,16 @@ def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
     assert isinstance(done.exception, MissingExtraError), "and not a verdict about the checkpoint"
 
 
-@pytest.mark.parametrize(("protocol", "extra", "module"), [("s3", "s3", "s3fs"), ("gs", "gcs", "gcsfs")])
+@pytest.mark.parametrize(
+    ("protocol", "extra", "module"),
+    [
+        ("s3", "s3", "s3fs"),
+        ("gs", "gcs", "gcsfs"),
+        ("az", "azure", "adlfs"),
+        ("abfs", "azure", "adlfs"),
+        ("hf", "hub", "huggingface_hub"),
+    ],
+)
 def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(MissingExtraError) as caught:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
-from gcsfs.core import GCSFileSystem
-from s3fs import S3FileSystem
 
 from tests.support import buckets
 from wherry.storage.stores import locate
@@ -21,7 +19,7 @@ class Bucket:
     """A bucket behind a proxy that injects faults and records requests.
 
     Attributes:
-        protocol: `gs` or `s3`.
+        protocol: `gs`, `s3` or `az`.
         name: of the bucket.
         proxy: in front of the server.
     """
@@ -68,22 +66,20 @@ def bucket_servers():
         yield proxy_of
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=["gs", "s3", "az"])
 def bucket(request, bucket_servers, monkeypatch, tmp_path):
     proxy, name = bucket_servers(request.param), f"bucket-{next(_numbers)}"
     variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
     for variable, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(variable, str(value))
-    for variable in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
-        monkeypatch.setenv(variable, proxy.url)
+    for variable, value in buckets.variables(request.param, proxy.url).items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "")
     monkeypatch.delenv("TENSORSTORE_GCS_HTTP_URL")  # which wherry sets, for this process
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()
     proxy.clear()
     buckets.create_bucket(request.param, proxy, name)
     proxy.clear()
     yield Bucket(request.param, name, proxy)
     proxy.clear()
-    for kind in (GCSFileSystem, S3FileSystem):
-        kind.clear_instance_cache()
+    buckets.forget_filesystems()

@@ -1,13 +1,18 @@
-"""Servers of object stores for tests, each behind a proxy that can inject faults: fake-gcs-server, moto, SeaweedFS."""
+"""Servers of object stores for tests, each behind a proxy that can inject faults.
+
+They are fake-gcs-server, moto, SeaweedFS and Azurite. `variables` has what leads wherry to each.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +21,17 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from tests.support.faults import proxied
+from wherry.remote import azure
 
 _START_SECONDS = 30
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+_AZURITE = Path(sys.prefix) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+# Azurite has one account with this key, which its documentation states.
+_ACCOUNT = "devstoreaccount1"
+_ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @contextmanager
@@ -88,8 +100,49 @@ def seaweed():
             process.wait()
 
 
+@contextmanager
+def az():
+    """A proxy in front of Azurite, for `AZURE_STORAGE_CONNECTION_STRING`. It starts in a second."""
+    node = shutil.which("node")
+    if node is None or not _AZURITE.exists():
+        pytest.skip("npm has not installed Azurite, which infra/environment.py does where npm is")
+    port = free_port()
+    process = subprocess.Popen(
+        [node, str(_AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence",
+         "--silent", "--skipApiVersionCheck", "--disableTelemetry"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/")
+        with proxied() as proxy:
+            proxy.upstream = port
+            yield proxy
+    finally:
+        process.kill()
+        process.wait()
+
+
+def variables(protocol, url):
+    """Variables of the environment that lead wherry to a server."""
+    if protocol == "az":
+        return {"AZURE_STORAGE_CONNECTION_STRING": connection_string(url)}
+    return {"STORAGE_EMULATOR_HOST": url} if protocol == "gs" else {**KEYS, "AWS_ENDPOINT_URL": url}
+
+
+def connection_string(url, key=_ACCOUNT_KEY):
+    """The connection string of an Azurite."""
+    account = f"AccountName={_ACCOUNT};AccountKey={key};BlobEndpoint={url}/{_ACCOUNT};"
+    return f"DefaultEndpointsProtocol=http;{account}"
+
+
 def create_bucket(protocol, proxy, name):
     """Create a bucket."""
+    if protocol == "az":
+        from azure.storage.blob import BlobServiceClient
+
+        with BlobServiceClient.from_connection_string(connection_string(proxy.url)) as client:
+            client.create_container(name)
+        return
     if protocol == "s3":
         import boto3
 
@@ -98,6 +151,16 @@ def create_bucket(protocol, proxy, name):
         return
     body, kind = json.dumps({"name": name}).encode(), {"Content-Type": "application/json"}
     urllib.request.urlopen(urllib.request.Request(f"{proxy.url}/storage/v1/b?project=p", body, kind)).close()
+
+
+def forget_filesystems():
+    """Let the next call open file systems of its own, by the variables of the environment."""
+    from gcsfs.core import GCSFileSystem
+    from s3fs import S3FileSystem
+
+    for kind in (GCSFileSystem, S3FileSystem):
+        kind.clear_instance_cache()
+    azure._kind.cache_clear()
 
 
 def free_port():
@@ -112,6 +175,8 @@ def _wait_for(url):
     while True:
         try:
             urllib.request.urlopen(url, timeout=1).close()
+        except urllib.error.HTTPError:
+            return  # it answers
         except OSError:
             if time.monotonic() > deadline:
                 raise

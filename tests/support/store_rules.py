@@ -3,11 +3,13 @@
 fake-gcs-server checks generations when an object is put, but neither when it is composed nor when it is removed, and no
 checksums. moto checks ETags of objects that are put, assembled and removed, but not of the source of a copy, and no
 checksums; it answers 500 for a part of an upload that does not exist, completes an upload twice, and reports a wrong
-checksum of an object that was assembled.
+checksum of an object that was assembled. Azurite refuses a wrong MD5 as if the operation were invalid, does not say
+which MD5 it has computed of a block, and takes uncommitted blocks for a blob where one is to be created.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from base64 import b64encode
@@ -101,11 +103,26 @@ def _described(handler, path):
     return code, headers, data
 
 
+def azure(handler, body):
+    """The rules of Azure."""
+    url = urlsplit(handler.path)
+    stated = handler.headers.get("Content-MD5")
+    if handler.command != "PUT" or stated is None:
+        return None
+    computed = b64encode(hashlib.md5(body).digest()).decode()
+    if stated != computed:
+        return _reply(400, _ERROR.format("Md5Mismatch"), [("x-ms-error-code", "Md5Mismatch")])
+    if parse_qs(url.query).get("comp") != ["block"]:
+        return None
+    code, headers, data = handler.ask("PUT", handler.path, body)
+    return code, [*headers, ("Content-MD5", computed)], data
+
+
 def checksum(data):
     """CRC-32C as both stores write it."""
     return b64encode(crc32c(bytes(data)).to_bytes(4, "big")).decode()
 
 
-def _reply(code, text):
+def _reply(code, text, headers=()):
     data = text.encode()
-    return code, [("Content-Length", str(len(data)))], data
+    return code, [("Content-Length", str(len(data))), *headers], data

@@ -1,10 +1,12 @@
-"""checksums: CRC-32C of parts and objects as text, `crc32c:` with 8 hex digits, and what follows from them.
+"""checksums: those of parts and objects as text, `crc32c:` or `md5:` and hex digits, and what follows of them.
 
 CRC-32C is the one checksum that both Google Cloud Storage and S3 compute of parts and of the object that they become.
+Azure computes MD5 of what is sent at once: of parts and of small objects.
 """
 
 from __future__ import annotations
 
+import hashlib
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING
 
@@ -15,21 +17,35 @@ if TYPE_CHECKING:
 
     from wherry.objects.uploads import Part, StoredObject
 
-CRC32C = "crc32c"
+CRC32C, MD5 = "crc32c", "md5"
 _BYTES = 4
 _PREFIX = f"{CRC32C}:"
 
 
-def checksum_of(buffers: Iterable[memoryview]) -> str:
+def checksum_of(buffers: Iterable[memoryview], algorithm: str = CRC32C) -> str:
     """The checksum of buffers, one after the other."""
+    if algorithm == MD5:
+        return _md5_of(buffers)
     value = 0
     for data in buffers:
         value = crc32c(data.cast("B"), value)
     return f"{_PREFIX}{value:08x}"
 
 
+def _md5_of(buffers: Iterable[memoryview]) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    for data in buffers:
+        found.update(data)
+    return f"{MD5}:{found.hexdigest()}"
+
+
+def agrees(reported: str, buffers: Iterable[memoryview]) -> bool:
+    """Whether a checksum that a store reports is that of these buffers; empty if it reports none."""
+    return not reported or reported == checksum_of(buffers, reported.partition(":")[0])
+
+
 def joined_checksum(parts: Sequence[Part]) -> str:
-    """The checksum of the object of these parts; empty if that of a part is unknown."""
+    """The CRC-32C of the object of these parts; empty if that of a part is unknown."""
     value = 0
     for part in parts:
         if not part.checksum.startswith(_PREFIX):
@@ -53,7 +69,8 @@ def from_base64(text: str | None) -> str:
 
 def by_algorithm(checksum: str) -> dict[str, str]:
     """The `checksums` of an object."""
-    return {CRC32C: checksum.removeprefix(_PREFIX)} if checksum else {}
+    algorithm, _, digest = checksum.partition(":")
+    return {algorithm: digest} if checksum else {}
 
 
 def is_same(found: StoredObject, run: str, nbytes: int, checksum: str) -> bool:
@@ -65,6 +82,6 @@ def is_same(found: StoredObject, run: str, nbytes: int, checksum: str) -> bool:
         nbytes: size of what it sent.
         checksum: of what it sent; empty if it is unknown.
     """
-    known = found.checksums.get(CRC32C)
-    same = not known or not checksum or f"{_PREFIX}{known}" == checksum
+    algorithm, _, digest = checksum.partition(":")
+    same = found.checksums.get(algorithm, digest) == digest
     return same and (found.run, found.nbytes) == (run, nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wherry.remote import azure
 from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def object_store(store: Store) -> ObjectStore | None:
     Args:
         store: of a location; one that reads only, and that of local files, has none.
     """
-    make = _KINDS.get(store.protocol)
+    make = OBJECT_STORES.get(store.protocol)
     return make(store) if make is not None and isinstance(store, FsspecStore) else None
 
 
@@ -41,9 +42,16 @@ def _google(store: FsspecStore) -> ObjectStore:
     return GoogleObjects(store)
 
 
-_KINDS: Mapping[str, Callable[[FsspecStore], ObjectStore]] = {
+def _azure(store: FsspecStore) -> ObjectStore:
+    from wherry.objects.azure import AzureObjects
+
+    return AzureObjects(store)
+
+
+OBJECT_STORES: Mapping[str, Callable[[FsspecStore], ObjectStore]] = {
     "memory": _memory,
     "s3": _amazon,
     "gs": _google,
     "gcs": _google,
+    **dict.fromkeys(azure.PROTOCOLS, _azure),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
@@ -36,6 +37,8 @@ _PLAIN: Mapping[str, type[Exception]] = {
     EXISTS: FileExistsError,
     BEYOND: EOFError,
 }
+
+_LONGEST_TEXT = 400  # characters of what a library says
 
 
 @contextmanager
@@ -139,9 +142,9 @@ def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
 
 
 def _said(error: Exception) -> str:
-    """The text of an exception in one line, without secrets."""
+    """The text of an exception in one line, without secrets; the beginning of a long one."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(redact(text).split())
+    return shorten(redact(text), _LONGEST_TEXT, placeholder=" …")
 
 
 def _packages(error: Exception) -> set[str]:

@@ -1,8 +1,8 @@
 """failures: the kinds of failure of remote stores, as data: the words, the cure, and whether a retry can help.
 
-A library reports a failure by the code of the service (S3), by an HTTP status, or by the class of an exception, often
-as the cause of another exception. Classes are known by name, so that no library needs to be installed. `kind_of` asks
-in that order: the codes are the most specific.
+A library reports a failure by the code of the service (S3, Azure), by an HTTP status, or by the class of an exception,
+often as the cause of another exception. Classes are known by name, so that no library needs to be installed. `kind_of`
+asks in that order: the codes are the most specific.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from wherry.remote.azure import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,14 +34,20 @@ REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken"
 EXISTS, INVALID, BEYOND = "exists", "invalid", "beyond"
 
 _GOOGLE = "run: gcloud auth application-default login"
+_AZURE = "set AZURE_STORAGE_CONNECTION_STRING; or set AZURE_STORAGE_ACCOUNT_NAME and run: az login"
 _LOG_IN = {
+    **dict.fromkeys(PROTOCOLS, _AZURE),
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run: aws configure",
     "gs": _GOOGLE,
     "gcs": _GOOGLE,
     "hf": "set HF_TOKEN, or run: hf auth login",
 }
 _GRANT_GOOGLE = f"grant this account roles/storage.objectUser on the bucket, or use another one; {_GOOGLE}"
+_GRANT_AZURE = (
+    "grant this login the role Storage Blob Data Contributor on the container, or use another: az login"
+)
 _GRANT = {
+    **dict.fromkeys(PROTOCOLS, _GRANT_AZURE),
     "s3": "grant these credentials s3:ListBucket, s3:GetObject and s3:PutObject, or use others: aws configure",
     "gs": _GRANT_GOOGLE,
     "gcs": _GRANT_GOOGLE,
@@ -106,8 +114,30 @@ FAILURES: dict[str, FailureKind] = {
     OFFLINE: FailureKind("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
 }
 
+# Codes of errors of Azure.
+_AZURE_CODES = {
+    "AccountIsDisabled": FORBIDDEN, "AuthorizationFailure": FORBIDDEN, "AuthorizationPermissionMismatch": FORBIDDEN,
+    "AuthorizationProtocolMismatch": FORBIDDEN, "AuthorizationResourceTypeMismatch": FORBIDDEN,
+    "AuthorizationServiceMismatch": FORBIDDEN, "AuthorizationSourceIPMismatch": FORBIDDEN,
+    "BlobImmutableDueToPolicy": FORBIDDEN, "InsufficientAccountPermissions": FORBIDDEN,
+    "KeyBasedAuthenticationNotPermitted": FORBIDDEN,
+    "AuthenticationFailed": REFUSED, "InvalidAuthenticationInfo": REFUSED,
+    "BlobAlreadyExists": EXISTS, "ConditionNotMet": EXISTS, "SourceConditionNotMet": EXISTS,
+    "TargetConditionNotMet": EXISTS,
+    "BlobNotFound": ABSENT, "CannotVerifyCopySource": ABSENT, "InvalidBlockList": ABSENT,
+    "ContainerBeingDeleted": NO_BUCKET, "ContainerDisabled": NO_BUCKET, "ContainerNotFound": NO_BUCKET,
+    "Crc64Mismatch": BROKEN, "Md5Mismatch": BROKEN,
+    "InvalidBlobOrBlock": INVALID, "InvalidBlobType": INVALID, "InvalidHeaderValue": INVALID, "InvalidInput": INVALID,
+    "InvalidMd5": INVALID, "InvalidResourceName": INVALID, "RequestBodyTooLarge": INVALID,
+    "UnsupportedHeader": INVALID,
+    "NoAuthenticationInformation": NO_CREDENTIALS, "PublicAccessNotPermitted": NO_CREDENTIALS,
+    "OperationTimedOut": SERVER, "PendingCopyOperation": SERVER,
+    "ServerBusy": THROTTLED,
+}  # fmt: skip
+
 # Codes of errors of S3; those that are only a status are of answers without a body.
 _CODES = {
+    **_AZURE_CODES,
     "AccessDenied": FORBIDDEN, "AllAccessDisabled": FORBIDDEN, "AccountProblem": FORBIDDEN,
     "AuthorizationHeaderMalformed": REGION, "PermanentRedirect": REGION, "TemporaryRedirect": REGION,
     "IllegalLocationConstraintException": REGION, "301": REGION, "307": REGION,
@@ -137,7 +167,7 @@ _STATUSES = {
 _CLASSES = {
     **dict.fromkeys((
         "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError",
-        "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError",
+        "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError", "ClientAuthenticationError",
     ), NO_CREDENTIALS),
     **dict.fromkeys(("RefreshError", "TokenRetrievalError", "SSOError"), EXPIRED),
     **dict.fromkeys(("PermissionError", "GatedRepoError"), FORBIDDEN),
@@ -153,12 +183,14 @@ _CLASSES = {
     ), UNREACHABLE),
     **dict.fromkeys((
         "BrokenPipeError", "ChecksumError", "ChunkedEncodingError", "ClientOSError", "ClientPayloadError",
-        "ConnectionClosedError", "ConnectionResetError", "HTTPClientError", "IncompleteRead", "ReadError",
+        "ConnectionClosedError", "ConnectionResetError", "HTTPClientError", "IncompleteRead", "IncompleteReadError",
+        "ReadError",
         "RemoteProtocolError", "ResponseParserError", "ResponseStreamingError", "ServerDisconnectedError",
         "WriteError",
     ), BROKEN),
     **dict.fromkeys((
-        "PoolTimeout", "ReadTimeout", "ReadTimeoutError", "ServerTimeoutError", "SocketTimeoutError", "Timeout",
+        "PoolTimeout", "ReadTimeout", "ReadTimeoutError", "ServerTimeoutError", "ServiceResponseTimeoutError",
+        "SocketTimeoutError", "Timeout",
         "TimeoutError", "TimeoutException", "WriteTimeout",
     ), TIMEOUT),
 }  # fmt: skip
@@ -213,7 +245,10 @@ def _response(error: BaseException) -> Any:
 
 def _code(error: BaseException) -> str:
     found = _response(error)
-    return str(found.get("Error", {}).get("Code", "")) if isinstance(found, dict) else ""
+    if isinstance(found, dict):
+        return str(found.get("Error", {}).get("Code", ""))
+    code: Any = getattr(error, "error_code", "")  # of Azure
+    return str(getattr(code, "value", code))
 
 
 def _header(error: BaseException, name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
+from wherry.remote import azure
 from wherry.remote.errors import translated
 from wherry.remote.failures import FAILURES, kind_of
 
@@ -65,6 +66,8 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
         return _google(timeout)
     if protocol == "s3":
         return _amazon(timeout)
+    if protocol in azure.PROTOCOLS:
+        return azure.open_azure(timeout)
     if protocol in ("http", "https"):
         return fsspec.filesystem(
             protocol, **_stated(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})
@@ -85,7 +88,7 @@ def timed(
         return awaited(fs, lambda: name(fs, *args, **kwargs), seconds)
     method = getattr(fs, f"_{name}", None) if getattr(fs, "async_impl", False) else None
     if method is None:
-        return _in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
+        return in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
     return awaited(fs, lambda: method(*args, **kwargs), seconds)
 
 
@@ -113,12 +116,17 @@ def refresh_login(fs: Any, seconds: float) -> None:
     login: Any = getattr(fs, "credentials", None)
     held: Any = getattr(login, "credentials", None)
     if held is not None and not held.valid:
-        _in_thread(login.maybe_refresh, seconds)
+        in_thread(login.maybe_refresh, seconds)
 
 
-def _in_thread(call: Callable[[], Any], seconds: float) -> Any:
-    """The result of a call in a daemon thread, for which no exit of the process waits."""
-    done, result, failure = threading.Event(), list[Any](), list[BaseException]()
+def in_thread(call: Callable[[], _T], seconds: float) -> _T:
+    """The result of a call in a daemon thread, for which no exit of the process waits.
+
+    Raises:
+        TimeoutError: it did not end within so many seconds.
+        Exception: what the call raised.
+    """
+    done, result, failure = threading.Event(), list[_T](), list[BaseException]()
 
     def work() -> None:
         try:

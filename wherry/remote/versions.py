@@ -1,12 +1,14 @@
 """versions: reads of one state of an object, which fail once the object is replaced.
 
-Google Cloud Storage takes the generation with a read; S3 takes the ETag as a condition, which s3fs does not offer.
+Google Cloud Storage takes the generation with a read; S3 and Azure take the ETag as a condition, which s3fs and
+adlfs do not offer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wherry.remote import azure
 from wherry.remote.failures import status_of
 
 if TYPE_CHECKING:
@@ -37,4 +39,5 @@ VERSIONED_READS: dict[str, Callable[..., Any]] = {
     "gs": _read_google,
     "gcs": _read_google,
     "s3": _read_amazon,
+    **dict.fromkeys(azure.PROTOCOLS, azure.read_state),
 }

@@ -70,7 +70,7 @@ def clean(
         raise UsageError(
             f"{location.store.protocol}:// has no staging areas to clean",
             uri=location.uri,
-            cure="pass a local folder, gs:// or s3://",
+            cure="pass a local folder, gs://, s3:// or az://",
         )
     if location.entry is None:
         raise NotFoundError("folder not found", uri=location.uri, cure="check the path")

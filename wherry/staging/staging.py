@@ -89,7 +89,7 @@ class Staging:
             raise UsageError(
                 f"{target.store.protocol}:// is read-only",
                 uri=target.uri,
-                cure="choose a local folder, gs:// or s3://",
+                cure="choose a local folder, gs://, s3:// or az://",
             )
         self.target = target
         self.discarded: str | None = None

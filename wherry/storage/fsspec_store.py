@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wherry.errors import (
@@ -13,9 +15,10 @@ from wherry.errors import (
     WherryError,
     missing_extra,
 )
+from wherry.remote import azure, hub
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
-from wherry.remote.filesystems import awaited, open_filesystem, refresh_login, timed
+from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.remote.versions import VERSIONED_READS
@@ -29,13 +32,14 @@ _T = TypeVar("_T")
 
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+_Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 # protocol → the cheapest call of its library that tells a missing bucket, and why access is denied, from other errors.
-_PROBES: dict[str, Callable[[str], tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
+_PROBES: dict[str, Callable[[str], tuple[_Method, tuple[Any, ...], dict[str, Any]]]] = {
     "gs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
     "gcs": lambda bucket: ("call", ("GET", "b/{}/o", bucket), {"maxResults": 1}),
     "s3": lambda bucket: ("call_s3", ("list_objects_v2",), {"Bucket": bucket, "MaxKeys": 1}),
+    **dict.fromkeys(azure.PROTOCOLS, lambda bucket: (azure.list_one, (bucket,), {})),
 }
-_Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 _answered: set[str] = set()  # buckets and hosts that have answered in this process
 
 
@@ -47,6 +51,7 @@ class FsspecStore:
         self.capabilities = protocol_of(protocol).capabilities
         self.policy = policy
         self.fs: Any = open_filesystem(protocol, policy.timeout)
+        self._commits: dict[hub.HubPath, hub.HubPath] = {}  # root of a revision → that of its commit
 
     def call(self, path: str, name: _Method, *args: Any, nbytes: int = 0, **kwargs: Any) -> Any:
         """Call a method of the file system, as often as the policy allows.
@@ -87,13 +92,13 @@ class FsspecStore:
 
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
-        full = self._full(path)
 
         def once(seconds: float) -> dict[str, Any]:
             self._once(path, "invalidate_cache", seconds, full)  # which asks the store, on hf://
             return self._once(path, "info", seconds, full)
 
         try:
+            full = self._full(path)
             return self._entry(self._attempted(path, once, 0))
         except FileNotFoundError:
             self.require_bucket(path)
@@ -105,15 +110,20 @@ class FsspecStore:
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        fresh = {"refresh": True} if protocol_of(self.protocol).extra else {}
-        full = self._full(path)
         try:
-            rows = self.call(path, "ls", full, detail=True, **fresh)
+            full = self._full(path)
+            rows = self._rows(path, full)
         except FileNotFoundError:
             self.require_bucket(path)
             raise
         found = [self._entry(row) for row in rows if row["name"].strip("/") != full.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
+
+    def _rows(self, path: str, full: str) -> list[dict[str, Any]]:
+        if self.protocol in azure.PROTOCOLS:
+            return self.call(path, azure.children, full)
+        fresh = {"refresh": True} if protocol_of(self.protocol).extra else {}
+        return self.call(path, "ls", full, detail=True, **fresh)
 
     @property
     def lists_pages(self) -> bool:
@@ -138,6 +148,8 @@ class FsspecStore:
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store. Stores refuse a range that begins at the end of an object."""
+        if self.protocol == hub.PROTOCOL:
+            return self._read_hub(path, start, stop)
         try:
             return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
         except EOFError:
@@ -272,8 +284,28 @@ class FsspecStore:
     def _bucket(self, path: str) -> str:
         return f"{self.protocol}://{path.partition('/')[0]}"
 
+    def _pinned(self, path: str) -> str:
+        place = hub.parsed(path)
+        if place is None:
+            return path
+        root = replace(place, path="")
+        if root not in self._commits:
+            seek = partial(hub.pinned, self.fs, root)
+            self._commits[root] = self._attempted(path, lambda seconds: self._timely(path, seek, seconds), 0)
+        return replace(self._commits[root], path=place.path).text
+
+    def _read_hub(self, path: str, start: int, stop: int) -> bytes:
+        read = partial(hub.read_range, self.fs, self._full(path), start, stop)
+        return self._attempted(path, lambda seconds: self._timely(path, read, seconds), stop - start)
+
+    def _timely(self, path: str, call: Callable[[], _T], seconds: float) -> _T:
+        with self._named_errors(path):
+            return in_thread(call, seconds)
+
     def _full(self, path: str) -> str:
-        """A path as the library takes it."""
+        """A path as the library takes it; on hf://, in the commit that was seen first."""
+        if self.protocol == hub.PROTOCOL:
+            return self._pinned(path)
         return f"{self.protocol}://{path}" if protocol_of(self.protocol).whole_uris else path
 
     def _entry(self, row: dict[str, Any]) -> Entry:
@@ -298,7 +330,7 @@ def remote_store(protocol: str) -> FsspecStore:
         if isinstance(error, WherryError):
             raise
         raise UsageError(
-            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf, https or memory"
+            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, az, hf, https or memory"
         ) from error
     except Exception as error:
         raise translated(error, protocol, "") or error from error
@@ -311,5 +343,5 @@ def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:
         return missing_extra(known.package, known.extra, f"{protocol}:// storage")
     return MissingExtraError(
         f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
-        cure="install the package that the message names, or copy the checkpoint to gs://, s3:// or a local folder",
+        cure="install the package that the message names, or copy the checkpoint to a store that wherry supports",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from wherry.remote import azure
 from wherry.storage.location import Capabilities
 
 LOCAL = Capabilities(
@@ -51,6 +52,16 @@ S3 = replace(
     consistent_listing=True,
     version="etag",
 )
+# If-None-Match on Put Blob and on Put Block List. A copy of a range would need a signed URL of the
+# source. Only what is sent at once has a checksum: small objects, and the parts of others.
+AZURE = replace(
+    OBJECTS,
+    create_only_large=True,
+    object_copy=True,
+    checksums=("md5",),
+    consistent_listing=True,
+    version="etag",
+)
 HUB = replace(READ_ONLY, checksums=("sha256",), consistent_listing=True, version="blob")
 
 
@@ -79,6 +90,7 @@ PROTOCOLS: dict[str, StorageProtocol] = {
     "gs": StorageProtocol(GCS, "gcsfs", "gcs"),
     "gcs": StorageProtocol(GCS, "gcsfs", "gcs"),
     "s3": StorageProtocol(S3, "s3fs", "s3"),
+    **dict.fromkeys(azure.PROTOCOLS, StorageProtocol(AZURE, "adlfs", "azure")),
     "hf": StorageProtocol(HUB, "huggingface_hub", "hub"),
     "http": StorageProtocol(READ_ONLY, "aiohttp", whole_uris=True),
     "https": StorageProtocol(READ_ONLY, "aiohttp", whole_uris=True),

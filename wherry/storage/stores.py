@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from wherry.storage.links import Root
 
 
+_WITH_ACCOUNT = re.compile(r"(?:az|abfss?)://([^@/:]+)@([^./@:]+)\.(?:dfs|blob)\.[^/@:]+(.*)")
 _ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs no change to be absolute
 
 
@@ -236,6 +237,7 @@ def _located(text: str) -> Location:
         return local_location(_path_of_file_uri(text))
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
+    _require_no_account(text)
     query = text[text.find("?") :] if "?" in text else ""
     if "@" in rest.split("/")[0] or redact(query) != query or re.search(ACCESS_KEY, rest):
         raise UsageError(
@@ -244,6 +246,17 @@ def _located(text: str) -> Location:
     from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))
+
+
+def _require_no_account(text: str) -> None:
+    """Refuse a URI that names an account of Azure, which adlfs takes from the environment."""
+    found = _WITH_ACCOUNT.match(text)
+    if found:
+        container, account, path = found.groups()
+        raise UsageError(
+            f"{text} names the storage account {account!r}; a URI of wherry names only the container",
+            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={account} and write az://{container}{path}",
+        )
 
 
 def _path_of_file_uri(text: str) -> str:

@@ -212,7 +212,7 @@ class UploadRun:
                     uri=self._uri(file.path),
                     cure="choose --verify digest, which reads the target back",
                 )
-        return CRC32C
+        return ", ".join(sorted({file.proved for file in self._files.values()})) or CRC32C
 
     def commit(self) -> None:
         """Give the commit members their final names, the one that marks the checkpoint as complete last.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.objects.checksums import CRC32C, checksum_of, joined_checksum
+from wherry.objects.checksums import CRC32C, agrees, joined_checksum
 from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class UploadedFile:
             if number < self._count and part.nbytes == self._length(number)
         }
         self._sent = set(self._parts)
-        self._checksum = ""  # of a file that was put at once, if the store has computed the same
+        self._algorithm = ""  # of the checksum that the store has computed of a file that was put at once
         self._open: dict[int, PartPieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
@@ -174,18 +174,21 @@ class UploadedFile:
                 self._send(number, part)
 
     @property
-    def proved(self) -> bool:
-        """Whether the checksums that the store has computed are those of the bytes that were sent.
+    def proved(self) -> str:
+        """The algorithm of the checksums that the store has computed, if they are those of the bytes that were sent.
 
-        Each part was compared when it was sent, by this run or an earlier one.
+        Each part was compared when it was sent, by this run or an earlier one. It is empty where one is missing.
         """
         if self.stored is None:
-            return False
+            return ""
         parts = [self._parts[number] for number in sorted(self._parts)]
-        ours = joined_checksum(parts) if parts else self._checksum
-        theirs = self.stored.checksums.get(CRC32C, "")
-        complete = not parts or len(parts) == self._count
-        return complete and bool(ours) and theirs in ("", ours.partition(":")[2])
+        if not parts:
+            return self._algorithm
+        algorithms = {part.checksum.partition(":")[0] for part in parts}
+        theirs = self.stored.checksums.get(CRC32C)
+        same = theirs is None or joined_checksum(parts) == f"{CRC32C}:{theirs}"
+        complete = len(parts) == self._count and len(algorithms) == 1
+        return algorithms.pop() if complete and same else ""
 
     def open_parts(self) -> list[tuple[int, int]]:
         """Bytes in memory and number of each part that is not complete."""
@@ -244,8 +247,8 @@ class UploadedFile:
         using, data = self._using, b"".join(views)
         try:
             found = using.store.put_object(self.path, data, using.run)
-            checksum = checksum_of([memoryview(data)])
-            self._checksum = checksum if found.checksums.get(CRC32C) == checksum.partition(":")[2] else ""
+            reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
+            self._algorithm = next((name for name, one in reported if agrees(one, [memoryview(data)])), "")
             self.stored = found
         except FileExistsError as error:
             raise using.occupied(self.path) from error
@@ -256,7 +259,7 @@ class UploadedFile:
             sent = self._using.store.put_part(upload, number, views)
         except FileNotFoundError as error:
             raise self._using.lost(self.path) from error
-        if sent.nbytes != self._length(number) or sent.checksum not in ("", checksum_of(views)):
+        if sent.nbytes != self._length(number) or not agrees(sent.checksum, views):
             raise CorruptError(
                 f"the store has other bytes of part {number} than were sent",
                 uri=f"{self._using.protocol}://{self.path}",

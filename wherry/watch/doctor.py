@@ -40,6 +40,8 @@ _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "torch": (("torch", "torch"),),
     "gcs": (("gcsfs", "gcsfs"),),
     "s3": (("s3fs", "s3fs"),),
+    "azure": (("adlfs", "adlfs"),),
+    "hub": (("huggingface_hub", "huggingface_hub"),),
     "dask": (("distributed", "distributed"),),
     "penzai": (("penzai", "penzai"),),
 }

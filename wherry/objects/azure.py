@@ -1,0 +1,301 @@
+"""azure: the ObjectStore of az://, block blobs of Azure, with the client of azure-storage-blob that adlfs opens.
+
+The parts of an upload are uncommitted blocks of the blob that they become; `Put Block List` makes it of them on the
+condition that no blob is there. `wherry.objects.azure_blocks` has their names. The service compares the MD5 of each
+block with the bytes that it receives; of a blob that is made of blocks it computes no checksum.
+
+Nothing removes blocks but a blob that is put at their name. So an upload that is aborted becomes an empty blob, which
+is removed at once; with it go the blocks of other uploads to that name. Where a blob exists, it is not touched: the
+service itself removes such blocks a week after the last one was sent.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from wherry.errors import StorageError, UnsupportedError
+from wherry.objects.azure_blocks import BlockName, first_block, parsed, part_block, parts_of
+from wherry.objects.body import Body
+from wherry.objects.checksums import MD5, by_algorithm, checksum_of, is_same
+from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+from wherry.remote.errors import altered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.storage.fsspec_store import FsspecStore
+
+_RUN = "wherry_run"  # key of the metadata, which must be an identifier
+_PENDING, _DONE = "pending", "success"  # states of a copy
+_LOOK_SECONDS = 0.5  # between two looks at a copy
+
+
+class AzureObjects:
+    """Block blobs of Azure.
+
+    Attributes:
+        part_limits: of blocks.
+    """
+
+    part_limits = PartLimits(1, 4000 << 20, 50_000)
+
+    def __init__(self, store: FsspecStore) -> None:
+        self._store = store
+
+    def head(self, path: str) -> StoredObject | None:
+        """See ObjectStore."""
+        try:
+            return _described(self._properties(path))
+        except FileNotFoundError:
+            self._store.require_bucket(path)
+            return None
+
+    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+        """See ObjectStore."""
+
+        async def send(fs: Any) -> StoredObject:
+            how = {
+                "metadata": {_RUN: run},
+                "overwrite": True,
+                "validate_content": True,
+                **_in_state(replaces),
+            }
+            answer = await _blob(fs, path).upload_blob(data, **how)
+            checksums = by_algorithm(_reported(answer.get("content_md5")))
+            return StoredObject(len(data), _quoted(answer["etag"]), run, checksums)
+
+        try:
+            return self._store.request(path, send, len(data))
+        except (FileExistsError, FileNotFoundError) as error:
+            checksum = checksum_of([memoryview(data)], MD5)
+            if (found := self._ours(path, run, len(data), checksum)) is None:
+                raise FileExistsError(path) from error
+            return found
+
+    def remove_object(self, path: str, mark: str) -> bool:
+        """See ObjectStore. aiohttp repeats a removal whose answer is lost, which then finds no blob in that state."""
+        sent = 0
+
+        async def remove(fs: Any) -> bool:
+            nonlocal sent
+            blob = _blob(fs, path)
+            if _quoted((await blob.get_blob_properties()).etag) != mark:
+                return False
+            sent += 1
+            await blob.delete_blob(**_in_state(mark))
+            return True
+
+        try:
+            return self._store.request(path, remove)
+        except (FileExistsError, FileNotFoundError):
+            return sent > 0 and self.head(path) is None
+
+    def begin(self, path: str, run: str) -> Upload:
+        """See ObjectStore."""
+        upload = Upload(path, uuid4().hex[:12], run)
+        name = first_block(upload.key, run)
+        self._store.request(path, lambda fs: _blob(fs, path).stage_block(name, b"\0"))
+        return upload
+
+    def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
+        """See ObjectStore. That the upload no longer exists is noticed when it is assembled."""
+        nbytes, checksum = sum(one.nbytes for one in data), checksum_of(data, MD5)
+        if not nbytes:  # there are no empty blocks
+            return Part(number, 0, "", checksum)
+        md5 = checksum.partition(":")[2]
+        name = part_block(upload.key, number, md5)
+        how = {"length": nbytes, "transactional_content_md5": bytearray.fromhex(md5)}
+
+        async def send(fs: Any) -> Part:
+            answer = await _blob(fs, upload.path).stage_block(name, Body(data), **how)
+            reported = _reported(answer.get("content_md5"))
+            if reported not in ("", checksum):
+                raise altered(f"{self._store.protocol}://{upload.path}", checksum, reported)
+            return Part(number, nbytes, name, reported)
+
+        return self._store.request(upload.path, send, nbytes)
+
+    def copy_part(
+        self,
+        upload: Upload,  # noqa: ARG002  the protocol's
+        number: int,  # noqa: ARG002
+        source: str,
+        start: int,  # noqa: ARG002
+        stop: int,  # noqa: ARG002
+        mark: str,  # noqa: ARG002
+    ) -> Part:
+        """See ObjectStore: the source needed a signed URL, and `Capabilities.range_copy` does not hold."""
+        raise UnsupportedError(
+            "az:// cannot copy a range of an object",
+            uri=f"{self._store.protocol}://{source}",
+            cure="read the bytes and send them",
+        )
+
+    def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
+        """See ObjectStore. A copy that the service has not finished when it answers is waited for."""
+        original = self.head(source)
+        if original is None or original.mark != mark:
+            raise FileNotFoundError(f"{source} in the state {mark}")
+
+        async def copy(fs: Any) -> None:
+            origin = {"source_etag": mark, "source_match_condition": _unchanged()}
+            how = {"metadata": {_RUN: run}, **origin, **_in_state("")}
+            await _blob(fs, path).start_copy_from_url(_blob(fs, source).url, **how)
+
+        try:
+            self._store.request(path, copy)
+        except FileExistsError as error:
+            if (found := self.head(path)) is None:
+                raise FileNotFoundError(f"{source} in the state {mark}") from error
+            if not is_same(found, run, original.nbytes, ""):
+                raise
+        return self._copied(path)
+
+    def parts(self, upload: Upload) -> list[Part]:
+        """See ObjectStore."""
+        blocks = [block for block in self._blocks(upload.path) if block[0].key == upload.key]
+        if not blocks:
+            raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
+        return parts_of(blocks)
+
+    def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
+        """See ObjectStore. A blob that appears removes the blocks of all other uploads to its name."""
+        path, nbytes = upload.path, sum(part.nbytes for part in parts)
+        condition = _in_state("") if create_only else {}
+
+        async def join(fs: Any) -> StoredObject:
+            from azure.storage.blob import BlobBlock
+
+            blocks = [BlobBlock(part.mark) for part in parts if part.nbytes]
+            how = {"metadata": {_RUN: upload.run}, **condition}
+            answer = await _blob(fs, path).commit_block_list(blocks, **how)
+            return StoredObject(nbytes, _quoted(answer["etag"]), upload.run)
+
+        try:
+            if not nbytes:
+                self.parts(upload)  # a list without blocks is always accepted
+            return self._store.request(path, join)
+        except (FileExistsError, FileNotFoundError) as error:
+            found = self.head(path)
+            if found is not None and is_same(found, upload.run, nbytes, ""):
+                return found
+            if found is not None and create_only:
+                raise FileExistsError(path) from error
+            raise FileNotFoundError(f"no upload {upload.key} of {path}") from error
+
+    def abort(self, upload: Upload) -> None:
+        """See ObjectStore. Nothing is removed where a blob exists; the service removes its blocks after a week."""
+        try:
+            self.parts(upload)
+            emptied = self.assemble(replace(upload, run=uuid4().hex), [])
+        except (FileExistsError, FileNotFoundError):
+            return
+        self.remove_object(upload.path, emptied.mark)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore. All blobs with the prefix are listed; those of blobs that exist are not found."""
+
+        async def empty(fs: Any) -> list[str]:
+            container, _, name = prefix.partition("/")
+            found = fs.service_client.get_container_client(container).list_blobs(
+                name_starts_with=name, include=["uncommittedblobs"]
+            )
+            return [f"{container}/{one.name}" async for one in found if not one.size]
+
+        for path in self._store.request(prefix, empty):
+            try:
+                blocks = self._blocks(path)
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
+            runs = {name.key: name.rest if name.number is None else "" for name, _nbytes in reversed(blocks)}
+            yield from (Upload(path, key, run) for key, run in runs.items())
+
+    def _copied(self, path: str) -> StoredObject:
+        """The object that a copy makes, once it is whole.
+
+        Raises:
+            StorageError: the copy failed, or makes no progress; nothing is left of it.
+        """
+        seen, since = "", time.monotonic()
+        while True:
+            found = self._properties(path)
+            if found.copy.status in (None, _DONE):
+                return _described(found)
+            if found.copy.progress != seen:
+                seen, since = found.copy.progress, time.monotonic()
+            slow = time.monotonic() - since > self._store.policy.timeout
+            if found.copy.status != _PENDING or slow:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._discard_copy(path, found)
+        what = f"the store has not copied the object: {found.copy.status_description or found.copy.status}"
+        uri = f"{self._store.protocol}://{path}"
+        raise StorageError(what, uri=uri, cure="run it again later", retryable=True)
+
+    def _discard_copy(self, path: str, found: Any) -> None:
+        """Stop a copy, if it goes on, and remove what it has made."""
+        if found.copy.status == _PENDING:
+            self._store.request(path, lambda fs: _blob(fs, path).abort_copy(found.copy.id))
+        if left := self.head(path):
+            self.remove_object(path, left.mark)
+
+    def _properties(self, path: str) -> Any:
+        return self._store.request(path, lambda fs: _blob(fs, path).get_blob_properties())
+
+    def _blocks(self, path: str) -> list[tuple[BlockName, int]]:
+        """Our blocks at a name that are not part of a blob, with their sizes in bytes.
+
+        Raises:
+            FileNotFoundError: there is neither a blob nor a block.
+        """
+        _committed, found = self._store.request(
+            path, lambda fs: _blob(fs, path).get_block_list("uncommitted")
+        )
+        names = [(parsed(block.id), block.size) for block in found]
+        return [(name, nbytes) for name, nbytes in names if name is not None]
+
+    def _ours(self, path: str, run: str, nbytes: int, checksum: str) -> StoredObject | None:
+        """The object at a path, if it is the one that a call sent whose answer was lost."""
+        found = self.head(path)
+        return found if found is not None and is_same(found, run, nbytes, checksum) else None
+
+
+def _blob(fs: Any, path: str) -> Any:
+    """The client of a blob, which shares the connections of the file system."""
+    container, _, name = path.partition("/")
+    return fs.service_client.get_blob_client(container, name)
+
+
+def _in_state(mark: str) -> dict[str, Any]:
+    """The condition that a blob is in a state; that there is none, if it is empty."""
+    from azure.core import MatchConditions
+
+    if not mark:
+        return {"match_condition": MatchConditions.IfMissing}
+    return {"etag": mark, "match_condition": _unchanged()}
+
+
+def _unchanged() -> Any:
+    from azure.core import MatchConditions
+
+    return MatchConditions.IfNotModified
+
+
+def _described(found: Any) -> StoredObject:
+    """An object as the service describes it; a blob of blocks has no MD5, unless its author has stated one."""
+    metadata = {key.lower(): value for key, value in (found.metadata or {}).items()}
+    checksums = by_algorithm(_reported(found.content_settings.content_md5))
+    return StoredObject(found.size, _quoted(found.etag), metadata.get(_RUN, ""), checksums)
+
+
+def _quoted(etag: str) -> str:
+    """An ETag in quotes, as in entries of adlfs; the service states it with them or without."""
+    return f'"{etag.strip(chr(34))}"'
+
+
+def _reported(md5: bytes | None) -> str:
+    """An MD5 as text; empty if the service reports none."""
+    return f"{MD5}:{bytes(md5).hex()}" if md5 else ""

@@ -1,0 +1,81 @@
+"""hub: paths of hf://, and requests to the Hub that the file system of huggingface_hub does not make as needed here.
+
+A branch can move while it is read. So it is resolved to its commit once, and everything is read of that commit. Bytes
+are read by range with one request; the file system reads 5 MB ahead and asks for the file again for each read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+PROTOCOL = "hf"
+MAIN = "main"
+_PATH = re.compile(
+    r"(?:(models|datasets|spaces)/)?([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?"
+)
+_BEYOND_END = 416  # HTTP: the range begins behind the last byte
+
+
+@dataclass(frozen=True, slots=True)
+class HubPath:
+    """A path in a repository.
+
+    Attributes:
+        kind: `model`, `dataset` or `space`.
+        repo: `owner/name`.
+        revision: a branch, a tag or a commit; empty if none is named.
+        path: in the repository; empty for its root.
+    """
+
+    kind: str
+    repo: str
+    revision: str
+    path: str
+
+    @property
+    def text(self) -> str:
+        """The path as the file system takes it."""
+        start = "" if self.kind == "model" else f"{self.kind}s/"
+        revision = f"@{quote(self.revision, safe='')}" if self.revision else ""
+        return f"{start}{self.repo}{revision}{'/' if self.path else ''}{self.path}"
+
+
+def parsed(path: str) -> HubPath | None:
+    """The parts of a path without its protocol; None if it names no repository."""
+    found = _PATH.fullmatch(path.strip("/"))
+    if found is None:
+        return None
+    kinds, repo, revision, inside = found.groups(default="")
+    return HubPath(kinds.removesuffix("s") or "model", repo, unquote(revision), inside)
+
+
+def api_of(fs: Any) -> Any:
+    """The client with the endpoint and the token of a file system."""
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=fs.endpoint, token=fs.token)
+
+
+def pinned(fs: Any, place: HubPath) -> HubPath:
+    """A path in the commit at which its revision is now.
+
+    Raises:
+        FileNotFoundError: as the client says it: the repository or the revision does not exist.
+    """
+    found = api_of(fs).repo_info(place.repo, repo_type=place.kind, revision=place.revision or MAIN)
+    return replace(place, revision=found.sha)
+
+
+def read_range(fs: Any, path: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file; fewer where it ends earlier."""
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    headers = {**api_of(fs)._build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}  # noqa: SLF001  as its own calls
+    answer: Any = get_session().get(fs.url(path), headers=headers)
+    if answer.status_code == _BEYOND_END:
+        return b""
+    hf_raise_for_status(answer)
+    return answer.content
