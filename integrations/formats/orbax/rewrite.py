@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _OLD = f"{layout.PROCESS_PREFIX}0"
 _DATA = "d"
 _NAMED = "the folder has the name of an uncommitted save"
+_LINKED = "the database of an item is linked anew only on a local file system"
 _TOO_EARLY = "the save was killed too early; use another step"
 
 
@@ -60,9 +61,10 @@ def _merge(location: Location, detection: Detection, _value: str | None) -> Chan
     item = _item(location)
     if item.merged or not item.processes:
         raise UsageError("no unmerged process databases to merge", uri=location.uri)
-    return _committing(
+    change = _committing(
         location, detection, partial(_link, databases=item.processes), (layout.MANIFEST, _DATA)
     )
+    return replace(change, local_only=_LINKED)
 
 
 def _commit(location: Location, detection: Detection, _value: str | None) -> Change:
@@ -173,6 +175,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
         finish=finish,
         renamed=paths,
         staged_only="keys cannot be renamed in place, since all files would have to move at once",
+        local_only=_LINKED,
     )
 
 
@@ -198,11 +201,13 @@ def _link(folder: Location, databases: Iterable[str]) -> None:
 
 
 def sync(folder: Location) -> None:
-    """Make everything in a local folder durable.
+    """Make everything in a local folder durable; what a store has put is.
 
     Raises:
         StorageError: the storage failed.
     """
+    if not folder.store.capabilities.local:
+        return
     try:
         sync_everything(Path(folder.path))
     except OSError as error:
