@@ -6,9 +6,11 @@ Prefect reads its settings at import, so they are set first, and all imports of 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import demo_site as site
 import demo_telling as tell
+from demo_bucket import emulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+QUERIES = ("routes check", "audit --level digest", "lineage stale", "ledger check")
+QUERIES_WITHOUT_STORAGE = ("lineage stale", "ledger check")
 CHAMPION = f"models:/{site.JAX_MODEL}@champion"
 POLICY = {"max_error": 0.0, "optimizer": "absent", "companions": ["config.json", "tokenizer.json"]}
 
@@ -53,14 +58,18 @@ def settle(folder: Path) -> None:
     warnings.filterwarnings("ignore", module=r"(prefect|mlflow|pydantic|alembic|sqlalchemy)\b")
 
 
-def told(folder: Path) -> bool:
+def told(folder: Path, models: str = "models") -> bool:
     """Run the whole demo.
+
+    Args:
+        folder: of the demo.
+        models: where the targets are: a folder in that of the demo, or a URI.
 
     Returns:
         Whether every step that must succeed did, and every step that must be refused was.
     """
-    systems(folder)
-    good = nightly() and promote() and use(folder)
+    systems(folder, models)
+    good = nightly() and promote() and use(models if "://" in models else str(folder / models))
     if not good:
         return False
     damage(folder)
@@ -69,14 +78,14 @@ def told(folder: Path) -> bool:
     return good
 
 
-def systems(folder: Path) -> None:
+def systems(folder: Path, models: str) -> None:
     import wherry
 
     tell.title("1. Two training systems save checkpoints")
-    site.prepare(folder)
+    site.prepare(folder, models)
     tell.rows((one.format, one.uri) for one in wherry.discover(folder / "runs"))
     tell.title("2. The routes: wherry.toml")
-    tell.block(site.WHERRY_TOML)
+    tell.block(site.routes_file(models))
 
 
 def nightly() -> bool:
@@ -107,16 +116,15 @@ def promote() -> bool:
     return isinstance(done, dict)
 
 
-def use(folder: Path) -> bool:
+def use(models: str) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
     tell.title(f"5. Two more teams need {CHAMPION}, for PyTorch and for Flax: both converted in one read")
-    models = folder / "models"
     flax = TargetSpec(
-        target=str(models / f"{site.FLAX_MODEL}.msgpack"), to="flax-msgpack", model_name=site.FLAX_MODEL
+        target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model_name=site.FLAX_MODEL
     )
     spec = ConvertSpec(
-        source=CHAMPION, target=str(models / site.TORCH_MODEL), to="dcp", model_name=site.TORCH_MODEL, further=(flax,),
+        source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model_name=site.TORCH_MODEL, further=(flax,),
         verify="digest", alias="candidate", ignore=("companions",),
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
@@ -131,7 +139,7 @@ def use(folder: Path) -> bool:
 def damage(folder: Path) -> None:
     from wherry.ledger.resolve import resolve_model
 
-    tell.title("6. A bit of the champion flips on disk")
+    tell.title("6. A bit of the champion flips in its storage")
     tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
 
 
@@ -199,7 +207,7 @@ def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
     return state.result(raise_on_failure=False)
 
 
-def timed(folder: Path, story: Callable[[Path], bool]) -> int:
+def timed(folder: Path, story: Callable[[Path], bool], queries: tuple[str, ...] = QUERIES) -> int:
     from wherry.errors import WherryError
 
     started = time.monotonic()
@@ -208,7 +216,7 @@ def timed(folder: Path, story: Callable[[Path], bool]) -> int:
     except WherryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    tell.how_to_look(folder)
+    tell.how_to_look(folder, queries)
     seconds = time.monotonic() - started
     absent = " and ".join(name for name in ("torch", "jax") if find_spec(name) is None)
     tell.title(
@@ -218,10 +226,16 @@ def timed(folder: Path, story: Callable[[Path], bool]) -> int:
 
 
 def main() -> int:
-    folder = Path(sys.argv[1]).resolve()
+    folder, protocol = Path(sys.argv[1]).resolve(), next(iter(sys.argv[2:]), None)
     settle(folder)
     tell.quieten()
-    return timed(folder, told)
+    if protocol is None:
+        return timed(folder, told)
+    shutil.rmtree(
+        folder / "wherry", ignore_errors=True
+    )  # the store of an earlier demo has forgotten everything
+    with emulated(protocol, folder) as models:
+        return timed(folder, partial(told, models=models), QUERIES_WITHOUT_STORAGE)
 
 
 if __name__ == "__main__":

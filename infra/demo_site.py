@@ -26,8 +26,9 @@ RUN, TUNED = "minilm-l6-v2", "minilm-tuned"
 STEPS = (1000, 2000)
 JAX_MODEL, SERVING_MODEL = "minilm-jax", "minilm-serving"
 TORCH_MODEL, FLAX_MODEL = "minilm-torch", "minilm-flax"
+_MOST_OBJECT = 1 << 30  # bytes of an object that the demo changes
 DAMAGED, LEAF, BIT = "embeddings.word_embeddings.weight", 7, 0b0001_0000
-WHERRY_TOML = f"""\
+_WHERRY_TOML = f"""\
 # Sources, targets and formats. Relative paths are relative to this file's folder.
 [routes.pretrained]                     # Hugging Face models, for the JAX team
 root = "runs/huggingface"
@@ -38,7 +39,7 @@ alias = "candidate"
 
 [[routes.pretrained.targets]]
 format = "orbax"
-uri = "models/{{run}}/{{format}}"
+uri = "MODELS/{{run}}/{{format}}"
 
 [routes.tuned]                          # Orbax runs of the JAX team, for serving
 root = "runs/orbax"
@@ -50,16 +51,16 @@ alias = "candidate"
 
 [[routes.tuned.targets]]
 format = "huggingface"
-uri = "models/{{run}}/{{step}}/{{format}}"
+uri = "MODELS/{{run}}/{{step}}/{{format}}"
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A byte of a tensor that was changed on disk.
+    """A byte of a tensor that was changed in its storage.
 
     Attributes:
-        file: the file with the byte.
+        file: path or URI of the file with the byte.
         offset: offset of the byte in the file.
         before: the original value.
         after: the new value.
@@ -79,31 +80,40 @@ def packaged_model() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def prepare(folder: Path) -> None:
+def routes_file(models: str = "models") -> str:
+    """The text of wherry.toml.
+
+    Args:
+        models: folder of the targets, relative to the file, or URI in a bucket.
+    """
+    return _WHERRY_TOML.replace("MODELS", models)
+
+
+def prepare(folder: Path, models: str = "models") -> None:
     """Write the two runs and the routes file, if they are missing; and undo the damage of an earlier demo."""
     mend(folder)
     pretrained = folder / "runs" / "huggingface" / RUN
     if not pretrained.exists():
         _copy(packaged_model(), pretrained)
     # Before the training, which converts: the demo names this configuration.
-    (folder / "wherry.toml").write_text(WHERRY_TOML)
+    (folder / "wherry.toml").write_text(routes_file(models))
     for step in STEPS:
         if not (folder / "runs" / "orbax" / TUNED / str(step)).exists():
             _train(folder, step)
 
 
 def flip(folder: Path, checkpoint: str) -> Flip:
-    """Change one bit in the middle of a tensor, and keep size and modification time.
+    """Change one bit in the middle of a tensor, and keep size and, on a disk, the modification time.
 
     Args:
         folder: folder of the demo; a note about the bit is written there before it flips.
-        checkpoint: URI of a checkpoint whose bytes are stored raw in local files.
+        checkpoint: URI of a checkpoint whose bytes are stored raw.
     """
+    from wherry.storage.stores import locate
+
     file, offset = _byte_of(checkpoint, DAMAGED, LEAF)
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        before = stream.read(1)[0]
-    done = Flip(str(file), offset, before, before ^ BIT)
+    before = locate(file).read(offset, offset + 1)[0]
+    done = Flip(file, offset, before, before ^ BIT)
     _note(folder).write_text(json.dumps(asdict(done)))
     _put(done, done.after)
     return done
@@ -123,6 +133,14 @@ def _note(folder: Path) -> Path:
 
 
 def _put(done: Flip, byte: int) -> None:
+    from wherry.storage.stores import locate
+
+    place = locate(done.file)
+    if not place.store.capabilities.local:
+        data = bytearray(place.read_whole(_MOST_OBJECT))
+        data[done.offset] = byte
+        place.put(bytes(data))
+        return
     times = Path(done.file).stat()
     with Path(done.file).open("r+b") as stream:
         stream.seek(done.offset)
@@ -130,7 +148,7 @@ def _put(done: Flip, byte: int) -> None:
     os.utime(done.file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[Path, int]:
+def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[str, int]:
     """File and offset of a byte in one leaf of a tensor."""
     import wherry
     from wherry.core.digest import LEAF as LEAF_BYTES
@@ -142,7 +160,7 @@ def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[Path, int]:
     at = leaf * LEAF_BYTES + LEAF_BYTES // 2
     for extent in extents:
         if at < extent.length:
-            return Path(extent.file), extent.offset + at
+            return extent.file, extent.offset + at
         at -= extent.length
     raise SystemExit(f"leaf {leaf} out of range for {tensor}")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 _WIDTH = 22
+_NO_TRACES = "none: size and modification time are unchanged"
 
 
 class Plain(logging.Formatter):
@@ -104,11 +105,13 @@ def promotion(done: dict[str, Any]) -> None:
 
 
 def flipped(done: Flip, tensor: str, leaf: int) -> None:
+    bucket = "://" in done.file
+    traces = "its size is unchanged, its generation or ETag is new" if bucket else _NO_TRACES
     rows([
         ("file", done.file),
         ("offset", f"{done.offset:,}, in leaf {leaf} of {tensor}"),
         ("byte", f"{done.before:08b} → {done.after:08b}"),
-        ("traces", "none: size and modification time are unchanged"),
+        ("traces", traces),
     ])  # fmt: skip
 
 
@@ -160,8 +163,13 @@ def refusal(error: WherryError) -> None:
     )  # fmt: skip
 
 
-def how_to_look(folder: Path) -> None:
-    """Print the commands that open both UIs and query further, ready to paste."""
+def how_to_look(folder: Path, words: Iterable[str]) -> None:
+    """Print the commands that open both UIs and query further, ready to paste.
+
+    Args:
+        folder: of the demo.
+        words: commands of wherry that query further.
+    """
     tools = Path(sys.executable).parent
     title(f"To see the flow runs, start the Prefect UI at http://127.0.0.1:{PREFECT_PORT}")
     print("  " + command(prefect_settings(PREFECT_PORT), prefect_server(tools, PREFECT_PORT)))
@@ -169,8 +177,8 @@ def how_to_look(folder: Path) -> None:
     print("  " + command({}, mlflow_server(tools, MLFLOW_PORT)))
     title("Further queries")
     home = {"WHERRY_HOME": os.environ["WHERRY_HOME"], "WHERRY_CONFIG": os.environ["WHERRY_CONFIG"]}
-    for words in ("routes check", "audit --level digest", "lineage stale", "ledger check"):
-        print("  " + command(home, [str(tools / "wherry"), *words.split()]))
+    for query in words:
+        print("  " + command(home, [str(tools / "wherry"), *query.split()]))
     title("The lineage page")
     print(f"  {folder / 'lineage.html'}")
 

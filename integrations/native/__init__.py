@@ -22,16 +22,18 @@ class Loader(NamedTuple):
     """How to load a format with its own library.
 
     Attributes:
-        function: dotted name of a function (uri, specs) → state, with its arrays on the devices.
+        function: dotted name of a function (place, specs) → state, with its arrays on the devices.
         package: the package that the function needs.
         extra: wherry's extra that installs the package.
         evidence: which library reads what; printed with the result.
+        stores: protocols of the stores from which the library itself reads.
     """
 
     function: str
     package: str
     extra: str
     evidence: str
+    stores: tuple[str, ...] = ()
 
 
 CHILD = "wherry.integrations.native.child"
@@ -40,7 +42,9 @@ _JAX, _TORCH = "wherry.integrations.native.with_jax", "wherry.integrations.nativ
 _DCP = "wherry.integrations.native.with_dcp"
 LOADERS: dict[str, Loader] = {
     **{
-        name: Loader(f"{_JAX}:orbax", "orbax.checkpoint", "jax", "orbax.checkpoint restores the tree")
+        name: Loader(
+            f"{_JAX}:orbax", "orbax.checkpoint", "jax", "orbax.checkpoint restores the tree", stores=("gs",)
+        )
         for name in ("orbax", "maxtext", "penzai", "t5x-orbax", "paxml-flax")
     },
     "flax-msgpack": Loader(f"{_JAX}:msgpack", "flax", "jax", "flax.serialization restores the tree"),
@@ -59,6 +63,7 @@ LOADERS: dict[str, Loader] = {
         name: Loader(
             f"{_DCP}:distributed", "torch", "torch",
             "torch.distributed.checkpoint reads the tensors; wherry's reader supplies their metadata from .metadata",
+            stores=("gs", "s3"),
         )
         for name in ("dcp", "lingua")
     },

@@ -73,13 +73,18 @@ def _native(request: dict[str, Any]) -> dict[str, Any]:
     manifest = from_json(request["manifest"])
     load = getattr(import_module(module), function)
     try:
-        state = load(Path(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
+        state = load(_place(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
     except UnsafeLibraryError:
         raise
     except Exception as error:  # noqa: BLE001  any error of the library is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
     return {**_compared(leaves, manifest), "devices": devices()}
+
+
+def _place(text: str) -> Path | str:
+    """A path, or the URI of a checkpoint in a store from which the library itself reads."""
+    return text if "://" in text else Path(text)
 
 
 def devices() -> str:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.dcp.metadata import DcpIndex
 
 
-def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """Load a folder with `torch.distributed.checkpoint` in one process."""
+def distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
+    """Load a folder, or a URI through fsspec, with `torch.distributed.checkpoint` in one process."""
     del specs
     import torch
 
@@ -34,7 +34,11 @@ def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
     index = read_contents(locate(str(folder))).index
     metadata = _metadata(index)
 
-    class InertReader(checkpoint.FileSystemReader):
+    reader: Any = checkpoint.FileSystemReader
+    if isinstance(folder, str):
+        reader = import_module("torch.distributed.checkpoint._fsspec_filesystem").FsspecReader
+
+    class InertReader(reader):
         """torch's reader, with metadata that is not unpickled."""
 
         def read_metadata(self, *_args: Any, **_how: Any) -> Any:

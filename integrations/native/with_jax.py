@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError
+from wherry.integrations.containers.zarr.kvstore import name_emulator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 _TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is the only one before Orbax 0.3
 
 
-def orbax(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """Load an item with Orbax's own tree handler."""
+def orbax(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
+    """Load an item, in a folder or in gs://, with Orbax's own tree handler."""
     import jax
     import orbax.checkpoint as ocp
+    from etils import epath
 
-    item = _item(folder)
+    name_emulator()
+    item = _item(epath.Path(folder))
     recorded = {(spec.shape, spec.dtype): spec for spec in specs.values() if spec.sharding}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         metadata: Any = checkpointer.metadata(item)
@@ -113,7 +116,7 @@ def _on_devices(tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
-def _item(folder: Path) -> Path:
+def _item(folder: Any) -> Any:
     """The folder with the tree: the folder itself, or the one item of a step folder."""
     if (folder / _TREE).exists() or (folder / _OLD_TREE).exists():
         return folder

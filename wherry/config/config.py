@@ -50,6 +50,7 @@ VARIABLES = {
     "metrics.file": "WHERRY_METRICS",
     "child.timeout": "WHERRY_CHILD_TIMEOUT",
     "child.memory": "WHERRY_CHILD_MEMORY",
+    "child.disk": "WHERRY_CHILD_DISK",
 }
 _LISTS = ("shared_paths", "links")
 _SECRET = ("notify.webhook",)

@@ -244,6 +244,11 @@ class ChildSettings(Section):
         default=None,
         description="Limit of resident memory; by default 4 GiB plus 6 times the size of the checkpoint.",
     )
+    disk: Size | None = Field(
+        default=None,
+        description="Largest checkpoint of a store that is copied to a temporary folder for a library that reads only "
+        "local files; by default 32GiB.",
+    )
 
 
 class Settings(Section):

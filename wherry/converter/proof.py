@@ -149,7 +149,7 @@ def prove(
             _require_companions(_digested(found), known.companions, rewriting.target)
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
-        mark = fingerprint(found.reader.members(), written)
+        mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
         detection, manifest = found.detection, found.manifest
     origin = {**manifest.origin, **({"meta": dict(wanted.request.meta)} if wanted.request.meta else {})}
     manifest = replace(manifest, origin=origin).with_digests(expected.digests, known.companions)

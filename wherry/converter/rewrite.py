@@ -1,6 +1,6 @@
 """rewrite: make a checkpoint readable by changing its small files alone; no tensor is decoded or encoded.
 
-check everything → copy (reflink if possible) → small files → open and compare → digests → sidecar → commit →
+check everything → copy (by reflink, or by the store) → small files → open and compare → digests → sidecar → commit →
 lineage. The result is a new checkpoint that appears complete or not at all, and the source is never changed; only with
 `in_place` files of the source itself are replaced, and the old ones kept. The formats define the rewrites:
 `Format.rewrites`, and those of the formats that it refines.
@@ -19,6 +19,7 @@ from wherry.converter.if_exists import existing_result
 from wherry.converter.ignored_entries import not_copied, require_requested, within_source
 from wherry.converter.in_place import changed, replace_sidecar
 from wherry.converter.proof import ProofRequest, know, prove
+from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
@@ -29,10 +30,11 @@ from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, U
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
-from wherry.formats.registry import rewrites
+from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.staging.copied_staging import open_staging
+from wherry.staging.object_staging import ObjectStaging, is_unfinished
 from wherry.staging.staging import tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from wherry.core.account import IgnoredEntry
     from wherry.core.progress import OnProgress
     from wherry.formats.format import Change, Rewrite
+    from wherry.staging.copied_staging import CopiedStaging
+    from wherry.staging.staging import Staging
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
@@ -89,8 +93,9 @@ def rewrite(
     """Rewrite the small files of a checkpoint.
 
     Args:
-        source: URI of a checkpoint on a local file system; changed only with `in_place`.
-        target: URI of the committed checkpoint; a folder that does not exist yet.
+        source: URI of a checkpoint; changed only with `in_place`, which must be on a local file system.
+        target: URI of the committed checkpoint; a folder that does not exist yet, on a local file system if the source
+            is, else in the bucket of the source.
         as_: `NAME` or `NAME=VALUE`; `wherry formats FORMAT` lists the names.
         in_place: replace files of the source itself, and keep each as `<file>.before`.
         memory: budget for reading, for example `128MiB`.
@@ -160,7 +165,7 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         raise UsageError("rewrite needs either a target or in_place", cure="name a new folder")
     location, detection = resolve_source(named(request.source))
     home = location if target is None else locate(target, location.opaque)
-    _require_local(location, home)
+    require_places(location, home, in_place=in_place)
     _require_apart(location, home)
     name, _, value = request.as_.partition("=")
     row = _find(detection.format, name, location)
@@ -170,6 +175,7 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         pin = take_pin(settled)
     change = row.plan(location, detection, value or None)
     with Checkpoint(change.opened, opaque=location.opaque) as checkpoint:
+        require_kind(change, location)
         if in_place and change.staged_only:
             raise UnsupportedError(change.staged_only, uri=location.uri, cure="pass a target instead")
         missing = absence(checkpoint.reader)
@@ -218,37 +224,55 @@ def _rewriting(
 
 def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
     target = ready.target
+    if is_unfinished(target, _members(ready)):
+        return None
     receipt = existing_result(ready.checkpoint, ready.rewriting, target, target, if_exists)
     if receipt is not None:
         tidy(target)
     return receipt and Rewritten(ready.rewriting, receipt)
 
 
+def _members(ready: _Ready) -> tuple[str, ...]:
+    """The commit members of the target."""
+    return find_format(ready.rewriting.format).commit_members
+
+
 def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
-    identity = [ready.rewriting.digest, ready.pin.digest]
-    members = tuple(ready.change.files)[-1:]
-    with open_staging(ready.target, sha256_of("run", identity)[:8], members, resume=False) as staging:
+    identity = sha256_of("run", [ready.rewriting.digest, ready.pin.digest])[:8]
+    with _staging(ready, identity) as staging:
         wanted = replace(wanted, folder=staging.spill)
         with blaming_changes(ready.pin, ready.checkpoint):
-            sidecar, ways = _written(ready, replace(staging.location, opaque=ready.target.opaque), wanted)
+            sidecar, ways = _written(ready, staging, wanted)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
+        if isinstance(staging, ObjectStaging):
+            staging.run.prove_small()
         ready.pin.require_unchanged(ready.checkpoint)
         staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 
-def _written(ready: _Ready, area: Location, wanted: ProofRequest) -> tuple[Sidecar | None, dict[str, int]]:
+def _staging(ready: _Ready, identity: str) -> Staging | CopiedStaging | ObjectStaging:
+    target, members = ready.target, _members(ready)
+    if target.store.capabilities.local:
+        return open_staging(target, identity, members, resume=False)
+    header = {"rewrite": identity, "target": target.name}
+    return ObjectStaging(target, identity, header, members, ready.rewriting.carried[1], resume=False)
+
+
+def _written(
+    ready: _Ready, staging: Staging | CopiedStaging | ObjectStaging, wanted: ProofRequest
+) -> tuple[Sidecar | None, dict[str, int]]:
     """Copy, write and prove; returns the sidecar, and the number of bytes copied in each way."""
     change = ready.change
+    area = replace(staging.location, opaque=ready.target.opaque)
     known = know(ready.checkpoint, wanted)
     make_folder(area)
-    ways = carry(
-        ready.source,
-        area,
-        change.carried,
-        Meter("carry", ready.rewriting.carried[1], wanted.running.progress),
-    )
+    meter = Meter("carry", ready.rewriting.carried[1], wanted.running.progress)
+    if isinstance(staging, ObjectStaging):
+        ways = copied_by_store(ready.source, area, staging.run, change.carried, meter)
+    else:
+        ways = carry(ready.source, area, change.carried, meter)
     for name, data in change.files.items():
         place = area.member(name)
         make_folder(place.parent)
@@ -269,14 +293,6 @@ def _in_place(ready: _Ready, wanted: ProofRequest) -> Rewritten:
             if sidecar is not None:
                 replace_sidecar(ready.source, encode(sidecar))
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
-
-
-def _require_local(*places: Location) -> None:
-    for place in places:
-        if not place.store.capabilities.local:
-            raise UnsupportedError(
-                "rewrite supports only local file systems", uri=place.uri, cure="copy it first, or convert it"
-            )
 
 
 def _require_apart(source: Location, target: Location) -> None:

@@ -70,7 +70,7 @@ class Rewritten:
     Attributes:
         rewriting: the plan.
         receipt: the lineage edge; None if no digests are known (`verify="none"`).
-        ways: `reflink` and `copy` → number of bytes that were copied that way.
+        ways: `reflink`, `copy` or `store` → number of bytes that were copied that way.
     """
 
     rewriting: RewritePlan

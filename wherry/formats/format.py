@@ -251,6 +251,7 @@ class Change:
         renamed: key path → new key path, for those that change.
         left: files of the source that the target does not have.
         staged_only: why it cannot be done in place; empty if it can.
+        local_only: why it needs files of this machine; empty if `finish` completes a folder of a store too.
     """
 
     opened: Opened
@@ -261,6 +262,7 @@ class Change:
     renamed: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
     left: tuple[str, ...] = ()
     staged_only: str = ""
+    local_only: str = ""
 
     def name(self, path: KeyPath) -> KeyPath:
         """The key path in the target of a key path in the source."""

@@ -50,6 +50,7 @@ class UploadRun:
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
     guard: Callable[[], None] = lambda: None
     _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
+    # Objects of one request: what the store has, and the SHA-256 of what was put; empty for a copy.
     _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _overflow: Overflow = field(init=False)
@@ -157,6 +158,26 @@ class UploadRun:
             mark = self._small[path][0].mark if path in self._small else _mark(self.before.get(place))
             self._small[path] = (self._put(place, data, mark), hashlib.sha256(data).hexdigest())
 
+    def copy(self, path: str, source: str, mark: str) -> None:
+        """Make a file of an object of the same bucket; its bytes are not moved over the network.
+
+        Args:
+            path: in the store, under its final name.
+            source: path of the object.
+            mark: the state that it must have.
+
+        Raises:
+            MismatchError: the object was replaced or removed.
+            TargetExistsError: an object of somebody else is at the path.
+            StorageError: the storage failed.
+        """
+        place = self.place(path)
+        before = self.before.get(place)
+        self.guard()
+        if before and before.found:
+            self.using.store.remove_object(place, before.found.mark)
+        self._small[path] = (self._copy(source, mark, place, path), "")
+
     def place(self, path: str) -> str:
         """Where an object lies until the commit."""
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_member(path) else path
@@ -188,6 +209,8 @@ class UploadRun:
             StorageError: the storage failed.
         """
         for path, (found, digest) in self._small.items():
+            if not digest:
+                continue  # a copy; the caller reads its tensors
             seen = hashlib.sha256()
             place = Location(self.target.store, self.place(path))
             for part in read_ranges(place, [(0, found.nbytes)]):
@@ -285,14 +308,18 @@ class UploadRun:
             return whole.nbytes > 0
 
     def _publish(self, path: str) -> None:
+        self._copy(self.place(path), self._stored(path).mark, path, path)
+
+    def _copy(self, source: str, mark: str, place: str, path: str) -> StoredObject:
+        """Let the store copy an object to a place, where it is not visible yet or is the file at a path."""
         try:
-            self.using.store.copy_object(self.place(path), self._stored(path).mark, path, self.using.run)
+            return self.using.store.copy_object(source, mark, place, self.using.run)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
         except FileNotFoundError as error:
             raise MismatchError(
                 "the object was changed or removed during the conversion",
-                uri=self._uri(self.place(path)),
+                uri=self._uri(source),
                 cure="run the conversion again",
             ) from error
 

@@ -26,6 +26,7 @@ from wherry.runtime.child import NoAnswerError
 from wherry.runtime.memory import available_memory
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.verifier.native_source import native_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
 
 _SCHEMA = 1
+NO_VARIABLES: Mapping[str, str] = {}
 _HUB = "huggingface"
 # JAX keeps 64-bit types; nothing is downloaded.
 _VARIABLES = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -98,7 +100,8 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         memory: budget of the pass over the bytes, if there is no record.
 
     Raises:
-        UnsupportedError: no library is known for its format, or it is not on a local file system.
+        UnsupportedError: no library is known for its format, or it is too large for a temporary local copy.
+        StorageError, MismatchError: the copy failed.
         MissingExtraError: the library is not installed, or its version is not safe.
         NoAnswerError: the child exceeded a limit, was killed, or failed to start.
     """
@@ -114,14 +117,17 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
     sidecar = read_sidecar(locate(checkpoint.uri))
     digests = sidecar.manifest.digests if sidecar else _digests(checkpoint, memory)
     manifest = checkpoint.manifest.with_digests(digests).to_json()
-    request = {
-        "task": "native",
-        "function": loader.function,
-        "package": loader.package,
-        "path": _local(checkpoint),
-        "manifest": manifest,
-    }
-    return replace(_seen(_ask(request, checkpoint.manifest.nbytes)), evidence=loader.evidence)
+    with native_source(checkpoint, loader.stores) as source:
+        request = {
+            "task": "native",
+            "function": loader.function,
+            "package": loader.package,
+            "path": source.path,
+            "manifest": manifest,
+        }
+        answer = _ask(request, checkpoint.manifest.nbytes, source.variables)
+    evidence = f"{loader.evidence}; {source.note}" if source.note else loader.evidence
+    return replace(_seen(answer), evidence=evidence)
 
 
 def _digests(checkpoint: Checkpoint, memory: int) -> Mapping[KeyPath, str]:
@@ -164,25 +170,17 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
 
 
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
-    """A Hugging Face folder of a checkpoint: the checkpoint itself if it is one with a config."""
-    if checkpoint.detection.format == _HUB and checkpoint.detection.family:
-        return _local(checkpoint)
+    """A local Hugging Face folder of a checkpoint: the checkpoint itself if it is one with a config."""
+    place = locate(checkpoint.uri)
+    is_hub = checkpoint.detection.format == _HUB and checkpoint.detection.family
+    if is_hub and place.store.capabilities.local:
+        return place.path
     from wherry.converter.convert import convert
     from wherry.core.request import LayoutRequest
 
     wish = LayoutRequest(family_file=family_file)
     convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)
     return str(folder)
-
-
-def _local(checkpoint: Checkpoint) -> str:
-    location = locate(checkpoint.uri)
-    if location.store.protocol != "file":
-        raise UnsupportedError(
-            "native libraries can load a checkpoint only from a local file system", uri=checkpoint.uri,
-            cure="fetch it first: wherry fetch URI DIR",
-        )  # fmt: skip
-    return location.path
 
 
 def _require(package: str, extra: str, purpose: str) -> None:
@@ -199,13 +197,13 @@ def _is_installed(package: str) -> bool:
     return spec is not None
 
 
-def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
+def _ask(request: dict[str, Any], nbytes: int, variables: Mapping[str, str] = NO_VARIABLES) -> dict[str, Any]:
     done = child.run(
         service("native").CHILD,
         purpose=f"the {request['task']} check",
         limits=child.limits(seconds=_SECONDS + nbytes / _BYTES_PER_SECOND, memory=_memory(nbytes)),
         text=json.dumps({"schema": _SCHEMA, **request}),
-        variables=_VARIABLES,
+        variables={**_VARIABLES, **variables},
     )
     if done.code:
         last = done.errors.strip().splitlines()[-1:] or ["it printed no error"]

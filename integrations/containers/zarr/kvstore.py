@@ -80,15 +80,17 @@ def base_spec(location: Location) -> JsonObject:
     )
 
 
-def _endpoint(driver: str) -> JsonObject:
-    """The server and region that the environment names for the libraries of a store, which tensorstore does not ask.
+def name_emulator() -> None:
+    """Name tensorstore the server of Google Cloud Storage that STORAGE_EMULATOR_HOST names to other libraries."""
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
+        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
 
-    For Google Cloud Storage, tensorstore takes its server from a variable of its own.
-    """
+
+def _endpoint(driver: str) -> JsonObject:
+    """The server and region that the environment names for the libraries of a store, which tensorstore does not ask."""
     if driver != "s3":
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        if emulator:
-            os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
+        name_emulator()
         return {}
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"

@@ -290,7 +290,7 @@ def sync_everything(folder: Location) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    if is_staged(folder):
+    if is_staged(folder) or not folder.store.capabilities.local:
         return
     with storage_errors(folder.uri):
         for home, _folders, files in os.walk(folder.path):

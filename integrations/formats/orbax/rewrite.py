@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _OLD = f"{layout.PROCESS_PREFIX}0"
 _DATA = "d"
 _NAMED = "the folder has the name of an uncommitted save"
+_LINKED = "the database of an item is linked anew only on a local file system"
 _TOO_EARLY = "the save was killed too early; use another step"
 
 
@@ -58,9 +59,10 @@ def _merge(location: Location, detection: Detection, _value: str | None) -> Chan
     item = _item(location)
     if item.merged or not item.processes:
         raise UsageError("no unmerged process databases to merge", uri=location.uri)
-    return _committing(
+    change = _committing(
         location, detection, partial(_link, databases=item.processes), (layout.MANIFEST, _DATA)
     )
+    return replace(change, local_only=_LINKED)
 
 
 def _commit(location: Location, detection: Detection, _value: str | None) -> Change:
@@ -171,6 +173,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
         finish=finish,
         renamed=paths,
         staged_only="keys cannot be renamed in place, since all files would have to move at once",
+        local_only=_LINKED,
     )
 
 

@@ -1,0 +1,97 @@
+"""rewrite_places: where a rewrite reads and writes: folders of this machine, or one bucket that copies objects itself.
+
+In a bucket the unchanged files are copied by the store, in the state that was seen and only where nothing is, so their
+bytes pass this machine only to be proved. Between a bucket and any other place a rewrite would be a transfer of the
+whole checkpoint, which `fetch` and `convert` are for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.errors import UnsupportedError
+from wherry.objects.stores import object_store
+from wherry.storage.copy import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.progress import Meter
+    from wherry.formats.format import Change
+    from wherry.storage.location import Location
+    from wherry.upload.run import UploadRun
+
+COPIED_BY_STORE = "store"
+
+
+def require_places(source: Location, target: Location, *, in_place: bool) -> None:
+    """Refuse places between which files would have to be transferred.
+
+    Raises:
+        UnsupportedError: one of them is not local, and they are not in one bucket whose store copies objects.
+    """
+    if source.store.capabilities.local and target.store.capabilities.local:
+        return
+    if in_place:
+        raise UnsupportedError(
+            "objects of a store are not replaced in place",
+            uri=source.uri,
+            cure="name a new target in the bucket",
+        )
+    if _bucket(source) != _bucket(target):
+        raise UnsupportedError(
+            "a rewrite copies within one file system or one bucket",
+            uri=target.uri,
+            cure="choose a target beside the source, then copy it: wherry fetch SOURCE TARGET",
+        )
+    if not target.store.capabilities.object_copy or object_store(target.store) is None:
+        raise UnsupportedError(
+            f"{source.store.protocol}:// does not copy objects",
+            uri=source.uri,
+            cure="fetch the checkpoint to a local folder first: wherry fetch SOURCE DIR",
+        )
+
+
+def require_kind(change: Change, source: Location) -> None:
+    """Refuse a rewrite that needs files of this machine.
+
+    Raises:
+        UnsupportedError: it does, and the source is in a bucket.
+    """
+    if change.local_only and not source.store.capabilities.local:
+        raise UnsupportedError(
+            change.local_only,
+            uri=source.uri,
+            cure="fetch it to a local folder first: wherry fetch SOURCE DIR",
+        )
+
+
+def copied_by_store(
+    source: Location, target: Location, run: UploadRun, names: Mapping[str, str], meter: Meter
+) -> dict[str, int]:
+    """Let the store copy files.
+
+    Args:
+        source, target: the folders.
+        run: the objects of the target.
+        names: file of the source → its name in the target.
+        meter: counts the bytes.
+
+    Returns:
+        `store`, with the number of bytes that it copied.
+
+    Raises:
+        MismatchError: an object of the source was replaced meanwhile.
+        TargetExistsError: an object of the target was created meanwhile.
+        StorageError: the storage failed.
+    """
+    files = listed(source)
+    for old, new in sorted(names.items()):
+        entry = files[old]
+        run.copy(target.member(new).path, source.member(old).path, entry.mark)
+        meter.add(entry.size, old)
+    return {COPIED_BY_STORE: sum(files[old].size for old in names)}
+
+
+def _bucket(place: Location) -> tuple[str, str]:
+    return place.store.protocol, place.path.partition("/")[0]

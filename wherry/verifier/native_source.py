@@ -1,0 +1,120 @@
+"""native_source: where a library finds the checkpoint that it loads: in its place, or in a temporary local copy.
+
+Few libraries read from stores of objects: torch.distributed.checkpoint through fsspec, and Orbax from gs://. They read
+there themselves, in the child process, which gets the variables with the login and endpoint of that one store. For any
+other library the files are copied to a temporary folder, within a size limit, and the report says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.core.services import service
+from wherry.core.units import parse_size, show_size
+from wherry.errors import StorageError, UnsupportedError
+from wherry.formats.pin import take_pin
+from wherry.storage.copy import copy_files
+from wherry.storage.stores import local_location, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.pin import Pin
+    from wherry.storage.location import Location
+
+_VARIABLE, _MOST_BYTES = "WHERRY_CHILD_DISK", 32 << 30
+# What the libraries of a store take from the environment; a name that ends with _ is the beginning of names.
+_VARIABLES = {
+    "gs": ("GOOGLE_", "CLOUDSDK_", "TENSORSTORE_GCS_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK", "GCE_METADATA_HOST"),
+    "s3": ("AWS_",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSource:
+    """A checkpoint as a library gets it.
+
+    Attributes:
+        path: a path, or a URI.
+        variables: environment variables of the store.
+        note: how the library got it; empty for local files.
+    """
+
+    path: str
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: str = ""
+
+
+@contextmanager
+def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generator[NativeSource]:
+    """A checkpoint where a library can read it, while the block runs.
+
+    Args:
+        checkpoint: the opened checkpoint.
+        stores: protocols of the stores from which the library itself reads.
+
+    Raises:
+        StorageError: the copy does not fit the disk, or the storage failed.
+        UnsupportedError: the checkpoint exceeds the size limit of a copy.
+        MismatchError: the checkpoint was changed while it was copied.
+    """
+    location = locate(checkpoint.uri)
+    protocol = location.store.protocol
+    if location.store.capabilities.local:
+        yield NativeSource(location.path)
+    elif protocol in stores:
+        yield NativeSource(checkpoint.uri, _variables(protocol), f"it reads {protocol}:// itself")
+    else:
+        with tempfile.TemporaryDirectory(prefix="wherry-native-") as folder:
+            nbytes, path = _copied(checkpoint, local_location(folder))
+            note = f"it reads no {protocol}://: {show_size(nbytes)} were copied to a temporary folder"
+            yield NativeSource(path, note=note)
+
+
+def _variables(protocol: str) -> dict[str, str]:
+    names = tuple(_VARIABLES[protocol])
+    begin = tuple(name for name in names if name.endswith("_"))
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(begin)}
+
+
+def _copied(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:
+    """Copy the files of a checkpoint; returns their bytes, and the path of the copy."""
+    pin = take_pin(checkpoint)
+    nbytes = sum(entry.size for entry in pin.members.values())
+    _require_room(nbytes, checkpoint.uri, Path(folder.path))
+    base, home = _places(pin, folder)
+    copy_files([(pin.base.member(name), home.member(name), one) for name, one in pin.members.items()], None)
+    pin.require_unchanged(checkpoint)
+    return nbytes, base.path
+
+
+def _places(pin: Pin, folder: Location) -> tuple[Location, Location]:
+    """The place of the copied checkpoint, and the folder that its members' names are relative to."""
+    place = folder.join(locate(pin.uri).name)
+    return place, place if pin.base.uri == pin.uri else folder
+
+
+def _require_room(nbytes: int, uri: str, folder: Path) -> None:
+    stated = os.environ.get(_VARIABLE) or service("settings").configured("child.disk")
+    most = parse_size(stated) if stated else _MOST_BYTES
+    if nbytes > most:
+        raise UnsupportedError(
+            f"the library reads only local files, and the checkpoint has {show_size(nbytes)}, which exceeds the limit "
+            f"of {show_size(most)} for a temporary copy",
+            uri=uri,
+            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: wherry fetch {uri} DIR",
+        )
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise StorageError(
+            f"the disk is too small for a temporary copy: {show_size(nbytes)} are needed, {show_size(free)} are free",
+            uri=uri,
+            cure="set TMPDIR to a folder with more free space",
+        )
