@@ -41,6 +41,7 @@ ROOMS: Mapping[str, str] = {
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors version core runtime storage objects upload staging formats tree mover view config ledger",
+    "units": "errors core storage formats upload mover ledger converter",
     "verifier": "errors core runtime storage staging formats tree mover view config ledger converter",
     "live": "errors core runtime storage staging formats tree mover view ledger converter",
     "models": "errors core storage staging formats mover config ledger converter verifier",
@@ -50,7 +51,7 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
+    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter units"
     " verifier models routes lineage auditor watch",
     "__main__": "cli",
 }

@@ -269,7 +269,9 @@ def sent_before(
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:
-            store.abort(upload)  # a run was killed after it had assembled the object: gs:// may still hold parts
+            store.abort(
+                upload
+            )  # a run was killed after it had assembled the object: gs:// may still hold parts
             continue
         noted = past.parts.get(path, {})
         try:
