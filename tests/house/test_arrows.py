@@ -41,7 +41,7 @@ ROOMS: Mapping[str, str] = {
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors version core runtime storage objects upload staging formats tree mover view config ledger",
-    "units": "errors core storage formats upload mover ledger converter",
+    "units": "errors version core storage objects upload staging formats mover ledger converter",
     "verifier": "errors core runtime storage staging formats tree mover view config ledger converter",
     "live": "errors core runtime storage staging formats tree mover view ledger converter",
     "models": "errors core storage staging formats mover config ledger converter verifier",

@@ -46,7 +46,7 @@ from wherry.cli.options import (
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.cli.say import say_lines, show_waits
-from wherry.cli.units import unit_size
+from wherry.cli.units import commit, on_engine, split, unit_size, work
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
@@ -215,6 +215,8 @@ def plan(
 )
 @requesting(*CONVERSION)
 @click.option("--dry-run", is_flag=True, help="Only show the plan, like `wherry plan`.")
+@on_engine
+@unit_size
 @quiet
 @as_json
 def convert(
@@ -224,6 +226,8 @@ def convert(
     json_: bool,
     quiet: bool,
     dry_run: bool,
+    on: str,
+    unit: str,
     given: dict[str, Any],
 ) -> None:
     """Convert SOURCE, verify the result, commit it and record the lineage.
@@ -232,7 +236,7 @@ def convert(
     `wherry convert SRC --to orbax A --to hf B`.
     """
     from wherry.cli import console
-    from wherry.converter.convert import convert_all
+    from wherry.units.engines import convert_on
 
     request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
     if dry_run:
@@ -249,7 +253,7 @@ def convert(
         console.committed(console.show_receipts, json_=json_),
         console.bar(quiet=quiet or json_) as progress,
     ):
-        group = convert_all(request, progress=progress)
+        group = convert_on(request, on, unit_bytes=parse_size(unit), progress=progress)
     console.show_receipts(group, json_=json_)
 
 
@@ -350,6 +354,9 @@ cli.add_command(fetch)
 cli.add_command(promote)
 cli.add_command(register)
 cli.add_command(resolve)
+cli.add_command(split)
+cli.add_command(work)
+cli.add_command(commit)
 
 
 def _name_help(group: click.Group) -> None:

@@ -23,7 +23,7 @@ LARGEST_UNIT = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class PlanContents:
     """What a plan moves, as far as its units depend on it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Contents:
     is_view: bool = False
 
 
-def cut(contents: Contents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
+def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
     """Cut a plan into units.
 
     Args:
@@ -56,33 +56,43 @@ def cut(contents: Contents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) ->
     """
     inside = _inside(contents, files)
     groups = [list(files.sizes)] if files.whole else list(_groups(files.sizes, unit_bytes))
-    unhashed = dict.fromkeys(contents.stored) if contents.is_view else {}
-    units: list[Unit] = []
-    for number, names in enumerate(groups):
-        parts = [part for name in names for part in inside.get(name, ())]
-        sources = tuple(dict.fromkeys(one for part in parts for one in contents.made_of(part.source)))
-        own = [path for path in sources if path in unhashed]
-        last = number == len(groups) - 1
-        hashed = (
-            tuple(unhashed) if last and contents.is_view else tuple(own)
-        )  # the last takes what nobody moves
-        for path in hashed:
-            del unhashed[path]
-        units.append(
-            Unit(
-                number=number,
-                plan=contents.plan,
-                files=tuple(UnitFile(name, files.sizes[name]) for name in names),
-                parts=tuple(parts),
-                sources=sources,
-                hashed=hashed,
-                nbytes_in=sum(part.nbytes for part in parts) + sum(contents.stored[path] for path in hashed),
-            )
+    parts = [[part for name in names for part in inside.get(name, ())] for names in groups]
+    sources = [
+        tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
+    ]
+    moved = [sum(part.nbytes for part in row) for row in parts]
+    hashed = _hashed(contents, sources, moved) if contents.is_view else [[] for _ in groups]
+    return tuple(
+        Unit(
+            number=number,
+            plan=contents.plan,
+            files=tuple(UnitFile(name, files.sizes[name]) for name in names),
+            parts=tuple(parts[number]),
+            sources=sources[number],
+            hashed=tuple(hashed[number]),
+            nbytes_in=moved[number] + sum(contents.stored[path] for path in hashed[number]),
         )
-    return tuple(units)
+        for number, names in enumerate(groups)
+    )
 
 
-def _inside(contents: Contents, files: TargetFiles) -> dict[str, list[UnitPart]]:
+def _hashed(
+    contents: PlanContents, sources: list[tuple[KeyPath, ...]], moved: list[int]
+) -> list[list[KeyPath]]:
+    """The stored tensors that each unit hashes: each by the unit that reads least, of those that need it or of all."""
+    needing: dict[KeyPath, list[int]] = {}
+    for number, paths in enumerate(sources):
+        for path in paths:
+            needing.setdefault(path, []).append(number)
+    loads, hashed = list(moved), [list["KeyPath"]() for _ in sources]
+    for path, nbytes in sorted(contents.stored.items(), key=lambda row: (-row[1], row[0])):
+        number = min(needing.get(path, range(len(sources))), key=loads.__getitem__)
+        hashed[number].append(path)
+        loads[number] += nbytes
+    return hashed
+
+
+def _inside(contents: PlanContents, files: TargetFiles) -> dict[str, list[UnitPart]]:
     """File → the tensors in it, in the order of the target."""
     first = next(iter(files.sizes), ".")
     inside: dict[str, list[UnitPart]] = {}

@@ -17,7 +17,7 @@ from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import named
-from wherry.units.cut import UNIT_BYTES, Contents, cut
+from wherry.units.cut import UNIT_BYTES, PlanContents, cut
 from wherry.units.target_files import target_files
 from wherry.upload.sender import HELD_BYTES
 
@@ -102,7 +102,7 @@ def units_of(seen: Checkpoint, plan: Plan, unit_bytes: int = UNIT_BYTES) -> tupl
     files = target_files(plan)
     if files is None:
         return (), f"{plan.to} is written through a file system, by one process"
-    contents = Contents(
+    contents = PlanContents(
         plan=plan.digest,
         pairs=plan.pairs,
         nbytes={path: spec.nbytes for path, spec in plan.manifest.tensors.items()},
