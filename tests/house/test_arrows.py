@@ -41,6 +41,7 @@ ROOMS: Mapping[str, str] = {
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors version core runtime storage objects upload staging formats tree mover view config ledger",
+    "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors core runtime storage staging formats tree mover view config ledger converter compare",
     "live": "errors core runtime storage staging formats tree mover view ledger converter",
@@ -52,7 +53,7 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
+    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter units"
     " compare verifier models routes catalog lineage auditor watch",
     "__main__": "cli",
 }

@@ -44,11 +44,12 @@ from wherry.cli.options import (
     requesting,
     walking,
 )
-from wherry.cli.registry_notice import show_waits
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
-from wherry.cli.say import say_lines
+from wherry.cli.say import say_lines, show_waits
+from wherry.cli.units import commit, on_engine, split, unit_size, work
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
+from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
 from wherry.version import __version__
 
@@ -135,8 +136,22 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
 @click.option(
     "--price", metavar="TABLE", help="TOML file with prices of stores; prints what the conversion costs."
 )
+@click.option(
+    "--workers", type=click.IntRange(1), metavar="N", help="Show the units of N workers, and their time."
+)
+@unit_size
+@click.option(
+    "--rate",
+    metavar="RATE",
+    default="400MB/s",
+    show_default=True,
+    help="Bytes a second of one worker, for --workers.",
+)
 @as_json
-def plan(source: str, target: str, to: str, json_: bool, price: str | None, given: dict[str, Any]) -> None:
+def plan(
+    source: str, target: str, to: str, json_: bool, price: str | None, workers: int | None, unit: str, rate: str,
+    given: dict[str, Any],
+) -> None:  # fmt: skip
     """Show what converting SOURCE to TARGET would do, without writing anything.
 
     Ends with 10 if the disk of TARGET is too small.
@@ -144,10 +159,16 @@ def plan(source: str, target: str, to: str, json_: bool, price: str | None, give
     from wherry.cli import console
     from wherry.converter.plan import plan_request
     from wherry.converter.prices import load_prices
+    from wherry.units.estimate import parse_rate, plan_for_workers
 
     prices = load_prices(price) if price else None
-    found = plan_request(convert_request(source, [TargetRequest(target, to)], **given))
-    console.show_plan(found, json_=json_, cost=prices.cost(found.traffic.stores) if prices else None)
+    request = convert_request(source, [TargetRequest(target, to)], **given)
+    if workers is None:
+        found, shared = plan_request(request), None
+    else:
+        found, shared = plan_for_workers(request, workers, parse_size(unit), parse_rate(rate))
+    cost = prices.cost(found.traffic.stores) if prices else None
+    console.show_plan(found, json_=json_, cost=cost, workers=shared)
     console.require_room(found)
 
 
@@ -164,6 +185,8 @@ def plan(source: str, target: str, to: str, json_: bool, price: str | None, give
 )
 @requesting(*CONVERSION)
 @click.option("--dry-run", is_flag=True, help="Only show the plan, like `wherry plan`.")
+@on_engine
+@unit_size
 @quiet
 @as_json
 def convert(
@@ -173,6 +196,8 @@ def convert(
     json_: bool,
     quiet: bool,
     dry_run: bool,
+    on: str,
+    unit: str,
     given: dict[str, Any],
 ) -> None:
     """Convert SOURCE, verify the result, commit it and record the lineage.
@@ -181,7 +206,7 @@ def convert(
     `wherry convert SRC --to orbax A --to hf B`.
     """
     from wherry.cli import console
-    from wherry.converter.convert import convert_all
+    from wherry.units.engines import convert_on
 
     request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
     if dry_run:
@@ -198,7 +223,7 @@ def convert(
         console.committed(console.show_receipts, json_=json_),
         console.bar(quiet=quiet or json_) as progress,
     ):
-        group = convert_all(request, progress=progress)
+        group = convert_on(request, on, unit_bytes=parse_size(unit), progress=progress)
     console.show_receipts(group, json_=json_)
 
 
@@ -303,6 +328,9 @@ cli.add_command(fetch)
 cli.add_command(promote)
 cli.add_command(register)
 cli.add_command(resolve)
+cli.add_command(split)
+cli.add_command(work)
+cli.add_command(commit)
 
 
 def _name_help(group: click.Group) -> None:

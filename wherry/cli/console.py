@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wherry.models.register import Registration
     from wherry.routes.report import NightReport
     from wherry.staging.clean import CleanReport
+    from wherry.units.estimate import WorkerPlan
     from wherry.verifier.full_read import FullRead
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
@@ -164,11 +165,14 @@ def _traffic_rows(plan: Plan, cost: Cost | None) -> list[tuple[str, str]]:
     return rows
 
 
-def show_plan(plan: Plan, *, json_: bool, cost: Cost | None = None) -> None:
-    """Print what a conversion would do, and what it costs if there are prices."""
+def show_plan(
+    plan: Plan, *, json_: bool, cost: Cost | None = None, workers: WorkerPlan | None = None
+) -> None:
+    """Print what a conversion would do, and what it costs if there are prices; with workers also its units."""
     data = plan.to_json()
     if json_:
-        print_json(data | ({"cost": cost.to_json()} if cost else {}))
+        shared = {"workers": workers.to_json()} if workers else {}
+        print_json(data | ({"cost": cost.to_json()} if cost else {}) | shared)
         return
     parameters = data["parameters"]
     expected = parameters["expected"]
@@ -188,6 +192,7 @@ def show_plan(plan: Plan, *, json_: bool, cost: Cost | None = None) -> None:
         ("lossy", f"{len(plan.lossy)} tensors" if plan.lossy else ""),
         ("verify", plan.verify),
         *_traffic_rows(plan, cost),
+        *(workers.rows if workers else ()),
         ("plan digest", plan.digest),
     ])  # fmt: skip
     show_ignored(one.to_json() for one in folded(plan.ignored))

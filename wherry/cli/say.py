@@ -1,10 +1,24 @@
-"""The text that the command line prints: names in it cannot move the cursor, forge a line or reverse its order."""
+"""The text that the command line prints: names in it cannot move the cursor, forge a line or reverse its order.
+
+What a command waits for before its first result is one line on a terminal: the model registry of a model URI.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
+from wherry.cli.errors import OneLine
 from wherry.errors import printable, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RESOLVER = "wherry.ledger.resolve"  # logs each registry that it asks
+_SILENT = {"--json", "--quiet"}
 
 
 def say(text: object, *, err: bool = False) -> None:
@@ -15,3 +29,15 @@ def say(text: object, *, err: bool = False) -> None:
 def say_lines(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text of several lines, in which the names are printable already."""
     click.echo(printable(redact(text), lines=True), err=err, nl=nl)
+
+
+def show_waits(words: Sequence[str]) -> None:
+    """Print on the standard error what looking up a model URI waits for; only where a progress bar would be shown."""
+    named = any(word.startswith("models:/") for word in words)
+    if not named or _SILENT & set(words) or not sys.stderr.isatty():
+        return
+    log = logging.getLogger(_RESOLVER)
+    log.setLevel(logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine())
+    log.addHandler(handler)

@@ -42,7 +42,7 @@ from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from typing import Unpack
 
     from wherry.config.digests import DigestChoice
@@ -88,7 +88,12 @@ def convert(
         raise
 
 
-def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) -> GroupReceipt:
+def convert_all(
+    request: ConvertRequest,
+    *,
+    progress: OnProgress | None = None,
+    prepare: Callable[[Job], Job] | None = None,
+) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
     Each target commits, resumes and is verified independently: if one fails, the others are still made.
@@ -96,6 +101,7 @@ def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) 
     Args:
         request: the request.
         progress: called a few times a second.
+        prepare: called with each planned job whose target does not exist; returns the job that is carried out.
 
     Returns:
         The receipts of all targets, in order; `already` if nothing had to be done.
@@ -110,19 +116,26 @@ def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) 
     with _failures_told(request, running.started):
         opened = settled_checkpoint(lambda: open_source(named(request.source)))
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
-            group = convert_opened(checkpoint, request, running)
+            group = convert_opened(checkpoint, request, running, prepare)
     if sign is not None:
         _sign(group.receipts, sign, progress)
     return group
 
 
-def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> GroupReceipt:
+def convert_opened(
+    checkpoint: Checkpoint,
+    request: ConvertRequest,
+    running: RunContext,
+    prepare: Callable[[Job], Job] | None = None,
+) -> GroupReceipt:
     """Convert an opened checkpoint, for example a live training state; see `convert_all`."""
     jobs, lineage = plan_jobs(checkpoint, request, running), request.lineage
     threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
     there = {
         index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
     }
+    if prepare is not None:
+        jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
     receipts = _make(jobs, there, lineage=lineage)
     group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
     return _recorded(group) if lineage else group

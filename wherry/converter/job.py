@@ -66,6 +66,7 @@ class Job:
         choice: the algorithm of the digests that are recorded.
         group: see Receipt.
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
+        source_hashes: the same by algorithm, if other processes have computed them before the pass.
         asked: the stated request; see `wherry.converter.command`.
     """
 
@@ -80,6 +81,7 @@ class Job:
     choice: DigestChoice
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
+    source_hashes: Mapping[str, Hashes] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -125,17 +127,9 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         TargetInUseError: another run is writing the target.
         StorageError: the storage failed.
     """
-    header = {
-        "plan": job.plan.digest,
-        "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
-        "target": job.committed.name,
-        "digest": " ".join(algorithms),
-        "version": __version__,
-    }
-    staging, journal = _staging(job, header, stack)
+    staging, journal = _staging(job, header_of(job, algorithms), stack)
     stack.callback(journal.close)
-    inner = job.target.path[len(job.committed.path) :].strip("/")
-    staged = staging.location.join(inner) if inner else staging.location
+    staged = inside(job, staging.location)
     make_folder(staged.parent)
     companions = _copy_companions(job, staged)
     assert job.row.create is not None
@@ -143,7 +137,7 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     stack.callback(writer.close)
     if not isinstance(staging, ObjectStaging):
         staging.sync_names()
-    targets = _by_source(job.plan)
+    targets = targets_of(job.plan)
     # An object can be read back when all of it is there: at the end.
     meanwhile = job.plan.verify == "digest" and not is_staged(staged)
     back = ReadBack(writer, targets, job.target.uri) if meanwhile else None
@@ -151,9 +145,31 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
 
+def header_of(job: Job, algorithms: tuple[str, ...]) -> dict[str, str]:
+    """What identifies a run: a journal is continued only where all of it is the same."""
+    return {
+        "plan": job.plan.digest,
+        "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
+        "target": job.committed.name,
+        "digest": " ".join(algorithms),
+        "version": __version__,
+    }
+
+
+def identity_of(header: Mapping[str, str]) -> str:
+    """Eight hex digits of a header, for the name of the staging area."""
+    return sha256_of("run", header)[:8]
+
+
+def inside(job: Job, committed: Location) -> Location:
+    """The location of the checkpoint in what is committed in one step, for example in a staged step folder."""
+    inner = job.target.path[len(job.committed.path) :].strip("/")
+    return committed.join(inner) if inner else committed
+
+
 def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[AnyStaging, Journal]:
     """Open the staging area and its journal; a format that streams needs no local disk."""
-    identity = sha256_of("run", header)[:8]
+    identity = identity_of(header)
     if streams(job.row, job.committed):
         uploading = stack.enter_context(
             ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
@@ -212,7 +228,8 @@ def finish(writer: Writer) -> None:
     writer.close()
 
 
-def _by_source(plan: Plan) -> dict[KeyPath, TensorSpec]:
+def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
+    """Source key path → target tensor."""
     return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, StagedJob, complete, stage
@@ -29,12 +29,15 @@ from wherry.storage.stores import locate
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from wherry.core.keypath import KeyPath
     from wherry.core.receipt import Receipt
     from wherry.core.tensorspec import TensorSpec
     from wherry.mover.move import JointMoves
+    from wherry.mover.output import Output
+    from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
 
@@ -66,9 +69,11 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
             stack.callback(seen.close)
         with blaming_changes(jobs[0].pin, seen.original):
             recorded = read_sidecar(locate(seen.uri))
-            algorithms = _algorithms(jobs[0].algorithm, recorded)
+            algorithms = algorithms_of(jobs[0].algorithm, recorded)
             staged = [stage(job, algorithms, recorded, stack) for job in jobs]
-            hashes, own = _move(jobs, staged, algorithms)
+            moves = joint_moves([job.plan for job in jobs])
+            where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
+            hashes, own = move(jobs[0], moves, where, algorithms)
             if recorded is not None:
                 agree_with_source(seen.original, recorded, (own or hashes)[recorded.algorithm])
         algorithm = jobs[0].algorithm
@@ -79,27 +84,42 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         return [_outcome(one, hashes[algorithm]) for one in staged]
 
 
-def _in_order(moves: JointMoves, staged: list[StagedJob]) -> JointMoves:
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Where a pass writes.
+
+    Attributes:
+        staged: the location of the first output's checkpoint, until it is committed.
+        spill: a local folder for temporary files of decoded bytes.
+        outputs: the receivers of the bytes.
+    """
+
+    staged: Location
+    spill: Path
+    outputs: tuple[Output, ...]
+
+
+def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
     """The moves in the order of the bytes of the target's files, if these are uploaded in parts.
 
     A part is sent when all its bytes are known: in another order more parts would wait for bytes than memory can hold.
     """
-    if not is_staged(staged[0].staged):
+    if not is_staged(where.staged):
         return moves
-    where = extents_of(staged[0].output.writer)
+    extents_at = extents_of(where.outputs[0].writer)
 
     def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
         target = row[1][0]
         first = Span(0, target.nbytes)
         if target.chunks is not None:
             first = next(cells(target.whole, target.chunks), target.whole)
-        extents = where(target.path, first)
+        extents = extents_at(target.path, first)
         return (extents[0].location.path, extents[0].offset) if extents else ("", 0)
 
     return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))
 
 
-def _algorithms(chosen: str, recorded: Sidecar | None) -> tuple[str, ...]:
+def algorithms_of(chosen: str, recorded: Sidecar | None) -> tuple[str, ...]:
     """The algorithms with which a pass hashes: the chosen one, and that of the source's record."""
     return tuple(dict.fromkeys((chosen, chosen if recorded is None else recorded.algorithm)))
 
@@ -113,28 +133,48 @@ def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
         return staged.staging.failed(error)
 
 
-def _move(
-    jobs: list[Job], staged: list[StagedJob], algorithms: tuple[str, ...]
+def move(
+    job: Job,
+    moves: JointMoves,
+    where: Pass,
+    algorithms: tuple[str, ...],
+    hashed: Collection[KeyPath] | None = None,
 ) -> tuple[Mapping[str, Hashes], Mapping[str, Hashes] | None]:
-    """The digests by algorithm of the tensors that were read and, for a view, those of its original; else None."""
-    seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
-    moves = _in_order(joint_moves([job.plan for job in jobs]), staged)
+    """Carry moves into one target, or into several of one source.
+
+    Args:
+        job: one of the targets.
+        moves: of all targets; or some of them.
+        where: where they are written.
+        algorithms: with which the pass hashes.
+        hashed: the tensors of the original of a view whose digests are computed; all by default.
+
+    Returns:
+        The digests by algorithm of the tensors that were read whole and, for a view, those of its original; else None.
+
+    Raises:
+        WherryError: reading failed, or every output did.
+    """
+    seen, memory, progress = job.checkpoint, job.plan.memory, job.running.progress
+    moves = _in_order(moves, where)
     specs = {path: seen.manifest.tensors[path] for path in moves.targets}
-    pool, stopped, folder = Pool(memory), threading.Event(), staged[0].staging.spill
+    pool, stopped = Pool(memory), threading.Event()
+    if job.source_hashes is not None:
+        hashed = ()
     with ExitStack() as stack:
         through = None
         if seen.is_view:
             from wherry.view.groups import ViewPass
 
-            through = stack.enter_context(ViewPass(seen, specs, algorithms, stopped, progress))
+            through = stack.enter_context(ViewPass(seen, specs, algorithms, stopped, progress, hashed))
         reader = through.reader if through else seen.reader
-        source = stack.enter_context(Source(reader, pool, folder, ways=moves.ways, stopped=stopped))
+        source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
         meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
-        carrier = Carrier(source, specs, meter, algorithms, tuple(one.output for one in staged))
+        carrier = Carrier(source, specs, meter, algorithms, where.outputs)
         own = through.carry(carrier, moves) if through else None
         if not through:
             carrier.carry(moves)
-    broken = [one.output.error for one in staged if one.output.error]
-    if len(broken) == len(staged):
+    broken = [one.error for one in where.outputs if one.error]
+    if len(broken) == len(where.outputs):
         raise broken[0]
-    return {one: Hashes.of(specs, carrier.hashers, one) for one in algorithms}, own
+    return {one: Hashes.of(specs, carrier.hashers, one) for one in algorithms}, job.source_hashes or own

@@ -1,9 +1,9 @@
 """clean, in a store of objects: what runs that have ended left below a folder.
 
-That are leases, folders of staging objects with their journals, uploads that were never assembled, and objects of
-targets that were never committed. A run that is at work holds the lease of its target; everything of a target is
-removed while holding it. A journal names the runs that wrote it, and the commit members of the target: only objects of
-these runs are removed, and only where no commit member exists.
+That are leases, folders of staging objects with their journals, folders of jobs with their records, uploads that were
+never assembled, and objects of targets that were never committed. A run that is at work holds the lease of its target;
+everything of a target is removed while holding it. A journal or a job names the runs that wrote it, and the commit
+members of the target: only objects of these runs are removed, and only where no commit member exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 _LEASE = re.compile(rf"{re.escape(PREFIX)}(.+)\.lease")
-_AREA = re.compile(rf"{re.escape(PREFIX)}(.+)\.[0-9a-f]{{8}}")
+_AREA = re.compile(rf"{re.escape(PREFIX)}(.+)\.(?:[0-9a-f]{{8}}|job)")
+# Objects whose lines name runs, and those that name a run themselves; the folder of a job has them too.
+_TELLING = (NAME, "job.json", "claim-")
+_NAMED_BY_RUN = re.compile(r"receipt-\d+-([0-9a-f]{8})")
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Leftover:
 
     Attributes:
         target: the target.
-        areas: folders of staging objects.
+        areas: folders of staging objects, and the folder of a job.
         lease: whether a lease is there.
         uploads: uploads of its objects that are not assembled.
     """
@@ -206,7 +209,9 @@ def _told(area: Location) -> tuple[set[str], tuple[str, ...] | None]:
     """The runs that a journal names, and the commit members of its target; None if it cannot be read."""
     runs, members = set[str](), None
     for entry in area.entries():
-        if entry.name.startswith(NAME):
+        if named := _NAMED_BY_RUN.fullmatch(entry.name):
+            runs.add(named[1])
+        if entry.name.startswith(_TELLING):
             for line in area.join(entry.name).read_whole(MOST_CONFIG).splitlines():
                 try:
                     row: Any = json.loads(line.partition(b"\t")[0])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from wherry.upload.run import is_inner
 from wherry.upload.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.objects.uploads import ObjectStore, StoredObject
     from wherry.staging.journal import DurableMove, Header, Line
@@ -250,6 +251,41 @@ def begin_journal(
     )  # fmt: skip
     journal.start(past, header)
     return journal
+
+
+def finished_journal(
+    area: Location,
+    store: ObjectStore,
+    header: Header,
+    members: tuple[str, ...],
+    runs: Sequence[str],
+    rows: Iterable[DurableMove],
+) -> None:
+    """Write the journal of a run that was interrupted after its last move; an existing one is left.
+
+    It is one object, which is there whole or not at all.
+
+    Args:
+        area: the folder of staging objects.
+        store: its store.
+        header: what identifies the conversion.
+        members: names of commit members of the target.
+        runs: ids of the runs that have made the objects; at least one.
+        rows: the moves.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    first = {**header, "members": members, "run": runs[0]}
+    groups = [{"uploads": [], "parts": [], "done": [encode(row) for row in rows]}]
+    lines: list[bytes] = []
+    key, mac = journal_key(), FIRST_MAC
+    for line in (first, *({"run": run} for run in runs[1:]), *groups):
+        text = json.dumps(line).encode()
+        mac = next_mac(key, mac, text)
+        lines.append(b"%b\t%b\n" % (text, mac.hex().encode()))
+    with suppress(FileExistsError):
+        store.put_object(area.join(f"{NAME}{0:06d}").path, b"".join(lines), runs[0])
 
 
 def without_parts(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -153,6 +153,7 @@ class ViewPass:
         algorithms: tuple[str, ...],
         stopped: threading.Event,
         progress: OnProgress | None,
+        hashed: Collection[KeyPath] | None = None,
     ) -> None:
         """Determine the groups; nothing is read yet.
 
@@ -162,11 +163,14 @@ class ViewPass:
             algorithms: with which the source's tensors are hashed; see LeafHasher.
             stopped: ends the pass.
             progress: called a few times a second, for the stage `digest`.
+            hashed: the source's tensors whose digests are computed; all by default.
         """
         self._source = seen.original
         self._specs = seen.original.manifest.tensors
-        self._sizes = {path: spec.nbytes for path, spec in self._specs.items()}
+        self._hashed = frozenset(self._specs if hashed is None else hashed)
         self._needs = {path: seen.made_of(path) for path in paths}
+        wanted = self._hashed.union(*self._needs.values())
+        self._sizes = {path: spec.nbytes for path, spec in self._specs.items() if path in wanted}
         self._progress = progress
         self._algorithms = algorithms
         soon = set(_alone(self._needs, self._sizes))
@@ -190,7 +194,8 @@ class ViewPass:
 
         Raises: what `Carrier.carry` does.
         """
-        meter = Meter("digest", sum(self._sizes.values()), self._progress)
+        total = sum(nbytes for path, nbytes in self._sizes.items() if path in self._hashed)
+        meter = Meter("digest", total, self._progress)
         with (
             self._hashing(self._decoded, carrier.source, meter) as used,
             self._hashing(self._source.reader, carrier.source, meter) as left,
@@ -199,7 +204,8 @@ class ViewPass:
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
         hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {})}
-        return {one: Hashes.of(self._specs, hashers, one) for one in self._algorithms}
+        specs = {path: self._specs[path] for path in self._hashed}
+        return {one: Hashes.of(specs, hashers, one) for one in self._algorithms}
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
@@ -249,8 +255,9 @@ class ViewPass:
         """Carry the targets, and hash sources that were not hashed while they were decoded."""
         for path in work.targets:
             yield from carrier.tasks(moves.of(path))
-        yield from used.tasks(digest_moves(work.raw, used.source))
-        yield from (partial(self._hash, spec, used) for spec in work.encoded)
+        raw = [spec for spec in work.raw if spec.path in self._hashed]
+        yield from used.tasks(digest_moves(raw, used.source))
+        yield from (partial(self._hash, spec, used) for spec in work.encoded if spec.path in self._hashed)
 
     def _hash(self, spec: TensorSpec, used: Carrier) -> None:
         """Hash a tensor that was not decoded in order; otherwise only count it."""

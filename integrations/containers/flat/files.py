@@ -23,6 +23,7 @@ from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
+from wherry.upload.selection import Selection
 from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
@@ -222,13 +223,83 @@ class FlatFiles:
         return open_regular(str(self._folder / name), flags=flags)
 
 
-def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles:
+class SelectedFiles:
+    """Files of a folder of which only some are written, as one worker does that makes a part of a target."""
+
+    def __init__(self, folder: Location, kept: Mapping[str, int]) -> None:
+        """Create the files that are written.
+
+        Args:
+            folder: an existing folder.
+            kept: name → bytes.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._kept = frozenset(kept)
+        self._files = _open_all(folder, kept) if kept else None
+
+    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
+        """Write bytes at an offset of a file; nothing happens where it is not written here.
+
+        Raises:
+            WherryError: the storage failed.
+        """
+        if self._files is not None and name in self._kept:
+            self._files.write(name, offset, data)
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file that is written here.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        assert self._files is not None, "no file is written"
+        return self._files.read(name, start, stop)
+
+    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  as UploadedFiles
+        """Whether bytes that were written need no other record: they do not, as a unit is made whole or again."""
+        return True
+
+    def sync(self) -> None:
+        """Make every `write` durable that has returned.
+
+        Raises:
+            WherryError: the storage failed.
+        """
+        if self._files is not None:
+            self._files.sync()
+
+    def finish(self) -> None:
+        """Make the files and their names durable.
+
+        Raises:
+            WherryError: the storage failed.
+        """
+        if self._files is not None:
+            self._files.finish()
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        if self._files is not None:
+            self._files.close()
+
+
+def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles | SelectedFiles:
     """The files of a folder, on a local disk or in the staged objects of a run.
 
     Raises:
         UnsupportedError: the folder is neither.
         StorageError: the storage is full or failed.
     """
+    chosen = folder.store
+    if isinstance(chosen, Selection):
+        kept = {name: size for name, size in sizes.items() if chosen.takes(folder.join(name).path, size)}
+        return SelectedFiles(folder, kept)
+    return _open_all(folder, sizes)
+
+
+def _open_all(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles:
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
     require_local(folder)
@@ -261,7 +332,7 @@ def _settle(descriptor: int) -> None:
 class FlatFilesWriter(BaseWriter):
     """A writer into flat files, which accept any span of any tensor."""
 
-    _files: FlatFiles | UploadedFiles
+    _files: FlatFiles | UploadedFiles | SelectedFiles
 
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
         """Whether bytes that were written are durable after a `sync`; in a store, when their parts are sent."""

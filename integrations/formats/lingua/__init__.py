@@ -33,6 +33,7 @@ from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, d
 from wherry.integrations.formats.meta import single_form
 from wherry.storage.location import Entry
 from wherry.storage.stores import make_folder
+from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -145,7 +146,8 @@ def _require_companion(manifest: Manifest) -> None:
 
 
 def _create(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
-    folder.require_params(staging)
+    if not is_selected(staging):
+        folder.require_params(staging)
     return dcp.create_folder(staging, manifest, options)
 
 
@@ -220,7 +222,8 @@ def _prepare_consolidated(manifest: Manifest, _options: Options) -> Manifest:
 
 def _create_consolidated(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
     make_folder(staging)
-    folder.require_params(staging)
+    if not is_selected(staging):
+        folder.require_params(staging)
     archive = pickled(build(manifest, staging.uri))
     return ArchivesWriter(staging, {CONSOLIDATED: place_archives([archive])})
 

@@ -1,0 +1,97 @@
+"""What tests of units share: small conversions, jobs of them, workers that die, and records that are changed."""
+
+from __future__ import annotations
+
+import pytest
+
+import wherry
+from wherry.core.request import TargetRequest, convert_request
+from wherry.staging.lease_watch import Owner
+from wherry.storage.stores import locate
+from wherry.units import claims, make
+from wherry.units.commit import commit
+from wherry.units.records import records_beside
+from wherry.units.split_job import split
+from wherry.units.unit_receipt import done
+from wherry.units.work import work
+
+SIZES = {"hf": {"max_shard_size": "250KB"}, "dcp": {"shard_size": "250KB"}}
+
+
+def requested(source, target, to="hf", **more):
+    """The request of a conversion whose target has several files."""
+    ignore = () if to in ("hf", "dcp") else ("companions",)
+    common = {"lineage": False, "ignore": ignore, **more}
+    return convert_request(str(source), [TargetRequest(str(target), to, SIZES.get(to, {}))], **common)
+
+
+def made_job(source, target, to="hf", unit=300_000, **more):
+    """A job of about five units."""
+    return split(requested(source, target, to, **more), unit)
+
+
+def undisturbed(source, folder, to="hf"):
+    """The receipt of the same conversion in one process."""
+    request = requested(source, folder / "undisturbed", to)
+    return wherry.convert(
+        source, folder / "undisturbed", to=to, options=request.targets[0].options, lineage=False,
+        ignore=request.ignore,
+    ).target  # fmt: skip
+
+
+def committed(target):
+    [receipt] = commit(target).receipts
+    return receipt
+
+
+class Killed(BaseException):
+    """The process was killed here: nothing of what it does when it fails is done."""
+
+
+def stopped_at(name, count, kind=Killed):
+    """A function that stops its process at a call: a worker that is killed there."""
+    real, calls = getattr(make, name), []
+
+    def call(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == count:
+            raise kind(name)
+        return real(*args, **kwargs)
+
+    return call
+
+
+def killed(target, monkeypatch, name, count):
+    """A worker that dies while it makes a unit; its claim stays."""
+    with monkeypatch.context() as patch:
+        patch.setattr(make, name, stopped_at(name, count))
+        with pytest.raises(Killed):
+            work(target)
+
+
+def as_dead(patch):
+    """Claims of this process count as those of a process that has ended."""
+    real = claims.this_process
+
+    def ended(token):
+        owner = real(token)
+        return Owner(owner.host, owner.pid, owner.pid_namespace, 1, token)
+
+    patch.setattr(claims, "this_process", ended)
+
+
+def as_elsewhere(patch):
+    """Claims of this process count as those of another machine."""
+    real = claims.this_process
+    patch.setattr(claims, "this_process", lambda token: Owner("elsewhere", 1, "", None, real(token).token))
+
+
+def receipts(target):
+    records = records_beside(locate(target))
+    return {name: records.read(name) for names in done(records.names()).values() for name in names}
+
+
+def changed(target, name, **fields):
+    """Replace fields of a record; it is signed with the right key."""
+    records = records_beside(locate(target))
+    records.replace(name, {**records.read(name), **fields}, "00000000")

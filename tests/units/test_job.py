@@ -1,0 +1,365 @@
+"""A conversion by several processes without an engine: what comes out is what one process makes, or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import pytest
+
+import wherry
+from tests.support.jobs import (
+    as_dead,
+    as_elsewhere,
+    changed,
+    committed,
+    killed,
+    made_job,
+    receipts,
+    requested,
+    undisturbed,
+)
+from tests.support.object_stores import left_beside, uploads_below
+from wherry.core.digest import sha256_of
+from wherry.errors import (
+    HostileError,
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UnsupportedError,
+)
+from wherry.storage.stores import locate
+from wherry.units import claims, make, split_job
+from wherry.units import work as working
+from wherry.units.claims import Claims
+from wherry.units.commit import commit
+from wherry.units.records import JOB, records_beside
+from wherry.units.split_job import opened_job, split
+from wherry.units.unit_receipt import receipt_from
+from wherry.units.work import work
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "safetensors", "npz", "torch-zip"])
+def test_units_make_what_one_process_makes(source, target, tmp_path, to):
+    job = made_job(source, target, to)
+    report = work(target)
+    assert report.made == tuple(unit.name for unit in job.units)
+    receipt = committed(target)
+    expected = undisturbed(source, tmp_path, to)
+    assert receipt.target.checkpoint_digest == expected.checkpoint_digest
+    assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
+    assert receipt.verification["level"] == "digest"
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == [name for name in left_beside(target) if name.startswith("undisturbed")]
+    if not target.startswith("/"):
+        assert uploads_below(target) == []
+
+
+def test_the_files_are_the_same_bytes(source, tmp_path):
+    made_job(source, tmp_path / "out", "dcp")
+    work(str(tmp_path / "out"))
+    commit(str(tmp_path / "out"))
+    undisturbed(source, tmp_path, "dcp")
+    for one in (tmp_path / "undisturbed").iterdir():
+        if one.name != "wherry.json":
+            assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes(), one.name
+
+
+def test_workers_share_the_units(source, target, tmp_path):
+    job = made_job(source, target)
+    made = []
+    threads = [threading.Thread(target=lambda: made.extend(work(target).made)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted(unit.name for unit in job.units)  # each was made once
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+@pytest.mark.parametrize("step", ["move", "finish", "_made", "_require_moved"])
+def test_a_unit_of_a_worker_that_was_killed_is_made_again(source, target, tmp_path, monkeypatch, step):
+    job = made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_dead(patch)
+        killed(target, patch, step, 2)
+    report = work(target)
+    assert 0 < len(report.made) < len(job.units) + 1
+    assert job.units[1].name in report.made or step == "_made"
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert uploads_below(target) == [] if not target.startswith("/") else True
+
+
+def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        killed(target, patch, "finish", 1)
+    begun = time.monotonic()
+    work(target, expiry=0.3)
+    assert time.monotonic() - begun > 0.3
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+def test_a_slow_worker_whose_claim_has_expired_changes_nothing(source, target, tmp_path, monkeypatch):
+    """It comes back from the dead after its unit was made by another, with the same bytes."""
+    made_job(source, target)
+    real, back = make.finish, threading.Event()
+
+    def slow(writer):
+        if threading.current_thread().name == "slow":
+            back.wait(60)
+        real(writer)
+
+    monkeypatch.setattr(make, "finish", slow)
+    monkeypatch.setattr(Claims, "renewed", lambda _self, _claim, _unit: nullcontext())
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        thread = threading.Thread(target=lambda: _quietly(target), name="slow")
+        thread.start()
+        while not _claimed(target):
+            time.sleep(0.02)
+    work(target, expiry=0.3)
+    back.set()
+    thread.join()
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert wherry.verify(target, level="digest").ok
+
+
+def _claimed(target):
+    return claims.claimed(records_beside(locate(target)).names())
+
+
+def _quietly(target):
+    with suppress(TargetExistsError, StorageError):  # its object was made by the other worker
+        work(target)
+
+
+def test_nothing_is_committed_while_a_unit_is_missing(source, target):
+    made_job(source, target)
+    with pytest.raises(IncompleteError, match=r"6 of 6 units are not made: 00000-\w{8}, .*") as caught:
+        commit(target)
+    assert "wherry work" in caught.value.cure
+    assert not locate(target).exists()
+
+
+def test_a_receipt_that_lies_about_hashes_is_refused(source, target):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    moves = [list(move) for move in row["moves"]]
+    moves[0][4] = _other(moves[0][4])
+    changed(target, name, moves=moves)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        commit(target)
+    assert _not_committed(target)
+
+
+def _other(hashes):
+    """Hashes in base64, of which the first differs."""
+    return ("B" if hashes[0] == "A" else "A") + hashes[1:]
+
+
+def _not_committed(target):
+    place = locate(target)
+    return not place.exists() or not place.join("model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("field", ["files", "moves", "digest"])
+def test_a_receipt_that_does_not_cover_its_unit_is_refused(source, target, field):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    changed(target, name, **{field: "0" * 64 if field == "digest" else row[field][1:]})
+    with pytest.raises(
+        MismatchError, match=r"the receipt of unit 00000-\w{8} by process \d+ on .* does not cover"
+    ):
+        commit(target)
+    assert _not_committed(target)
+
+
+def test_a_file_that_was_changed_after_its_receipt_is_made_again(source, tmp_path):
+    target = str(tmp_path / "out")
+    made_job(source, target)
+    work(target)
+    [file, *_] = sorted(Path(f"{tmp_path}/.wherry-out.job").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(IncompleteError, match=r"1 of 6 units are not made"):
+        commit(target)
+    assert len(work(target).made) == 1
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+def test_two_receipts_of_one_unit_must_agree(source, target):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    other = json.loads(json.dumps(row))
+    other["token"], other["moves"][0][4] = "00000000", _other(other["moves"][0][4])
+    records_beside(locate(target)).create(f"{name[:-8]}00000000", other, "00000000")
+    with pytest.raises(MismatchError, match="two workers made different bytes of unit 0"):
+        commit(target)
+    assert _not_committed(target)
+
+
+def test_a_worker_with_another_wherry_is_named_and_left_out(source, target, monkeypatch):
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        patch.setattr(split_job, "__version__", "0.0.1")
+        with pytest.raises(
+            MismatchError, match=r"the job was made by wherry .*; this process has wherry 0\.0\.1"
+        ):
+            work(target)
+    work(target)
+    name, _row = next(iter(receipts(target).items()))
+    changed(target, name, version="0.0.1")
+    with pytest.raises(MismatchError, match=r"unit 0 was made with wherry 0\.0\.1 by process"):
+        commit(target)
+
+
+def test_a_worker_that_sees_another_source_is_left_out(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    row = records_beside(locate(target)).read(JOB)
+    header = {**row["header"], "source": sha256_of("source", "another")}
+    changed(target, JOB, header=header)
+    with pytest.raises(
+        MismatchError, match="this process sees another source than the one that made the job"
+    ):
+        work(target)
+
+
+def test_records_of_another_key_are_not_believed(source, target, monkeypatch):
+    made_job(source, target)
+    monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
+    with pytest.raises(
+        HostileError, match=r"the record job\.json was altered, or signed with another key"
+    ) as caught:
+        work(target)
+    assert "WHERRY_KEY" in caught.value.cure
+
+
+def test_two_coordinators_make_one_job_and_one_target(source, target, tmp_path):
+    first, second = made_job(source, target), made_job(source, target)
+    assert [unit.digest for unit in first.units] == [unit.digest for unit in second.units]
+    work(target)
+    results = []
+
+    def one():
+        try:
+            results.append(commit(target).receipts[0])
+        except (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError) as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done_ones = [one for one in results if not isinstance(one, Exception)]
+    assert done_ones
+    assert wherry.verify(target, level="digest").ok
+    expected = undisturbed(source, tmp_path).checkpoint_digest
+    assert {one.target.checkpoint_digest for one in done_ones} == {expected}
+
+
+def test_a_commit_that_was_interrupted_is_taken_up(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.converter.passes.complete", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            commit(target)
+    receipt = committed(target)
+    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert receipt.resumed_bytes == receipt.bytes_written
+
+
+def _interrupted(*_args):
+    raise KeyboardInterrupt
+
+
+def test_a_commit_that_was_killed_before_it_removed_the_job(source, target, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.units.records.Records.end", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            commit(target)
+    assert committed(target).already
+    with pytest.raises(NotFoundError, match="no job found"):
+        commit(target)
+    assert left_beside(target) == []
+
+
+def test_another_conversion_to_the_same_target_is_refused(source, target):
+    made_job(source, target)
+    with pytest.raises(TargetInUseError, match="a job of another conversion to this target exists"):
+        made_job(source, target, unit=500_000)
+    with pytest.raises(TargetInUseError, match="with another plan"):
+        made_job(source, target, "dcp")
+
+
+def test_a_target_that_exists_is_refused(source, target):
+    request = requested(source, target)
+    wherry.convert(source, target, to="hf", options=request.targets[0].options, lineage=False)
+    with pytest.raises(TargetExistsError, match="is the result of this conversion"):
+        split(request, 300_000)
+
+
+def test_a_format_that_one_process_writes_is_refused(source, tmp_path):
+    with pytest.raises(UnsupportedError, match="orbax cannot be written by several processes"):
+        made_job(source, tmp_path / "out", "orbax")
+
+
+def test_a_worker_tries_again_after_an_error_that_a_retry_can_fix(source, target, monkeypatch):
+    job = made_job(source, target)
+    failure = StorageError("the storage does not answer", retryable=True)
+    monkeypatch.setattr(make, "finish", _failing(make.finish, [failure, failure]))
+    assert len(work(target).made) == len(job.units)
+
+
+def test_a_worker_gives_up_after_several_errors_and_leaves_its_unit_to_others(source, target, monkeypatch):
+    job = made_job(source, target)
+    failure = StorageError("the storage does not answer", retryable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "finish", _failing(make.finish, [failure] * 9))
+        with pytest.raises(StorageError, match="does not answer"):
+            work(target)
+    assert _claimed(target) == []
+    assert len(work(target).made) == len(job.units)
+
+
+def _failing(real, errors):
+    waiting = list(errors)
+
+    def call(writer):
+        if waiting:
+            raise waiting.pop()
+        real(writer)
+
+    return call
+
+
+def test_a_worker_ends_when_the_job_was_committed(source, target, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with opened_job(target) as opened:
+        commit(target)
+        worker = working._Worker(opened, Claims(opened.records), None)
+        assert worker.run().ended
+
+
+def test_a_receipt_is_what_it_was_after_its_record(source, target):
+    made_job(source, target)
+    work(target)
+    for row in receipts(target).values():
+        receipt = receipt_from(row, target)
+        assert json.loads(json.dumps(receipt.to_json())) == row
+        assert re.fullmatch(r"process \d+ on .+", receipt.worker)

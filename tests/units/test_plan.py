@@ -1,0 +1,91 @@
+"""`wherry plan --workers`: the units of every format that can be cut, and what they ask of workers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.command import command
+from wherry.core.request import TargetRequest, convert_request
+from wherry.errors import UsageError
+from wherry.units.estimate import longest, parse_rate, plan_for_workers
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("source") / "model.safetensors"
+    rows = np.random.default_rng(0).random((12, 100_000), "f4")
+    save_file({f"layer.{n}.w": row for n, row in enumerate(rows)}, path)
+    return path
+
+
+def planned(source, to, options, unit=MB, workers=4, **more):
+    request = convert_request(source, [TargetRequest(str(source.parent / "out"), to, options)], **more)
+    return plan_for_workers(request, workers, unit, MB)
+
+
+@pytest.mark.parametrize(
+    ("to", "options"), [("hf", {"max_shard_size": "1MB"}), ("dcp", {"shard_size": "1MB"})]
+)
+def test_units_are_the_files_that_a_conversion_makes(source, tmp_path, to, options):
+    plan, shared = planned(source, to, options)
+    wherry.convert(source, tmp_path / "out", to=to, options=options, lineage=False)
+    written = {
+        path.name: path.stat().st_size
+        for path in (tmp_path / "out").iterdir()
+        if path.suffix in (".safetensors", ".distcp")
+    }
+    assert {file.name: file.nbytes for unit in shared.units for file in unit.files} == written
+    assert len(shared.units) == len(written) > 3
+    assert shared.whole == ""
+    assert {unit.plan for unit in shared.units} == {plan.digest}
+
+
+@pytest.mark.parametrize("to", ["safetensors", "npz", "torch-zip", "flax-msgpack"])
+def test_a_format_of_one_file_is_one_unit(source, to):
+    _plan, shared = planned(source, to, {})
+    [unit] = shared.units
+    assert [file.name for file in unit.files] == ["."]
+    assert (shared.workers, shared.whole) == (1, f"{to} is one file")
+
+
+def test_a_format_that_needs_a_file_system_has_no_units(source):
+    _plan, shared = planned(source, "orbax", {})
+    assert shared.units == ()
+    assert shared.whole == "orbax is written through a file system, by one process"
+    assert shared.seconds > 0
+
+
+def test_time_is_that_of_the_busiest_worker(source):
+    options = {"max_shard_size": "1MB"}
+    alone, four = (planned(source, "hf", options, workers=count)[1] for count in (1, 4))
+    assert alone.seconds == pytest.approx(2 * 4.8, rel=0.01)  # read or written at 1 MB/s, then read back
+    assert four.seconds == pytest.approx(alone.seconds / len(four.units) * 2, rel=0.01)
+    unproved = planned(source, "hf", options, workers=1, verify="none")[1]
+    assert unproved.seconds == pytest.approx(alone.seconds / 2, rel=0.01)
+    assert longest([3, 1, 1, 1], 2) == 3
+    assert longest([1, 1, 1, 3], 2) == 4
+
+
+def test_the_command_prints_units_and_workers(source):
+    words = ["plan", str(source), str(source.parent / "out"), "--to", "hf", "--set", "max_shard_size=1MB"]
+    text = command(*words, "--workers", "3", "--unit", "1MB", "--rate", "2MB/s").stdout
+    assert "units:          6 units of 800.2 kB to 800.2 kB" in text
+    assert "workers:        3, 2.0 MB/s each: 2 s" in text
+    data = json.loads(command(*words, "--workers", "3", "--json").stdout)
+    assert data["workers"]["workers"] == 1  # all files fit one unit of 1 GiB
+    [unit] = data["workers"]["units"]
+    assert unit["bytes_in"] == 4_800_000
+    assert "workers" not in json.loads(command(*words, "--json").stdout)
+
+
+def test_a_rate_is_a_size_a_second():
+    assert parse_rate("400MB/s") == parse_rate("400MB") == 400 * MB
+    with pytest.raises(UsageError, match="invalid rate 'fast'"):
+        parse_rate("fast")

@@ -1,0 +1,119 @@
+"""`wherry split`, `work` and `commit`: one conversion, made by several processes."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from wherry.cli.options import CONVERSION, as_json, quiet, requesting
+from wherry.cli.say import say
+from wherry.core.request import TargetRequest, convert_request
+from wherry.core.units import counted, duration, parse_size, show_seconds, show_size
+
+if TYPE_CHECKING:
+    from wherry.units.unit import Unit
+    from wherry.units.unit_receipt import UnitReceipt
+
+unit_size = click.option(
+    "--unit",
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Size of a unit: files of the target that one worker makes; a larger file is one unit.",
+)
+
+on_engine = click.option(
+    "--on",
+    metavar="ENGINE",
+    default="threads",
+    show_default=True,
+    help="What makes the target: threads of this process, or processes:N, which share the units of the plan.",
+)
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", required=True, metavar="FORMAT", help="Target format.")
+@requesting(*CONVERSION)
+@unit_size
+@as_json
+def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict[str, Any]) -> None:
+    """Cut the conversion of SOURCE to TARGET into units, which any number of `wherry work` make.
+
+    The job is a folder beside TARGET. All workers must see SOURCE and TARGET under these names, and share WHERRY_KEY.
+    """
+    from wherry.cli import console
+    from wherry.units.split_job import split as make_job
+
+    made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
+    sizes = [one.nbytes for one in made.units]
+    if json_:
+        console.print_json({"job": made.uri, "units": [one.to_json() for one in made.units]})
+        return
+    console.print_rows([
+        ("job", made.uri),
+        ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
+        ("next", f"wherry work {made.job.committed.uri}, as often as you like; then wherry commit"),
+    ])  # fmt: skip
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--expiry",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="Time without a sign of life after which the unit of another worker is made again.",
+)
+@click.option("--commit", "commits", is_flag=True, help="Commit the target when every unit is made.")
+@quiet
+@as_json
+def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None:
+    """Make units of JOB until every unit is made; JOB is its folder, or its target.
+
+    Any number of processes do this at the same time, on any machines. A unit whose worker has died is made again.
+    """
+    from wherry.cli import console
+    from wherry.units.work import work as make_units
+
+    def told(unit: Unit, receipt: UnitReceipt) -> None:
+        say(f"unit {unit.name}: {show_size(unit.nbytes)} in {show_seconds(receipt.seconds)}", err=True)
+
+    signal.signal(signal.SIGTERM, _stop)
+    report = make_units(job, expiry=duration(expiry), on_unit=None if quiet or json_ else told)
+    if commits and not report.ended:
+        _commit(job, quiet=quiet, json_=json_)
+    elif json_:
+        console.print_json(report.to_json())
+    else:
+        say(f"made {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
+
+
+@click.command()
+@click.argument("job")
+@quiet
+@as_json
+def commit(job: str, quiet: bool, json_: bool) -> None:
+    """Prove and commit the target of JOB once every unit is made; JOB is its folder, or its target."""
+    signal.signal(signal.SIGTERM, _stop)
+    _commit(job, quiet=quiet, json_=json_)
+
+
+def _commit(job: str, *, quiet: bool, json_: bool) -> None:
+    from wherry.cli import console
+    from wherry.units.commit import commit as commit_job
+
+    with (
+        console.committed(console.show_receipts, json_=json_),
+        console.bar(quiet=quiet or json_) as progress,
+    ):
+        group = commit_job(job, progress=progress)
+    console.show_receipts(group, json_=json_)
+
+
+def _stop(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,143 @@
+"""Claims: which worker makes a unit. A claim is a record that its owner renews, and that expires when it does not.
+
+Clocks are never compared: a claim expires when it has not changed while another worker watched it for `expiry` seconds;
+the owner of a claim on the same machine is looked up in the process table. The next attempt at the unit is a new claim,
+create-only, so one worker gets it. A worker whose claim has expired may still finish: an attempt has files of its own,
+or objects that carry its id, so it changes nothing of a later attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wherry.errors import WherryError
+from wherry.staging.lease_watch import Sighting, Verdict, Watch, this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from wherry.units.records import Records
+    from wherry.units.unit import Unit
+
+EXPIRY_SECONDS = 60.0
+TOKEN_DIGITS = 8  # hex digits of the id of an attempt
+_BEATS = 4  # renewals in the time after which a claim expires
+_CLAIM = re.compile(r"claim-(?P<unit>\d+)-(?P<attempt>\d+)")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's right to make a unit.
+
+    Attributes:
+        unit: number of the unit.
+        attempt: number of the attempt, from 0.
+        token: id of the attempt; names its files and objects.
+        before: ids of earlier attempts.
+    """
+
+    unit: int
+    attempt: int
+    token: str
+    before: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Name of the record."""
+        return f"claim-{self.unit:05d}-{self.attempt}"
+
+
+@dataclass(slots=True)
+class Claims:
+    """The claims of a job, as one worker sees them.
+
+    Attributes:
+        records: of the job.
+        expiry: seconds after which a claim that is not renewed expires.
+    """
+
+    records: Records
+    expiry: float = EXPIRY_SECONDS
+    _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
+
+    def take(self, unit: Unit, names: Iterable[str]) -> Claim | None:
+        """Claim a unit; None if another worker has it.
+
+        Args:
+            unit: a unit that is not done.
+            names: of the records of the job.
+
+        Raises:
+            HostileError: a claim was signed with another key.
+            StorageError: the storage failed.
+        """
+        attempts = sorted(attempt for number, attempt in claimed(names) if number == unit.number)
+        earlier = [Claim(unit.number, attempt, "").name for attempt in attempts]
+        if earlier and not self._has_ended(earlier[-1]):
+            return None
+        tokens = (self.records.read(name) for name in earlier)
+        before = frozenset(row["token"] for row in tokens if row)
+        claim = Claim(
+            unit.number, attempts[-1] + 1 if attempts else 0, secrets.token_hex(TOKEN_DIGITS // 2), before
+        )
+        return claim if self.records.create(claim.name, _row(claim, unit, 0), claim.token) else None
+
+    @contextmanager
+    def renewed(self, claim: Claim, unit: Unit) -> Generator[None]:
+        """Renew a claim while the block runs; it is removed if the block fails, so that another takes over."""
+        over = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not over.wait(self.expiry / _BEATS):
+                count += 1
+                try:
+                    self.records.replace(claim.name, _row(claim, unit, count), claim.token)
+                except WherryError as error:  # harmless if the storage recovers in time
+                    _log.warning("the claim on unit %s was not renewed: %s", unit.name, error)
+
+        heart = threading.Thread(target=beat, name="wherry-claim", daemon=True)
+        heart.start()
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit):
+            self.records.remove(claim.name)
+            raise
+        finally:
+            over.set()
+            heart.join()
+
+    def _has_ended(self, name: str) -> bool:
+        """Whether the owner of a claim has ended, or has not renewed it for long enough; looks once."""
+        watch = self._watches.get(name)
+        if watch is None:
+            watch = self._watches[name] = Watch(name, lambda: self._see(name), self.expiry)
+        return watch.look() in (Verdict.DEAD, Verdict.EXPIRED)
+
+    def _see(self, name: str) -> Sighting | None:
+        row = self.records.read(name)
+        return None if row is None else Sighting(0, 0, 0, row["beat"], row["owner"].encode())
+
+
+def claimed(names: Iterable[str]) -> list[tuple[int, int]]:
+    """Unit and attempt of every claim among the names of records."""
+    found = (_CLAIM.fullmatch(name) for name in names)
+    return [(int(one["unit"]), int(one["attempt"])) for one in found if one]
+
+
+def claims_of(unit: Unit, names: Iterable[str]) -> list[str]:
+    """The names of the claims on a unit among the names of records."""
+    return [Claim(number, attempt, "").name for number, attempt in claimed(names) if number == unit.number]
+
+
+def _row(claim: Claim, unit: Unit, beat: int) -> dict[str, object]:
+    owner = json.dumps(this_process(claim.token).to_json())
+    return {"unit": unit.digest, "token": claim.token, "run": claim.token, "owner": owner, "beat": beat}

@@ -1,0 +1,234 @@
+"""commit: makes the result of a job from the receipts of its units.
+
+The receipts become the journal of an interrupted run in which every move is done, beside the files that the workers
+have made; then the conversion is resumed. So it is proved and committed like any conversion: it is read back and
+compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
+overwrite, and of two commits at the same time one makes the target. A receipt that lies cannot get through.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.converter.convert import convert_all
+from wherry.converter.job import inside
+from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
+from wherry.staging.area import JOURNAL, left_for
+from wherry.staging.journal import open_journal
+from wherry.staging.object_journal import finished_journal
+from wherry.staging.object_staging import is_committed
+from wherry.storage.folders import make_folders, sync_folder, sync_tree
+from wherry.units.claims import TOKEN_DIGITS, claims_of
+from wherry.units.make import attempt_folder, member, staged_at, staging_of
+from wherry.units.split_job import opened_job
+from wherry.units.unit_receipt import (
+    UnitReceipt,
+    done,
+    merged_hashes,
+    receipt_from,
+    require_equal,
+    require_whole,
+)
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from wherry.converter.job import Job
+    from wherry.core.progress import OnProgress
+    from wherry.core.receipt import GroupReceipt
+    from wherry.units.split_job import SplitJob
+    from wherry.units.unit import Unit
+
+_NAMED = 5  # units that an error names
+
+
+def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
+    """Prove and commit the result of a job, and remove the job.
+
+    Args:
+        uri: the folder of the job, or its target.
+        progress: called a few times a second.
+
+    Returns:
+        The receipt of the one target; `already` if it was committed before.
+
+    Raises:
+        NotFoundError: there is no job.
+        IncompleteError: units are not made; nothing was committed.
+        MismatchError: a receipt is wrong, or this process sees another source or plan; nothing was committed.
+        TargetExistsError, TargetInUseError: something else is at the target, or is writing it.
+        WherryError: what `convert` raises.
+    """
+    with opened_job(uri) as split:
+        receipts = None if _is_made(split) else _receipts(split)
+        if receipts is not None:
+            _compose(split, receipts)
+
+        def prepare(job: Job) -> Job:
+            if receipts is None or not job.checkpoint.is_view:
+                return job
+            specs = job.checkpoint.original.manifest.tensors
+            return replace(job, source_hashes=merged_hashes(receipts, specs, split.algorithms))
+
+        group = convert_all(split.request, progress=progress, prepare=prepare)
+        split.records.end()
+    return group
+
+
+def _is_made(split: SplitJob) -> bool:
+    """Whether the target is there, so that only the job is left."""
+    committed = split.job.committed
+    if split.records.store is None:
+        return committed.exists()
+    return is_committed(committed, split.job.row.commit_members)
+
+
+def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
+    """One valid receipt of each unit; None if another commit has used their files, and was interrupted.
+
+    Raises:
+        IncompleteError: units are not made.
+        MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
+    """
+    finished = done(split.records.names())
+    found = {unit.number: _receipt(split, unit, finished.get(unit.number, [])) for unit in split.units}
+    missing = [unit.name for unit in split.units if found[unit.number] is None]
+    if not missing:
+        return [one for one in found.values() if one is not None]
+    if _is_composed(split):
+        return None
+    for unit in split.units:
+        if found[unit.number] is None and unit.number in finished:
+            _make_again(split, unit, finished[unit.number])
+    more = ", …" if len(missing) > _NAMED else ""
+    raise IncompleteError(
+        f"{len(missing)} of {len(split.units)} units are not made: {', '.join(missing[:_NAMED])}{more}",
+        uri=split.uri,
+        cure=f"run `wherry work {split.job.committed.uri}`",
+    )
+
+
+def _make_again(split: SplitJob, unit: Unit, receipts: list[str]) -> None:
+    """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them."""
+    tokens = {name[-TOKEN_DIGITS:] for name in receipts}
+    for name in [*receipts, *claims_of(unit, split.records.names())]:
+        split.records.remove(name)
+    store = split.records.store
+    if store is None:
+        return
+    for file in unit.files:
+        path = _object(split, file.name)
+        found = store.head(path)
+        if found is not None and found.run in tokens:
+            store.remove_object(path, found.mark)
+
+
+def _is_composed(split: SplitJob) -> bool:
+    """Whether an earlier commit has left the staging area on the file system from which it can be resumed."""
+    if split.records.store is not None:
+        return False
+    committed = split.job.committed
+    return any(
+        one.identity == split.identity for one in left_for(Path(committed.parent.path), committed.name)
+    )
+
+
+def _receipt(split: SplitJob, unit: Unit, names: list[str]) -> UnitReceipt | None:
+    """The receipt of a unit whose files are there; None if there is none."""
+    rows = (split.records.read(name) for name in names)
+    receipts = [receipt_from(row, split.uri) for row in rows if row]
+    for receipt in receipts:
+        _require_version(receipt, split)
+        require_whole(receipt, unit, split.uri)
+        require_equal(receipts[0], receipt, split.uri)
+    return next((receipt for receipt in receipts if _is_present(split, receipt)), None)
+
+
+def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
+    if receipt.version != __version__:
+        raise MismatchError(
+            f"unit {receipt.unit} was made with wherry {receipt.version} by {receipt.worker}",
+            uri=split.uri,
+            cure=f"remove {receipt.name} and run `wherry work` again with wherry {__version__}",
+        )
+
+
+def _is_present(split: SplitJob, receipt: UnitReceipt) -> bool:
+    """Whether what a receipt names is there, in the state that its worker has left."""
+    store = split.records.store
+    if store is None:
+        staged = staged_at(split, receipt.token)
+        entries = [member(staged, file.name).stat() for file in receipt.files]
+        states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
+        return states == [(file.nbytes, file.mark) for file in receipt.files]
+    found = [store.head(_object(split, file.name)) for file in receipt.files]
+    return all(
+        one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
+        for one, file in zip(found, receipt.files, strict=True)
+    )
+
+
+def _object(split: SplitJob, name: str) -> str:
+    """The path of an object of a unit until the commit."""
+    job = split.job
+    path = member(inside(job, job.committed), name).path
+    inner = path[len(job.committed.path) :].strip("/")
+    if inner and inner not in job.row.commit_members:
+        return path
+    return f"{staging_of(split).path}/{inner or job.committed.name}"
+
+
+def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
+    """Leave files, objects and a journal as a run does that was interrupted after its last move."""
+    area, store = staging_of(split), split.records.store
+    rows = [row for receipt in receipts for row in receipt.moves]
+    if store is not None:
+        runs = [receipt.token for receipt in receipts]
+        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows)
+        return
+    if _is_composed(split):
+        return  # another commit has done it
+    draft = Path(split.records.folder.join(f"area-{secrets.token_hex(4)}").path)
+    with storage_errors(split.uri):
+        draft.mkdir(mode=0o700)
+        _gather(split, receipts, draft)
+        journal = open_journal(draft / JOURNAL, split.header)
+        try:
+            journal.record(rows)
+        finally:
+            journal.close()
+        sync_tree(draft)
+        try:
+            draft.rename(area.path)
+        except OSError as error:  # another commit was faster
+            raise _taken(split) from error
+        sync_folder(Path(area.path).parent)
+        for receipt in receipts:
+            for file in receipt.files:  # files of an area have one name each
+                Path(member(staged_at(split, receipt.token), file.name).path).unlink(missing_ok=True)
+
+
+def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
+    """Give the files of all attempts second names in one folder."""
+    for receipt in receipts:
+        origin = attempt_folder(split, receipt.token)
+        for file in receipt.files:
+            made = Path(member(staged_at(split, receipt.token), file.name).path)
+            place = draft / made.relative_to(origin)
+            make_folders(place.parent)
+            try:
+                os.link(made, place)
+            except FileNotFoundError as error:  # another commit was faster
+                raise _taken(split) from error
+
+
+def _taken(split: SplitJob) -> TargetInUseError:
+    return TargetInUseError(
+        "another process commits this job",
+        uri=split.uri,
+        cure=f"wait for it, or run `wherry commit {split.job.committed.uri}` again",
+        retryable=True,
+    )

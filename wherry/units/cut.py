@@ -1,0 +1,117 @@
+"""cut: cuts a plan into units. A pure function: the same plan gives the same units everywhere.
+
+A unit is one file of the target, or several small ones that together stay below the size that was chosen. Files are
+never cut, so no unit needs bytes of another; a format whose target is one file is one unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.units.unit import Unit, UnitFile, UnitPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.units.target_files import TargetFiles
+
+UNIT_BYTES = 1 << 30
+SMALLEST_UNIT = 256 << 20
+LARGEST_UNIT = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContents:
+    """What a plan moves, as far as its units depend on it.
+
+    Attributes:
+        plan: digest of the plan.
+        pairs: target key path → key path in the source, or in the view of it.
+        nbytes: target key path → canonical bytes.
+        stored: key path of every stored tensor of the source → bytes.
+        made_of: the stored tensors that a tensor of the view is made of.
+        is_view: whether the source is seen through another layout, so that its own digests need reads of their own.
+    """
+
+    plan: str
+    pairs: Mapping[KeyPath, KeyPath]
+    nbytes: Mapping[KeyPath, int]
+    stored: Mapping[KeyPath, int]
+    made_of: Callable[[KeyPath], Collection[KeyPath]]
+    is_view: bool = False
+
+
+def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
+    """Cut a plan into units.
+
+    Args:
+        contents: what the plan moves.
+        files: the files of its target.
+        unit_bytes: size of a unit; a larger file is one unit.
+
+    Returns:
+        The units, in the order of the target's files. Every file and every tensor with elements is in exactly one.
+    """
+    inside = _inside(contents, files)
+    groups = [list(files.sizes)] if files.whole else list(_groups(files.sizes, unit_bytes))
+    parts = [[part for name in names for part in inside.get(name, ())] for names in groups]
+    sources = [
+        tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
+    ]
+    moved = [sum(part.nbytes for part in row) for row in parts]
+    hashed = _hashed(contents, sources, moved) if contents.is_view else [[] for _ in groups]
+    return tuple(
+        Unit(
+            number=number,
+            plan=contents.plan,
+            files=tuple(UnitFile(name, files.sizes[name]) for name in names),
+            parts=tuple(parts[number]),
+            sources=sources[number],
+            hashed=tuple(hashed[number]),
+            nbytes_in=moved[number] + sum(contents.stored[path] for path in hashed[number]),
+        )
+        for number, names in enumerate(groups)
+    )
+
+
+def _hashed(
+    contents: PlanContents, sources: list[tuple[KeyPath, ...]], moved: list[int]
+) -> list[list[KeyPath]]:
+    """The stored tensors that each unit hashes: each by the unit that reads least, of those that need it or of all."""
+    needing: dict[KeyPath, list[int]] = {}
+    for number, paths in enumerate(sources):
+        for path in paths:
+            needing.setdefault(path, []).append(number)
+    loads, hashed = list(moved), [list["KeyPath"]() for _ in sources]
+    for path, nbytes in sorted(contents.stored.items(), key=lambda row: (-row[1], row[0])):
+        number = min(needing.get(path, range(len(sources))), key=loads.__getitem__)
+        hashed[number].append(path)
+        loads[number] += nbytes
+    return hashed
+
+
+def _inside(contents: PlanContents, files: TargetFiles) -> dict[str, list[UnitPart]]:
+    """File → the tensors in it, in the order of the target."""
+    first = next(iter(files.sizes), ".")
+    inside: dict[str, list[UnitPart]] = {}
+    for target, source in contents.pairs.items():
+        nbytes = contents.nbytes[target]
+        if nbytes:
+            inside.setdefault(files.homes.get(target, first), []).append(UnitPart(source, 0, nbytes))
+    return inside
+
+
+def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """The names of files, in groups of at most so many bytes; a larger file is a group of its own."""
+    held: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if held and filled + size > most:
+            yield held
+            held, filled = [], 0
+        held.append(name)
+        filled += size
+    if held:
+        yield held

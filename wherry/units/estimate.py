@@ -1,0 +1,164 @@
+"""estimate: what the units of a plan ask of several workers: bytes, requests, memory, and hours at given rates.
+
+The numbers follow from metadata alone. Time is that of the busiest worker if each moves bytes at the given rate, and
+takes the next unit when it has finished one; latency, retries and workers that die are left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.plan import plan_target
+from wherry.converter.traffic import traffic_of
+from wherry.core.units import counted, parse_size, show_seconds, show_size
+from wherry.errors import UsageError
+from wherry.formats.checkpoint import open_source
+from wherry.formats.registry import find_target_format
+from wherry.ledger.open import named
+from wherry.units.cut import UNIT_BYTES, PlanContents, cut
+from wherry.units.target_files import target_files
+from wherry.upload.sender import HELD_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.converter.plan import Plan
+    from wherry.core.request import ConvertRequest
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.units.unit import Unit
+
+DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """The units of a plan, shared out to workers.
+
+    Attributes:
+        units: the units; empty if one process has to make the target.
+        workers: number of workers that have something to do.
+        rate: bytes a second that a worker reads, and writes meanwhile.
+        seconds: how long the busiest worker takes, with the read-back of what it wrote.
+        peak_memory: bytes of memory of a worker.
+        requests: number of requests to stores, of all workers.
+        whole: why there is only one unit, or none; empty if there are several.
+    """
+
+    units: tuple[Unit, ...]
+    workers: int
+    rate: int
+    seconds: float
+    peak_memory: int
+    requests: int
+    whole: str = ""
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """As `wherry plan --workers N` prints it: name and value of each row."""
+        sizes = [unit.nbytes for unit in self.units]
+        least, most = show_size(min(sizes, default=0)), show_size(max(sizes, default=0))
+        return [
+            ("units", f"{counted(len(sizes), 'unit')} of {least} to {most}" if sizes else ""),
+            ("one worker", self.whole),
+            ("workers", f"{self.workers}, {show_size(self.rate)}/s each: {show_seconds(self.seconds)}"),
+            ("worker memory", show_size(self.peak_memory)),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry plan --workers N --json`."""
+        return {
+            "workers": self.workers,
+            "rate": self.rate,
+            "seconds": round(self.seconds, 1),
+            "peak_memory": self.peak_memory,
+            "requests": self.requests,
+            "one_worker": self.whole,
+            "units": [unit.to_json() for unit in self.units],
+        }
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second of a rate such as `400MB/s`; `/s` may be left out.
+
+    Raises:
+        UsageError: it is not a rate.
+    """
+    try:
+        return parse_size(text.strip().removesuffix("/s"))
+    except UsageError as error:
+        raise UsageError(f"invalid rate {text!r}", cure="write for example 400MB/s") from error
+
+
+def units_of(seen: Checkpoint, plan: Plan, unit_bytes: int = UNIT_BYTES) -> tuple[tuple[Unit, ...], str]:
+    """The units of a plan, and why they are not several; no units if one process has to make the target.
+
+    Args:
+        seen: the opened source, or its view in the layout of the target's system.
+        plan: the plan.
+        unit_bytes: size of a unit.
+    """
+    files = target_files(plan)
+    if files is None:
+        return (), f"{plan.to} is written through a file system, by one process"
+    contents = PlanContents(
+        plan=plan.digest,
+        pairs=plan.pairs,
+        nbytes={path: spec.nbytes for path, spec in plan.manifest.tensors.items()},
+        stored={path: spec.nbytes for path, spec in seen.original.manifest.tensors.items()},
+        made_of=seen.made_of,
+        is_view=seen.is_view,
+    )
+    return cut(contents, files, unit_bytes), files.whole
+
+
+def plan_for_workers(
+    request: ConvertRequest, workers: int, unit_bytes: int = UNIT_BYTES, rate: int = DEFAULT_RATE
+) -> tuple[Plan, WorkerPlan]:
+    """The plan of a request with one target, and its units; nothing is written.
+
+    Args:
+        request: the request.
+        workers: number of workers.
+        unit_bytes: size of a unit.
+        rate: bytes a second that one worker reads, and writes meanwhile.
+
+    Raises: what `plan_request` does.
+    """
+    (target,) = request.targets
+    with open_source(named(request.source)) as checkpoint:
+        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
+        plan = replace(found, traffic=traffic_of(seen, found))
+        units, whole = units_of(seen, plan, unit_bytes)
+    return plan, _shared_out(plan, units, workers, rate, whole)
+
+
+def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:
+    back = plan.verify == "digest"
+    loads = [max(unit.nbytes_in, unit.nbytes) + unit.nbytes * back for unit in units]
+    if not units:
+        loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * back]
+    stores = plan.traffic.stores
+    return WorkerPlan(
+        units=units,
+        workers=min(workers, len(loads)),
+        rate=rate,
+        seconds=longest(loads, workers) / rate,
+        peak_memory=plan.peak_memory + HELD_BYTES * bool(stores),
+        requests=sum(one.reads + one.writes + one.lists for one in stores),
+        whole=whole,
+    )
+
+
+def longest(loads: Sequence[int], workers: int) -> int:
+    """The load of the busiest of some workers, where each takes the next load when it has finished one.
+
+    Args:
+        loads: in the order in which they are taken.
+        workers: at least one.
+    """
+    busy = [0] * workers
+    for load in loads:
+        heapq.heapreplace(busy, busy[0] + load)
+    return max(busy)

@@ -1,0 +1,219 @@
+"""make: makes one unit: its moves through the writer of the format, into files or objects of this attempt alone.
+
+The writer is created for the whole target, in a store that keeps only the files of the unit (`Selection`), so the bytes
+are those of a conversion in one process. On a file system, an attempt writes into a folder of its own in the folder of
+the job. In a store of objects, the objects have their final names, are create-only and carry the id of the attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.converter.job import finish, inside, targets_of
+from wherry.converter.passes import Pass, move
+from wherry.converter.plan import joint_moves
+from wherry.errors import InternalError, StorageError, WherryError, storage_errors
+from wherry.mover.output import Output
+from wherry.objects.stores import object_store
+from wherry.staging.journal import DurableMove, Journal
+from wherry.storage.folders import PREFIX, remove_leftover
+from wherry.storage.location import Location
+from wherry.storage.stores import make_folder
+from wherry.units.unit_receipt import MadeFile, UnitReceipt
+from wherry.upload.run import UploadRun
+from wherry.upload.selection import SelectedLocal, SelectedObjects
+from wherry.upload.sender import Sender
+from wherry.upload.uploaded_file import UploadContext
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Span
+    from wherry.objects.uploads import ObjectStore, Part, Upload
+    from wherry.units.claims import Claim
+    from wherry.units.split_job import SplitJob
+    from wherry.units.unit import Unit
+
+
+@dataclass(slots=True)
+class UnitJournal(Journal):
+    """The moves of one unit; those of other units count as done. It is kept in memory.
+
+    Attributes:
+        unit: the unit.
+        rows: the moves that were made.
+    """
+
+    unit: Unit = None  # pyright: ignore[reportAssignmentType]  fields of the base class have defaults
+    rows: list[DurableMove] = field(default_factory=list["DurableMove"])
+
+    def has(self, source: KeyPath, span: Span) -> bool:
+        """Whether a move is done, or belongs to another unit."""
+        return not self.unit.has(source, span)
+
+    def record(self, rows: Iterable[DurableMove]) -> None:
+        """Note moves that were made."""
+        self.rows += rows
+
+
+class _AttemptPlace(NamedTuple):
+    """Where an attempt writes: the checkpoint's location, and a folder for decoded bytes."""
+
+    staged: Location
+    spill: Path
+
+
+def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
+    """Make one unit.
+
+    Args:
+        split: the job, opened.
+        unit: one of its units.
+        claim: on the unit.
+
+    Raises:
+        TargetExistsError: another attempt has made one of the objects.
+        WherryError: the source cannot be read, or the storage failed.
+    """
+    clock, job = time.monotonic(), split.job
+    with ExitStack() as stack:
+        area = stack.enter_context(_area(split, unit, claim))
+        assert job.row.create is not None, "the format is one that can be written"
+        writer = job.row.create(area.staged, job.plan.manifest, job.plan.options)
+        stack.callback(writer.close)
+        journal = UnitJournal(path=Path(), unit=unit)
+        output = Output(writer, targets_of(job.plan), journal)
+        whole = joint_moves([job.plan])
+        sources = {part.source for part in unit.parts}
+        moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})
+        where = Pass(area.staged, area.spill, (output,))
+        _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
+        finish(writer)
+        files = tuple(_made(area.staged, file.name) for file in unit.files)
+    _require_moved(unit, journal.rows)
+    hashed = {
+        algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
+        for algorithm, hashes in (own or {}).items()
+    }
+    return UnitReceipt(
+        unit=unit.number,
+        digest=unit.digest,
+        token=claim.token,
+        version=__version__,
+        files=files,
+        moves=tuple(journal.rows),
+        hashed=hashed,
+        worker=f"process {os.getpid()} on {socket.gethostname()}",
+        seconds=round(time.monotonic() - clock, 3),
+    )
+
+
+def attempt_folder(split: SplitJob, token: str) -> Path:
+    """The folder of an attempt, on a file system."""
+    return Path(split.records.folder.join(f"made-{token}").path)
+
+
+def staged_at(split: SplitJob, token: str) -> Location:
+    """The checkpoint in the folder of an attempt, on a file system."""
+    folder = Location(split.job.committed.store, str(attempt_folder(split, token)))
+    return inside(split.job, folder.join(split.job.committed.name))
+
+
+def member(staged: Location, name: str) -> Location:
+    """A file of a unit."""
+    return staged if name == "." else staged.join(name)
+
+
+@contextmanager
+def _area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[_AttemptPlace]:
+    """The place of an attempt while the block runs; if it fails, what was written is removed."""
+    store = object_store(split.job.committed.store)
+    with TemporaryDirectory(prefix="wherry-spill-") as spill:
+        area = _local_area if store is None else partial(_object_area, store)
+        with area(split, unit, claim) as staged:
+            yield _AttemptPlace(staged, Path(spill))
+
+
+@contextmanager
+def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
+    staged, folder = staged_at(split, claim.token), attempt_folder(split, claim.token)
+    with storage_errors(split.uri):
+        folder.mkdir(mode=0o700)
+    try:
+        make_folder(staged.parent)
+        yield Location(SelectedLocal(paths=_paths(staged, unit)), staged.path)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        remove_leftover(folder)
+        raise
+
+
+@contextmanager
+def _object_area(store: ObjectStore, split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
+    job, sender = split.job, Sender()
+    context = UploadContext(store, claim.token, sender, _NoLog(), job.committed.store.protocol)
+    run = UploadRun(job.committed, staging_of(split).path, context, job.row.commit_members)
+    staged = inside(job, job.committed)
+    paths = _paths(staged, unit)
+    try:
+        for path in paths:
+            _remove_earlier(store, run.place(path), claim)
+        yield Location(SelectedObjects(job.committed.store, run, paths), staged.path)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        sender.stop()
+        with suppress(WherryError):  # `commit` and `clean` know what is left
+            run.abort()
+        raise
+    finally:
+        sender.stop()
+
+
+def staging_of(split: SplitJob) -> Location:
+    """The staging area of the conversion, as a run leaves it that can be resumed; in a store, of commit members."""
+    committed = split.job.committed
+    return committed.parent.join(f"{PREFIX}{committed.name}.{split.identity}")
+
+
+def _paths(staged: Location, unit: Unit) -> frozenset[str]:
+    return frozenset(member(staged, file.name).path for file in unit.files)
+
+
+def _remove_earlier(store: ObjectStore, path: str, claim: Claim) -> None:
+    """Remove what an attempt has put whose worker has ended before it wrote its receipt."""
+    found = store.head(path)
+    if found is not None and found.run in claim.before:
+        store.remove_object(path, found.mark)
+
+
+def _made(staged: Location, name: str) -> MadeFile:
+    place = member(staged, name)
+    if isinstance(staged.store, SelectedObjects):
+        found = staged.store.run.file_at(place.path).stored
+        if found is not None:
+            return MadeFile(name, found.nbytes, found.mark)
+    entry = place.stat()
+    if entry is None:
+        raise StorageError("the file was not made", uri=place.uri, cure="run `wherry work` again")
+    return MadeFile(name, entry.size, entry.mark)
+
+
+def _require_moved(unit: Unit, rows: list[DurableMove]) -> None:
+    moved, wanted = sum(row.span.nbytes for row in rows), sum(part.nbytes for part in unit.parts)
+    if moved != wanted:
+        raise InternalError(f"unit {unit.name}: {moved:,} of {wanted:,} bytes were moved")
+
+
+class _NoLog:
+    """A unit that is interrupted is made again from its beginning: what was sent of it is not noted."""
+
+    def part(self, upload: Upload, part: Part) -> None:
+        """See UploadLog."""

@@ -1,0 +1,207 @@
+"""Records: small signed files in the folder of a job, beside its target: on a file system, or in a store of objects.
+
+A record is created on the condition that it does not exist, so of two processes one gets it. Each is signed with the
+user's key (`WHERRY_KEY`, which several machines can share): what another user has put there is not believed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import HostileError, NotFoundError, UnsupportedError, storage_errors
+from wherry.objects.stores import object_store
+from wherry.staging.journal import FIRST_MAC, next_mac
+from wherry.staging.key import KEY_ENV, journal_key
+from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
+from wherry.storage.location import MOST_CONFIG, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.objects.uploads import ObjectStore
+
+SUFFIX = ".job"
+JOB = "job.json"  # the record that names the conversion
+_MOST_RECORD = 4 * MOST_CONFIG
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of one job.
+
+    Attributes:
+        folder: of the job.
+        store: its store; None on a file system.
+    """
+
+    folder: Location
+    store: ObjectStore | None
+
+    def begin(self) -> None:
+        """Make the folder, accessible to its user alone.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        if self.store is None:
+            with storage_errors(self.folder.uri):
+                Path(self.folder.path).mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(Path(self.folder.path).parent)
+
+    def create(self, name: str, row: Mapping[str, Any], run: str) -> bool:
+        """Create a record; False if it exists.
+
+        Args:
+            name: of the record.
+            row: its contents.
+            run: id of the process that creates it.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        data = _signed(row)
+        if self.store is None:
+            with storage_errors(self.folder.uri):
+                return self._link(name, data)
+        try:
+            self.store.put_object(self.folder.join(name).path, data, run)
+        except FileExistsError:
+            return False
+        return True
+
+    def replace(self, name: str, row: Mapping[str, Any], run: str) -> bool:
+        """Write a record anew; False if it no longer exists.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        place = self.folder.join(name)
+        if self.store is None:
+            with storage_errors(place.uri):
+                return self._renew(Path(place.path), _signed(row))
+        found = self.store.head(place.path)
+        if found is None:
+            return False
+        try:
+            self.store.put_object(place.path, _signed(row), run, replaces=found.mark)
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The contents of a record; None if it does not exist.
+
+        Raises:
+            HostileError: it was altered, or signed with another key.
+            StorageError: the storage failed.
+        """
+        try:
+            data = self.folder.join(name).read_whole(_MOST_RECORD)
+        except NotFoundError:
+            return None
+        text, _tab, mac = data.removesuffix(b"\n").rpartition(b"\t")
+        if not hmac.compare_digest(next_mac(journal_key(), FIRST_MAC, text).hex().encode(), mac):
+            raise HostileError(
+                f"the record {name} was altered, or signed with another key",
+                uri=self.folder.uri,
+                cure=f"set the same {KEY_ENV} for every process of the job, or remove the record",
+            )
+        return json.loads(text)
+
+    def names(self) -> list[str]:
+        """The names of all records, sorted.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        return sorted(entry.name for entry in self.folder.entries() if not entry.is_dir)
+
+    def remove(self, name: str) -> None:
+        """Remove a record; nothing happens if it does not exist.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        place = self.folder.join(name)
+        if self.store is None:
+            with storage_errors(place.uri):
+                Path(place.path).unlink(missing_ok=True)
+        elif found := self.store.head(place.path):
+            self.store.remove_object(place.path, found.mark)
+
+    def end(self) -> None:
+        """Remove the folder with everything in it, the record that names the job first.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        self.remove(JOB)
+        if self.store is None:
+            with storage_errors(self.folder.uri):
+                remove_leftover(Path(self.folder.path))
+            return
+        for name in self.names():
+            self.remove(name)
+
+    def _link(self, name: str, data: bytes) -> bool:
+        """Create a file with all of its contents; False if it exists."""
+        folder = Path(self.folder.path)
+        draft = _draft(folder, name, data)
+        try:
+            os.link(draft, folder / name)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        sync_folder(folder)
+        return True
+
+    def _renew(self, path: Path, data: bytes) -> bool:
+        draft = _draft(path.parent, path.name, data)
+        if not path.exists():
+            draft.unlink()
+            return False
+        draft.replace(path)
+        return True
+
+
+def records_beside(target: Location) -> Records:
+    """The records of the job that makes a target; nothing is read.
+
+    Raises:
+        UnsupportedError: the store of the target creates no objects under a condition.
+    """
+    store = object_store(target.store)
+    if store is None and not target.store.capabilities.local:
+        raise UnsupportedError(
+            f"{target.store.protocol}:// cannot hold the records of a job",
+            uri=target.uri,
+            cure="choose a target on a file system that all workers share, gs:// or s3://",
+        )
+    return Records(target.parent.join(f"{PREFIX}{target.name}{SUFFIX}"), store)
+
+
+def target_of(place: Location) -> Location:
+    """The target of a job, from the location of its folder or of the target itself."""
+    named = place.name.startswith(PREFIX) and place.name.endswith(SUFFIX)
+    return place.parent.join(place.name[len(PREFIX) : -len(SUFFIX)]) if named else place
+
+
+def _signed(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row).encode()
+    return b"%b\t%b\n" % (text, next_mac(journal_key(), FIRST_MAC, text).hex().encode())
+
+
+def _draft(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}{DRAFT}"
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return path

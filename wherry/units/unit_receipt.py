@@ -1,0 +1,188 @@
+"""UnitReceipt: what an attempt at a unit has made: its files or objects, and the hashes of the leaves that it moved.
+
+Hashes of leaves merge in any order, so the digests of the result are those of a conversion in one process.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.core.algorithms import HASH_BYTES
+from wherry.core.digest import tensor_digest
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.errors import CorruptError, MismatchError
+from wherry.mover.hashing import Hashes
+from wherry.staging.journal import DurableMove, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.units.unit import Unit
+
+_RECEIPT = re.compile(r"receipt-(?P<unit>\d+)-(?P<token>[0-9a-f]{8})")
+
+
+class MadeFile(NamedTuple):
+    """A file that was made.
+
+    Attributes:
+        name: relative to the target; `.` for the target itself.
+        nbytes: its size.
+        mark: its state: the time of the last change, an ETag or a generation.
+    """
+
+    name: str
+    nbytes: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReceipt:
+    """What an attempt at a unit has made.
+
+    Attributes:
+        unit: number of the unit.
+        digest: of the unit.
+        token: id of the attempt.
+        version: of wherry.
+        files: what it has made.
+        moves: the moves, with the hashes of their leaves.
+        hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
+        worker: host and process.
+        seconds: how long it took.
+    """
+
+    unit: int
+    digest: str
+    token: str
+    version: str
+    files: tuple[MadeFile, ...]
+    moves: tuple[DurableMove, ...]
+    hashed: Mapping[str, Mapping[KeyPath, bytes]]
+    worker: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """Name of the record."""
+        return f"receipt-{self.unit:05d}-{self.token}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The record; the inverse of `receipt_from`."""
+        hashed = {
+            algorithm: {render(path): base64.b64encode(raw).decode() for path, raw in rows.items()}
+            for algorithm, rows in self.hashed.items()
+        }
+        return {
+            "unit": self.unit,
+            "digest": self.digest,
+            "token": self.token,
+            "run": self.token,
+            "version": self.version,
+            "files": [list(file) for file in self.files],
+            "moves": [encode(move) for move in self.moves],
+            "hashed": hashed,
+            "worker": self.worker,
+            "seconds": self.seconds,
+        }
+
+
+def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
+    """A receipt from its record.
+
+    Raises:
+        CorruptError: the record has another form.
+    """
+    try:
+        hashed = {
+            algorithm: {parse(path): base64.b64decode(raw, validate=True) for path, raw in rows.items()}
+            for algorithm, rows in row["hashed"].items()
+        }
+        return UnitReceipt(
+            unit=row["unit"],
+            digest=row["digest"],
+            token=row["token"],
+            version=row["version"],
+            files=tuple(MadeFile(*file) for file in row["files"]),
+            moves=tuple(decode(move) for move in row["moves"]),
+            hashed=hashed,
+            worker=row["worker"],
+            seconds=row["seconds"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"invalid receipt of a unit: {error!r}", uri=uri, cure="remove it") from error
+
+
+def done(names: Iterable[str]) -> dict[int, list[str]]:
+    """Number of each unit that has receipts → the names of their records."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if one := _RECEIPT.fullmatch(name):
+            found.setdefault(int(one["unit"]), []).append(name)
+    return found
+
+
+def require_equal(one: UnitReceipt, other: UnitReceipt, uri: str) -> None:
+    """Compare two attempts at one unit, which must have moved the same bytes.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    if _content(one) != _content(other):
+        raise MismatchError(
+            f"two workers made different bytes of unit {one.unit}: {one.worker} and {other.worker}",
+            uri=uri,
+            cure=f"check both machines, remove {one.name} and {other.name}, and run `wherry work` again",
+        )
+
+
+def _content(receipt: UnitReceipt) -> tuple[Any, ...]:
+    moves = sorted((move.source, move.span, sorted(move.leaves.items())) for move in receipt.moves)
+    return moves, receipt.hashed, sorted((file.name, file.nbytes) for file in receipt.files)
+
+
+def require_whole(receipt: UnitReceipt, unit: Unit, uri: str) -> None:
+    """Refuse a receipt that is not of this unit, or that leaves something out.
+
+    Raises:
+        MismatchError: it says something else than the unit asks for.
+    """
+    moved = sum(move.span.nbytes for move in receipt.moves if unit.has(move.source, move.span))
+    spans = {(move.source, move.span) for move in receipt.moves}
+    whole = moved == sum(part.nbytes for part in unit.parts) and len(spans) == len(receipt.moves)
+    files = {file.name: file.nbytes for file in receipt.files} == dict(unit.files)
+    hashed = all(set(rows) == set(unit.hashed) for rows in receipt.hashed.values())
+    if receipt.digest != unit.digest or not (whole and files and hashed):
+        raise MismatchError(
+            f"the receipt of unit {unit.name} by {receipt.worker} does not cover the unit",
+            uri=uri,
+            cure=f"remove {receipt.name} and run `wherry work` again",
+        )
+
+
+def merged_hashes(
+    receipts: Iterable[UnitReceipt], specs: Mapping[KeyPath, TensorSpec], algorithms: Iterable[str]
+) -> dict[str, Hashes]:
+    """The digests of the source's own tensors, by algorithm, that the units of a view have computed.
+
+    Args:
+        receipts: of all units.
+        specs: the source's tensors.
+        algorithms: of the digests.
+    """
+    rows = [(name, hashed) for receipt in receipts for name, hashed in receipt.hashed.items()]
+    found: dict[str, Hashes] = {}
+    for algorithm in algorithms:
+        raw = {path: leaves for name, hashed in rows if name == algorithm for path, leaves in hashed.items()}
+        leaves = {path: _cut(text) for path, text in raw.items()}
+        digests = {path: tensor_digest(specs[path], own, algorithm) for path, own in leaves.items()}
+        found[algorithm] = Hashes(algorithm, digests, leaves)
+    return found
+
+
+def _cut(raw: bytes) -> tuple[bytes, ...]:
+    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))

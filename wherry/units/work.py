@@ -1,0 +1,138 @@
+"""work: one worker of a job: it claims units, makes them, and writes their receipts, until none is left.
+
+Any number of workers on any machines do this at the same time. They agree only through records beside the target, so no
+engine and no coordinator is needed; whatever starts the processes will do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import TargetExistsError, WherryError
+from wherry.units.claims import EXPIRY_SECONDS, Claims
+from wherry.units.make import make_unit
+from wherry.units.records import JOB
+from wherry.units.split_job import opened_job
+from wherry.units.unit_receipt import done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from wherry.units.split_job import SplitJob
+    from wherry.units.unit import Unit
+    from wherry.units.unit_receipt import UnitReceipt
+
+LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
+_MOST_FAILURES = 3  # of a worker, one after the other
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What one worker has done.
+
+    Attributes:
+        job: URI of the job.
+        made: names of the units that it made.
+        nbytes: bytes of their files.
+        units: number of units of the job.
+        ended: whether the job ended meanwhile, because it was committed.
+    """
+
+    job: str
+    made: tuple[str, ...]
+    nbytes: int
+    units: int
+    ended: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry work --json`."""
+        return {**asdict(self), "made": list(self.made)}
+
+
+def work(
+    uri: str,
+    *,
+    expiry: float = EXPIRY_SECONDS,
+    on_unit: Callable[[Unit, UnitReceipt], None] | None = None,
+) -> WorkReport:
+    """Make units of a job until every unit has a receipt.
+
+    Args:
+        uri: the folder of the job, or its target.
+        expiry: seconds after which the claim of another worker that is not renewed expires.
+        on_unit: called for each unit that was made.
+
+    Raises:
+        NotFoundError: there is no job.
+        MismatchError: this process has another wherry, or sees another source or plan.
+        WherryError: making units failed several times.
+    """
+    with opened_job(uri) as split:
+        worker = _Worker(split, Claims(split.records, expiry), on_unit)
+        return worker.run()
+
+
+class _Worker:
+    """The loop of one worker."""
+
+    def __init__(
+        self, split: SplitJob, claims: Claims, on_unit: Callable[[Unit, UnitReceipt], None] | None
+    ) -> None:
+        self._split, self._claims, self._on_unit = split, claims, on_unit
+        self._made: list[Unit] = []
+        self._failures = 0
+
+    def run(self) -> WorkReport:
+        while True:
+            names = self._split.records.names()
+            if JOB not in names:
+                return self._report(ended=True)
+            finished = done(names)
+            rest = [unit for unit in self._split.units if unit.number not in finished]
+            if not rest:
+                return self._report()
+            if not any(self._taken(unit, names) for unit in rest):
+                time.sleep(LOOK_SECONDS)
+
+    def _taken(self, unit: Unit, names: Collection[str]) -> bool:
+        """Make a unit if it can be claimed; whether it could."""
+        claim = self._claims.take(unit, names)
+        if claim is None:
+            return False
+        try:
+            with self._claims.renewed(claim, unit):
+                receipt = make_unit(self._split, unit, claim)
+                self._split.records.create(receipt.name, receipt.to_json(), claim.token)
+        except TargetExistsError:
+            # An earlier attempt was not dead but slow, and has made the object after all.
+            self._failed(unit)
+        except WherryError as error:
+            if not error.retryable:
+                raise
+            self._failed(unit, error)
+        else:
+            self._failures = 0
+            self._made.append(unit)
+            if self._on_unit is not None:
+                self._on_unit(unit, receipt)
+        return True
+
+    def _failed(self, unit: Unit, error: WherryError | None = None) -> None:
+        self._failures += 1
+        _log.warning("unit %s was not made: %s", unit.name, error or "another attempt has made it")
+        if self._failures >= _MOST_FAILURES:
+            raise error or TargetExistsError(
+                f"the objects of unit {unit.name} were made by somebody else",
+                uri=self._split.job.committed.uri,
+                cure="choose another target, or remove this one",
+            )
+        time.sleep(LOOK_SECONDS)
+
+    def _report(self, *, ended: bool = False) -> WorkReport:
+        names = tuple(unit.name for unit in self._made)
+        nbytes = sum(unit.nbytes for unit in self._made)
+        return WorkReport(self._split.uri, names, nbytes, len(self._split.units), ended)
