@@ -25,9 +25,9 @@ from click.testing import CliRunner
 
 from wherry import errors
 from wherry.cli import cli
-from wherry.cli.console_formats import COLUMNS, format_cells
 from wherry.config.config import VARIABLES
 from wherry.config.schema import Retention, Route, Settings, TargetRule
+from wherry.console.formats import COLUMNS, format_cells
 from wherry.errors import WherryError
 from wherry.families import families, load_family
 from wherry.formats.registry import formats

@@ -26,7 +26,7 @@ from importlib.abc import MetaPathFinder
 
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "wherry.formats_asked" or name == "wherry.cli.console_formats":
+        if name == "wherry.formats_asked" or name == "wherry.console.formats":
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()
             thread.join()

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.cli import cli
-from wherry.cli.errors import OneLine
+from wherry.console.say import OneLine
 from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
 from wherry.storage.stores import locate
 

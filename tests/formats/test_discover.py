@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.formats import CORPUS, expected
 from wherry.cli import cli
-from wherry.cli.console_formats import dtype_words
+from wherry.console.formats import dtype_words
 from wherry.core.steps import step_number, unfinished
 from wherry.formats.registry import formats
 

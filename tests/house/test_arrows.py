@@ -24,7 +24,7 @@ ROOMS: Mapping[str, str] = {
     "version": "",
     "errors": "version",
     "text": "errors",
-    "core": "errors",
+    "core": "errors text",
     "runtime": "errors core",
     "remote": "errors core",
     "storage": "errors text core runtime remote",
@@ -40,21 +40,22 @@ ROOMS: Mapping[str, str] = {
     "view": "errors text core runtime storage formats tree layout families mover",
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
-    "converter": "errors version core runtime storage objects upload staging formats tree mover view config ledger",
+    "converter": "errors text version core runtime storage objects upload staging formats tree mover view config ledger",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
-    "verifier": "errors core runtime storage staging formats tree mover view config ledger converter compare",
-    "live": "errors core runtime storage staging formats tree mover view ledger converter",
+    "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",
+    "live": "errors text core runtime storage staging formats tree mover view ledger converter",
     "models": "errors core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
     " verifier models",
     "catalog": "errors core storage formats config ledger routes",
-    "lineage": "errors version core runtime storage formats config ledger converter routes",
+    "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter units"
-    " compare verifier models routes catalog lineage auditor watch",
+    "console": "errors core staging formats converter units verifier models routes lineage watch",
+    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
+    " units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

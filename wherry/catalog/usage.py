@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from wherry.catalog.listing import CatalogEntry, listing
+from wherry.catalog.listing import listing
 from wherry.core.steps import step_number
 from wherry.errors import UsageError
 from wherry.storage.stores import locate
@@ -15,6 +15,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from wherry.catalog.entries import CatalogEntry
     from wherry.config.schema import Route
 
 Grouping = Literal["run", "format", "family", "age"]

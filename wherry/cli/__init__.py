@@ -46,8 +46,8 @@ from wherry.cli.options import (
 )
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
-from wherry.cli.say import say_lines, show_waits
 from wherry.cli.units import commit, on_engine, split, unit_size, work
+from wherry.console.say import say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
@@ -100,11 +100,11 @@ def cli() -> None:
 @as_json
 def discover(root: str, json_: bool, **which: Any) -> None:
     """Find the checkpoints below ROOT."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.formats.discover import SkippedPath, discover
 
     skipped: list[SkippedPath] = []
-    console.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
+    results.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
 
 
 @cli.command()
@@ -113,12 +113,12 @@ def discover(root: str, json_: bool, **which: Any) -> None:
 @as_json
 def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
     """Detect the format and version of the checkpoint at URI, with the evidence."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.formats.detect import detect_source
     from wherry.ledger.open import named
 
     found = detect_source(named(SourceRequest(uri, **given)))
-    console.show_detection(found, json_=json_)
+    results.show_detection(found, json_=json_)
     sys.exit(_VERDICT_CODES[found.verdict])
 
 
@@ -156,7 +156,7 @@ def plan(
 
     Ends with 10 if the disk of TARGET is too small.
     """
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.converter.plan import plan_request
     from wherry.converter.prices import load_prices
     from wherry.units.estimate import parse_rate, plan_for_workers
@@ -168,8 +168,8 @@ def plan(
     else:
         found, shared = plan_for_workers(request, workers, parse_size(unit), parse_rate(rate))
     cost = prices.cost(found.traffic.stores) if prices else None
-    console.show_plan(found, json_=json_, cost=cost, workers=shared)
-    console.require_room(found)
+    results.show_plan(found, json_=json_, cost=cost, workers=shared)
+    results.require_room(found)
 
 
 @cli.command()
@@ -205,7 +205,7 @@ def convert(
     A target is committed in one step. With several targets, the source is read once:
     `wherry convert SRC --to orbax A --to hf B`.
     """
-    from wherry.cli import console
+    from wherry.console import results, tables
     from wherry.units.engines import convert_on
 
     request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
@@ -214,17 +214,17 @@ def convert(
 
         for one in request.targets:
             found = plan_request(replace(request, targets=(one,)))
-            console.show_plan(found, json_=json_)
-            console.require_room(found)
+            results.show_plan(found, json_=json_)
+            results.require_room(found)
         return
     signal.signal(signal.SIGTERM, _stop)
     keep_freed_memory()
     with (
-        console.committed(console.show_receipts, json_=json_),
-        console.bar(quiet=quiet or json_) as progress,
+        tables.committed(results.show_receipts, json_=json_),
+        tables.bar(quiet=quiet or json_) as progress,
     ):
         group = convert_on(request, on, unit_bytes=parse_size(unit), progress=progress)
-    console.show_receipts(group, json_=json_)
+    results.show_receipts(group, json_=json_)
 
 
 @cli.command()
@@ -253,15 +253,15 @@ def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **argument
     Level digest reads every byte. If nothing was recorded about the checkpoint, the verdict is `read`: the checksums
     of its container are intact, and its digests are printed, but nothing is proved. --record records its identity.
     """
-    from wherry.cli import console
+    from wherry.console import results, tables
     from wherry.verifier.verify import verify_source
 
     with (
-        console.committed(console.show_verification, json_=json_),
-        console.bar(quiet=quiet or json_) as progress,
+        tables.committed(results.show_verification, json_=json_),
+        tables.bar(quiet=quiet or json_) as progress,
     ):
         verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
-    console.show_verification(verification, json_=json_)
+    results.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
 
 
@@ -270,13 +270,13 @@ def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **argument
 @as_json
 def formats(name: str | None, json_: bool) -> None:
     """List the formats, or show what the format NAME can hold and its options."""
-    from wherry.cli import console_formats as console
+    from wherry.console import formats as shown
     from wherry.formats.registry import find_format, formats
 
     if name is None:
-        console.show_formats(list(formats().values()), json_=json_)
+        shown.show_formats(list(formats().values()), json_=json_)
     else:
-        console.show_format(find_format(name), json_=json_)
+        shown.show_format(find_format(name), json_=json_)
 
 
 @cli.command()
@@ -285,20 +285,20 @@ def formats(name: str | None, json_: bool) -> None:
 @as_json
 def clean(root: str, dry_run: bool, json_: bool) -> None:
     """Remove the staging areas that killed conversions left below ROOT."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.staging.clean import clean
 
-    console.show_cleaned(clean(root, dry_run=dry_run), dry_run=dry_run, json_=json_)
+    results.show_cleaned(clean(root, dry_run=dry_run), dry_run=dry_run, json_=json_)
 
 
 @cli.command()
 @as_json
 def doctor(json_: bool) -> None:
     """Check what is installed, reachable and writable."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.watch.doctor import diagnose
 
-    sys.exit(console.show_findings(diagnose(), json_=json_))
+    sys.exit(results.show_findings(diagnose(), json_=json_))
 
 
 cli.add_command(emit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet
-from wherry.cli.say import say, say_lines
+from wherry.console.say import say, say_lines
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,14 +79,14 @@ def audit(
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle
     from wherry.auditor.report import markdown
-    from wherry.cli import console
+    from wherry.console import tables
 
     if check is not None:
         _show_checked(check_bundle(check, arguments["anchor"]), json_=json_)
     if registered and roots:
         raise UsageError("--registered cannot be combined with ROOT", cure="leave out one of them")
     scope = list(roots) or ("registered" if registered else "all")
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         report = look(scope, record=not no_record, progress=progress, **arguments)
     if markdown_ is not None:
         Path(markdown_).write_text(markdown(report))
@@ -108,14 +108,14 @@ def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
     The metrics are counts of conversions and failures, bytes, and the age of the oldest unconverted checkpoint below
     each ROOT; without ROOT, below the roots of the routes in wherry.toml.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.watch.metrics import measure, text, write
 
     found = measure(list(roots) or None)
     if out is not None:
         write(found, out)
     elif json_:
-        console.print_json(
+        tables.print_json(
             [{"name": one.name, "labels": dict(one.labels), "value": one.value} for one in found]
         )
     else:
@@ -124,17 +124,17 @@ def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
 
 def _show(report: AuditReport, *, json_: bool) -> None:
     from wherry.auditor.report import summary
-    from wherry.cli import console
+    from wherry.console import tables
 
     if json_:
-        console.print_json(report.to_json())
+        tables.print_json(report.to_json())
         return
-    console.print_rows(summary(report))
+    tables.print_rows(summary(report))
     for one in report.findings[:_SHOWN]:
         tensor = f" {one.path}" if one.path else ""
         say(f"{one.severity}: {one.kind}: {one.uri or ''}{tensor}: {one.what}")
         if one.severity != "note":
-            console.print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
+            tables.print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
         for child in one.affected:
             models = f" ({', '.join(child.models)})" if child.models else ""
             say(
@@ -145,15 +145,13 @@ def _show(report: AuditReport, *, json_: bool) -> None:
 
 
 def _show_checked(checked: CheckReport, *, json_: bool) -> None:
-    from wherry.cli import console
+    from wherry.console import tables
 
     if json_:
-        console.print_json(checked.to_json())
+        tables.print_json(checked.to_json())
     else:
         data = checked.to_json()
-        console.print_rows(
-            (name, value) for name, value in data.items() if name not in ("schema", "problems")
-        )
+        tables.print_rows((name, value) for name, value in data.items() if name not in ("schema", "problems"))
         for problem in checked.problems:
             say(f"problem: {problem}")
     sys.exit(0 if checked.ok else _ALTERED)

@@ -8,11 +8,11 @@ import click
 
 from wherry.cli.help import names_for
 from wherry.cli.options import as_json
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.core.units import counted, short, show_size
 
 if TYPE_CHECKING:
-    from wherry.catalog.listing import CatalogEntry
+    from wherry.catalog.entries import CatalogEntry
     from wherry.catalog.usage import Grouping
 
 _GROUPS = ("run", "format", "family", "age")
@@ -33,13 +33,13 @@ def ls(
     The storage is not read: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
     """
     from wherry.catalog.listing import listing
-    from wherry.cli import console
+    from wherry.console import tables
 
     found = listing(root, format=format, family=family, model=model, deleted=deleted)
     if json_:
-        console.print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
+        tables.print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
     elif found:
-        console.print_table(
+        tables.print_table(
             ["checkpoint", "format", "family", "step", "size", "digest", "models", "verified"],
             map(_cells, found),
         )
@@ -73,19 +73,19 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
     With routes in wherry.toml, the last column is what `wherry prune` would remove.
     """
     from wherry.catalog.usage import usage
-    from wherry.cli import console
     from wherry.config.config import in_force
+    from wherry.console import tables
 
     with in_force(config) as loaded:
         rows = usage(root, by=by, routes=loaded.routes)
     if json_:
-        console.print_json({"schema": 1, "by": by, "groups": [one.to_json() for one in rows]})
+        tables.print_json({"schema": 1, "by": by, "groups": [one.to_json() for one in rows]})
         return
     if rows:
         cells = (
             [one.group, str(one.checkpoints), show_size(one.nbytes), _free(one.prunable)] for one in rows
         )
-        console.print_table([by, "checkpoints", "size", "prune would remove"], cells)
+        tables.print_table([by, "checkpoints", "size", "prune would remove"], cells)
     total = counted(sum(one.checkpoints for one in rows), "checkpoint")
     say(f"{show_size(sum(one.nbytes for one in rows))} in {total}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.errors import StorageError, UsageError
 
 if TYPE_CHECKING:

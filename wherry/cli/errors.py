@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from wherry.console.say import OneLine
 from wherry.errors import (
     InterruptedRunError,
     NotRecordedError,
     StorageError,
     UsageError,
     WherryError,
-    printable,
-    redact,
     storage_error,
     wherry_error,
 )
@@ -102,11 +101,3 @@ def silence() -> None:
     sys.unraisablehook = lambda _arguments: None
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(OneLine())
-
-
-class OneLine(logging.Formatter):
-    """Prints a log record of a library on one line, without its traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The message alone."""
-        return printable(redact(" ".join(record.getMessage().split())))

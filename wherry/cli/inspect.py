@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, chosen, memory, quiet, settings
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.core.request import SourceRequest
 from wherry.core.units import show_size
 from wherry.errors import MismatchError, printable
@@ -53,16 +53,16 @@ def inspect(
     uri: str, json_: bool, quiet: bool, pickles: bool, tree: bool, given: dict[str, Any], **arguments: Any
 ) -> None:
     """List the contents of the checkpoint at URI."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.verifier.inspect import inspect_source
 
     if pickles:
         _show_pickles(uri, json_=json_)
         return
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         inspection = inspect_source(SourceRequest(uri, **given), progress=progress, **arguments)
     if json_:
-        console.print_json(inspection.to_json())
+        tables.print_json(inspection.to_json())
         return
     _show_inspection(inspection, tree=tree)
     if arguments["write"]:
@@ -89,13 +89,13 @@ def diff(
     If they are of different formats and have no key path in common, B is compared in the layout of A's system, as a
     conversion would write it. Ends with 9 if anything differs.
     """
-    from wherry.cli import console
     from wherry.compare.differences import diff
+    from wherry.console import tables
 
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         found = diff(a, b, values=not no_values, options=settings(options), progress=progress, **arguments)
     if json_:
-        console.print_json(found.to_json())
+        tables.print_json(found.to_json())
     else:
         _show_differences(found)
     sys.exit(0 if found.same else MismatchError.exit_code)
@@ -107,7 +107,7 @@ def diff(
 @as_json
 def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
     """List the families, or show the layouts, facts and judges of FAMILY in all systems side by side."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.view.system import table
 
     if family is None and family_file is None:
@@ -115,7 +115,7 @@ def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
         return
     found = table(family, family_file)
     if json_:
-        console.print_json(found)
+        tables.print_json(found)
         return
     for parameter, systems in found["parameters"].items():
         _show_group(parameter, [(system, text) for system, texts in systems.items() for text in texts])
@@ -135,23 +135,23 @@ def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _list_families(*, json_: bool) -> None:
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.families import families, load_family
 
     rows = [load_family(name) for name in families()]
     if json_:
-        console.print_json([
+        tables.print_json([
             {"name": row.name, "about": row.about, "systems": sorted(row.systems)} for row in rows
         ])  # fmt: skip
         return
-    console.print_table(
+    tables.print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
     )
 
 
 def _show_pickles(uri: str, *, json_: bool) -> None:
     """Print the pickles of one file or folder; it need not be a checkpoint, and may be hostile."""
-    from wherry.cli.console import print_json, print_table
+    from wherry.console.tables import print_json, print_table
     from wherry.integrations.containers.pickle.survey import survey
 
     found = survey(uri)
@@ -173,7 +173,7 @@ def _show_pickles(uri: str, *, json_: bool) -> None:
 
 
 def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
-    from wherry.cli.console import print_rows, print_table
+    from wherry.console.tables import print_rows, print_table
 
     manifest, found = inspection.manifest, inspection.detection
     print_rows([
@@ -242,7 +242,7 @@ def _show_tree(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _show_differences(found: Comparison) -> None:
-    from wherry.cli.console import print_rows, print_table
+    from wherry.console.tables import print_rows, print_table
 
     unread = "" if found.values_read else " (shape and dtype only; values were not read)"
     print_rows([

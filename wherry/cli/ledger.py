@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, quiet
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.core.units import short
 from wherry.errors import UsageError, storage_error
 
@@ -50,7 +50,7 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
 
     Exits with 5 if a row was altered, with 9 if the anchor is not in the chain.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.record import check_chain, open_ledger
 
     kept = None if anchor is None else _anchor(anchor)
@@ -59,11 +59,11 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
         uri = opened.uri
     cut = kept is not None and chain.anchored is None
     if json_:
-        console.print_json(
+        tables.print_json(
             {"schema": SCHEMA, "ledger": uri, **asdict(chain), "ok": not (chain.altered or cut)}
         )
     else:
-        console.print_rows([
+        tables.print_rows([
             ("ledger", uri),
             ("statements", chain.statements),
             ("head", chain.head),
@@ -80,11 +80,11 @@ def anchor(url: str | None) -> None:
 
     Store the output where nobody can alter it.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.record import head, open_ledger
 
     with open_ledger(url) as opened:
-        console.print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
+        tables.print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
 
 
 @ledger.command()
@@ -96,13 +96,13 @@ def migrate(url: str | None, json_: bool) -> None:
     A SQLite ledger is migrated whenever it is opened, a shared ledger only by this command. Older versions of wherry
     cannot use the ledger afterwards.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.database import schema_of
     from wherry.ledger.record import head, open_ledger
 
     with open_ledger(url, migrating=True) as opened:
         rows = {"ledger": opened.uri, "version": schema_of(opened), "statements": head(opened).seq}
-    console.print_json({"schema": SCHEMA, **rows}) if json_ else console.print_rows(rows.items())
+    tables.print_json({"schema": SCHEMA, **rows}) if json_ else tables.print_rows(rows.items())
 
 
 @ledger.command()
@@ -118,14 +118,14 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
     The new chain begins with a statement of what was recovered and what was not. A ledger that has statements is
     never overwritten: move it away first.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.rebuild import rebuild
 
     found = rebuild(roots, ledger=url, registry=not no_registry, **stores)
     if json_:
-        console.print_json(found.to_json())
+        tables.print_json(found.to_json())
         return
-    console.print_rows([
+    tables.print_rows([
         ("ledger", found.ledger),
         ("checkpoints", found.checkpoints),
         ("conversions", f"{found.conversions}, {found.edges} edges"),
@@ -149,12 +149,12 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
 
     Use it after a conversion or copy that could not record its result. Existing entries of the ledger do not change.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.outcomes import record_sidecar
 
     rows = [record_sidecar(uri, ledger=url) for uri in uris]
     if json_:
-        console.print_json(
+        tables.print_json(
             {"schema": SCHEMA, "recorded": [{"uri": uri, "lineage": word} for uri, word in rows]}
         )
         return
@@ -192,12 +192,12 @@ def _said(anchored: int | None, statements: int) -> str:
 @as_json
 def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
     """Send the statements of the ledger to NAME, by default to all configured destinations."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger import deliver as outbox
 
     outcomes = outbox.deliver(projection, again=again)
     if json_:
-        console.print_json(outbox.to_json(outcomes))
+        tables.print_json(outbox.to_json(outcomes))
     for one in [] if json_ else outcomes:
         say(f"{one.projection} to {one.destination}: {one.statements} statements, up to {one.cursor}")
         if one.failed:
@@ -228,13 +228,13 @@ def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, js
 
     `model_signing verify key` accepts the signature.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.core.services import service
 
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         place = service("signing").sign(uri, key, out=out, algorithm=algorithm, progress=progress)
     if json_:
-        console.print_json({"schema": 1, "uri": uri, "signature": place})
+        tables.print_json({"schema": 1, "uri": uri, "signature": place})
     else:
         say(place)
 
@@ -249,19 +249,19 @@ def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, js
 @as_json
 def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, json_: bool) -> None:
     """Verify the checkpoint at URI against its signature."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.core.services import service
 
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         found = service("signing").verify(uri, key, signature=signature, progress=progress)
     if json_:
-        console.print_json({"schema": 1, **found.to_json()})
+        tables.print_json({"schema": 1, **found.to_json()})
     else:
         for name, reason in found.failed:
             say(f"{name}: {reason}")
         for name in found.unsigned:
             say(f"{name}: not covered by the signature")
-        console.print_rows(
+        tables.print_rows(
             [
                 ("signature", "ok" if found.ok else "MISMATCH"),
                 ("files", found.files),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.cli.options import as_json
-from wherry.cli.say import say, say_lines
+from wherry.console.say import say, say_lines
 from wherry.core.units import short
 from wherry.errors import storage_error
 from wherry.lineage.nearest import NEIGHBOURS
@@ -43,7 +43,7 @@ def lineage() -> None:
 @as_json
 def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
     """Print the ancestors and descendants of X as a tree."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.lineage.lineage import show
 
     tree = show(x, brief=not (all_ or json_ or html_file is not None))
@@ -52,7 +52,7 @@ def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
 
         _write(html_file, page(tree))
     if json_ or html_file is None:
-        console.show_lineage(tree, json_=json_)
+        results.show_lineage(tree, json_=json_)
     else:
         say(html_file)
 
@@ -62,11 +62,11 @@ def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
 @as_json
 def why_(x: str, json_: bool) -> None:
     """Show what produced X: every conversion above it, with options, software and proof."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.lineage.answers import render_why, why
 
     found = why(x)
-    console.print_json(found.to_json()) if json_ else say_lines(render_why(found))
+    tables.print_json(found.to_json()) if json_ else say_lines(render_why(found))
 
 
 @lineage.command("impact", epilog=_ABOUT)
@@ -75,11 +75,11 @@ def why_(x: str, json_: bool) -> None:
 @as_json
 def impact_(x: str, *, all_: bool, json_: bool) -> None:
     """List what was derived from X, and the model versions and places that are affected."""
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.lineage.answers import impact, render_impact
 
     found = impact(x, receipts=json_, brief=not (all_ or json_))
-    console.print_json(found.to_json()) if json_ else say_lines(render_impact(found))
+    tables.print_json(found.to_json()) if json_ else say_lines(render_impact(found))
 
 
 @lineage.command("stale", epilog=_ABOUT)
@@ -95,12 +95,12 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
 
     With X, list only X and what was derived from it. Exits with 9 if something is stale.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.lineage.stale import SCHEMA, stale
 
     found = stale(x, config=config)
     if json_:
-        console.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
+        tables.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
         say_lines("\n".join(_stale_lines(found)))
     sys.exit(_STALE_CODE if found else 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet, settings
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ _registry = click.option("--registry-uri", help="MLflow registry; the tracking s
 @as_json
 def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
     """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
-    from wherry.cli import console
+    from wherry.console import results
     from wherry.models.register import register as enter
 
-    console.show_registration(enter(uri, tags=settings(tags), **arguments), json_=json_)
+    results.show_registration(enter(uri, tags=settings(tags), **arguments), json_=json_)
 
 
 @click.command()
@@ -72,7 +72,7 @@ def promote(
     The version that had the alias becomes `previous`. SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION
     or, with --name, the URI of a checkpoint.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.models.promote import promote as carry_out
     from wherry.models.promote import rollback as go_back
 
@@ -81,7 +81,7 @@ def promote(
             "--rollback cannot be combined with --name, --policy or --to-registry-uri", cure="leave these out"
         )
     arguments |= {"level": level} if level else {}
-    with console.bar(quiet=quiet or json_) as progress:
+    with tables.bar(quiet=quiet or json_) as progress:
         if rollback:
             done = go_back(subject, alias=alias, progress=progress, **arguments)
         else:
@@ -103,12 +103,12 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
     """
     from dataclasses import asdict
 
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.ledger.resolve import resolve_model as look_up
 
     found = look_up(model, **arguments)
     if json_:
-        console.print_json({"schema": 1, **asdict(found)})
+        tables.print_json({"schema": 1, **asdict(found)})
     else:
         say(found.uri)
 
@@ -124,10 +124,10 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
 
     URI may be models:/NAME@ALIAS. An interrupted copy is resumed.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.models.fetch import fetch as copy
 
-    with console.committed(_show_fetched, json_=json_), console.bar(quiet=quiet or json_) as progress:
+    with tables.committed(_show_fetched, json_=json_), tables.bar(quiet=quiet or json_) as progress:
         done = copy(uri, target, progress=progress, **arguments)
     _show_fetched(done, json_=json_)
 
@@ -165,11 +165,11 @@ def _show(
     done: FetchReport | Promotion, already: str, rows: Sequence[tuple[str, str | None]], *, json_: bool
 ) -> None:
     """Print a report as JSON or as rows, after a sentence if nothing had to be done."""
-    from wherry.cli import console
+    from wherry.console import tables
 
     if json_:
-        console.print_json(done.to_json())
+        tables.print_json(done.to_json())
         return
     if done.already:
         say(already)
-    console.print_rows(rows)
+    tables.print_rows(rows)

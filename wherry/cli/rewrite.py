@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.options import ORDER, as_json, quiet, requesting
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.core.option import options_of
 from wherry.core.request import RewriteRequest, SourceRequest
 
@@ -41,7 +41,7 @@ def rewrite(
     Tensor bytes do not change. Files share their storage with the source where the file system supports it (reflink);
     otherwise they are copied. Within a bucket, the store copies them.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.converter.rewrite import carry_out, plan_rewrite
 
     which = {one.name: given.pop(one.name) for one in options_of(SourceRequest)}
@@ -53,23 +53,23 @@ def rewrite(
         return
     signal.signal(signal.SIGTERM, _stop)
     with (
-        console.committed(_show_rewritten, json_=json_),
-        console.bar(quiet=quiet or json_) as progress,
+        tables.committed(_show_rewritten, json_=json_),
+        tables.bar(quiet=quiet or json_) as progress,
     ):
         done = carry_out(request, progress=progress)
     _show_rewritten(done, json_=json_)
 
 
 def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
-    from wherry.cli import console
+    from wherry.console import results, tables
     from wherry.core.account import folded
     from wherry.core.units import show_size
 
     if json_:
-        console.print_json(rewriting.to_json())
+        tables.print_json(rewriting.to_json())
         return
     files, nbytes = rewriting.carried
-    console.print_rows([
+    tables.print_rows([
         ("source", f"{rewriting.source} ({rewriting.format})"),
         ("target", f"{rewriting.target}{', in place' if rewriting.in_place else ''}"),
         ("as", rewriting.name if rewriting.value is None else f"{rewriting.name}={rewriting.value}"),
@@ -79,23 +79,23 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
-    console.show_ignored(row.to_json() for row in folded(rewriting.ignored))
+    results.show_ignored(row.to_json() for row in folded(rewriting.ignored))
     for old, new in rewriting.renamed.items():
         say(f"  {old} → {new}")
 
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.core.units import show_seconds, show_size
 
     if json_:
-        console.print_json(done.to_json())
+        tables.print_json(done.to_json())
         return
     receipt, rewriting = done.receipt, done.rewriting
     if receipt is not None and receipt.already:
         say("already rewritten; nothing was written")
     ways = ", ".join(f"{show_size(nbytes)} by {way}" for way, nbytes in done.ways.items() if nbytes)
-    console.print_rows([
+    tables.print_rows([
         ("source", f"{rewriting.source} ({rewriting.format})"),
         ("target", f"{rewriting.target}{', in place' if rewriting.in_place else ''}"),
         ("tensors", f"{rewriting.tensors:,}"),
@@ -107,7 +107,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         say("not read back and no digests are known, so no manifest was written and nothing was recorded")
         return
     checked = receipt.verification
-    console.print_rows([
+    tables.print_rows([
         ("time", show_seconds(receipt.seconds)),
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.cli.options import as_json
-from wherry.cli.say import say, say_lines
+from wherry.console.say import say, say_lines
 from wherry.core.units import counted
 from wherry.errors import NotFoundError
 
@@ -137,8 +137,8 @@ def nightly(
 
     Does the same as the Prefect flow, without Prefect.
     """
-    from wherry.cli import console
     from wherry.config.config import in_force
+    from wherry.console import results
     from wherry.routes.night import run_night
     from wherry.routes.report import failure
     from wherry.routes.routes import chosen_routes
@@ -152,7 +152,7 @@ def nightly(
         error = failure(report)
         if error is not None:
             blame(end, error)
-    console.show_night(report, json_=json_)
+    results.show_night(report, json_=json_)
     if error is not None:
         if not json_:
             say_lines(f"error: {error}", err=True)

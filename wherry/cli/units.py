@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.options import CONVERSION, as_json, quiet, requesting
-from wherry.cli.say import say
+from wherry.console.say import say
 from wherry.core.request import TargetRequest, convert_request
 from wherry.core.units import counted, duration, parse_size, show_seconds, show_size
 
@@ -45,15 +45,15 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
 
     The job is a folder beside TARGET. All workers must see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.units.split_job import split as make_job
 
     made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
     sizes = [one.nbytes for one in made.units]
     if json_:
-        console.print_json({"job": made.uri, "units": [one.to_json() for one in made.units]})
+        tables.print_json({"job": made.uri, "units": [one.to_json() for one in made.units]})
         return
-    console.print_rows([
+    tables.print_rows([
         ("job", made.uri),
         ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
         ("next", f"wherry work {made.job.committed.uri}, as often as you like; then wherry commit"),
@@ -77,7 +77,7 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
 
     Any number of processes do this at the same time, on any machines. A unit whose worker has died is made again.
     """
-    from wherry.cli import console
+    from wherry.console import tables
     from wherry.units.work import work as make_units
 
     def told(unit: Unit, receipt: UnitReceipt) -> None:
@@ -88,7 +88,7 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     if commits and not report.ended:
         _commit(job, quiet=quiet, json_=json_)
     elif json_:
-        console.print_json(report.to_json())
+        tables.print_json(report.to_json())
     else:
         say(f"made {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
 
@@ -104,15 +104,15 @@ def commit(job: str, quiet: bool, json_: bool) -> None:
 
 
 def _commit(job: str, *, quiet: bool, json_: bool) -> None:
-    from wherry.cli import console
+    from wherry.console import results, tables
     from wherry.units.commit import commit as commit_job
 
     with (
-        console.committed(console.show_receipts, json_=json_),
-        console.bar(quiet=quiet or json_) as progress,
+        tables.committed(results.show_receipts, json_=json_),
+        tables.bar(quiet=quiet or json_) as progress,
     ):
         group = commit_job(job, progress=progress)
-    console.show_receipts(group, json_=json_)
+    results.show_receipts(group, json_=json_)
 
 
 def _stop(_signal: int, _frame: object) -> NoReturn:

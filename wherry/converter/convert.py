@@ -16,10 +16,10 @@ from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
 from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
+from wherry.converter.keywords import ConvertKeywords, spelled_out
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
 from wherry.core.digest import sha256_of
-from wherry.core.keywords import ConvertKeywords, spelled_out
 from wherry.core.option import options_of
 from wherry.core.progress import RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.ignored_entries import require_requested, unprepared, within_source
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
 from wherry.core.digest import sha256_of
-from wherry.core.html import html_table
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
@@ -31,6 +30,7 @@ from wherry.mover.source import Source
 from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
+from wherry.text.html import html_table
 from wherry.tree.axes import settled
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
 from wherry.view.choose import relaid

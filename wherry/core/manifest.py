@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import labelled
-from wherry.core.html import html_table
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import counted, show_size
 from wherry.errors import CorruptError
+from wherry.text.html import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

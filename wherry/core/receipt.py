@@ -14,9 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import algorithm_of, labelled
-from wherry.core.html import html_facts
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError
+from wherry.text.html import html_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

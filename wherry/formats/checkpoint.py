@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
@@ -125,7 +126,8 @@ class Checkpoint:
         Raises:
             NotFoundError: the checkpoint has no tensor at this key path.
         """
-        return StoredTensor(self, self.spec(path))
+        spec = self.spec(path)
+        return StoredTensor(spec, partial(self.read, spec.path))
 
     def __iter__(self) -> Iterator[KeyPath]:
         """The key paths of the tensors."""

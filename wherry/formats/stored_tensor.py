@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import EllipsisType
 
     import numpy as np
 
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
+    from wherry.core.tensorspec import Region, TensorSpec
 
     Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
@@ -24,10 +24,15 @@ class StoredTensor:
         spec: its key path, shape and dtype.
     """
 
-    def __init__(self, checkpoint: Checkpoint, spec: TensorSpec) -> None:
-        """Refer to a tensor; nothing is read."""
-        self._checkpoint = checkpoint
+    def __init__(self, spec: TensorSpec, read: Callable[[Region], np.ndarray]) -> None:
+        """Refer to a tensor; nothing is read.
+
+        Args:
+            spec: the tensor.
+            read: reads the elements of a region.
+        """
         self.spec = spec
+        self._read = read
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,12 +62,12 @@ class StoredTensor:
         """
         parts = _every_axis(index, self.spec)
         region = tuple(_bounds(part, extent) for part, extent in zip(parts, self.shape, strict=True))
-        found = self._checkpoint.read(self.spec.path, region)
+        found = self._read(region)
         return found[tuple(0 if isinstance(part, int) else slice(None) for part in parts)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The whole tensor, for NumPy."""
-        found = self._checkpoint.read(self.spec.path)
+        found = self._read(self.spec.whole)
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def __repr__(self) -> str:

@@ -12,12 +12,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.html import html_table
 from wherry.core.units import counted, short
 from wherry.lineage.lineage import LineageTree, named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
 from wherry.lineage.text import DEEPEST, facts, how, shortened, title
 from wherry.runtime.threads import uncollected
+from wherry.text.html import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -17,7 +17,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from wherry.core.keywords import ExportKeywords, spelled_out
+from wherry.converter.keywords import ExportKeywords, spelled_out
 from wherry.core.option import options_of
 from wherry.core.request import ConvertRequest, TargetRequest
 from wherry.errors import (

@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.html import html_table
-from wherry.core.keywords import ExportKeywords, RestoreKeywords, spelled_out
+from wherry.converter.keywords import ExportKeywords, RestoreKeywords, spelled_out
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, UsageError
 from wherry.formats.registry import find_format
 from wherry.live.export import export
 from wherry.storage.sidecar import read_sidecar, sidecar_location
 from wherry.storage.stores import locate
+from wherry.text.html import html_table
 
 if TYPE_CHECKING:
     import os

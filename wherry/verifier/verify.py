@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.plan import DEFAULT_MEMORY
-from wherry.core.html import html_table
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import counted, parse_budget
@@ -39,6 +38,7 @@ from wherry.ledger.open import named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
+from wherry.text.html import html_table
 from wherry.verifier.full_read import FullRead, Other, ReadOptions, read_all
 from wherry.verifier.records import known_node
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from wherry.cli.console import print_json, print_rows, print_table
-from wherry.cli.say import say
+from wherry.console.say import say
+from wherry.console.tables import print_json, print_rows, print_table
 from wherry.formats.registry import rewrites
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import wherry
-from wherry.core.keywords import ConvertKeywords, ExportKeywords, RestoreKeywords
+from wherry.converter.keywords import ConvertKeywords, ExportKeywords, RestoreKeywords
 from wherry.core.option import options_of
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.live.request import _OF_FILES, ExportRequest

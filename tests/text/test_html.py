@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.core.html import MOST_ROWS, html_table
+from wherry.text.html import MOST_ROWS, html_table
 
 
 class Tags(HTMLParser):

@@ -8,25 +8,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wherry.cli.say import say, say_lines
+from wherry.console.say import say, say_lines
+from wherry.console.tables import print_json, print_rows, print_table
 from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.units import show_seconds, show_size
-from wherry.errors import NotRecordedError, StorageError, printable, redact
+from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from wherry.converter.plan import Plan
     from wherry.converter.prices import Cost
     from wherry.core.detection import Detection
-    from wherry.core.progress import OnProgress, Progress
     from wherry.core.receipt import GroupReceipt, Receipt
     from wherry.formats.discover import SkippedPath
     from wherry.lineage.lineage import LineageTree
@@ -37,75 +36,6 @@ if TYPE_CHECKING:
     from wherry.verifier.full_read import FullRead
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
-
-
-def print_json(data: Any) -> None:
-    """Print one JSON document on standard output."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
-    """Print name and value, one row per line; rows without a value are left out."""
-    for name, value in rows:
-        if value not in (None, ""):
-            say(f"{name + ':':<16}{value}")
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(printable(redact(cell) if "://" in cell else cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(table)
-
-
-@contextmanager
-def bar(*, quiet: bool) -> Generator[OnProgress | None]:
-    """A progress bar with bytes per second and time left, on a terminal only."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    columns = (
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-        rich_progress.TransferSpeedColumn(),
-        rich_progress.TimeRemainingColumn(),
-        rich_progress.TextColumn("{task.fields[current]}"),
-    )
-    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        tasks: dict[str, rich_progress.TaskID] = {}
-
-        def report(now: Progress) -> None:
-            if now.stage not in tasks:
-                tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
-            shown.update(tasks[now.stage], completed=now.done, current=printable(now.current))
-
-        yield report
-
-
-@contextmanager
-def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
-    """For work that may be done but not recorded: show the result before the error.
-
-    Args:
-        show: prints the result of the work.
-        json_: print nothing, since the error's document has the result.
-    """
-    try:
-        yield
-    except NotRecordedError as error:
-        if not json_:
-            with suppress(OSError):  # output that cannot be written must not hide the error
-                show(error.result, json_=False)
-        raise
 
 
 def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_: bool) -> None:

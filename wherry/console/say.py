@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wherry.cli.errors import OneLine
 from wherry.errors import printable, redact
 
 if TYPE_CHECKING:
@@ -41,3 +40,11 @@ def show_waits(words: Sequence[str]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine())
     log.addHandler(handler)
+
+
+class OneLine(logging.Formatter):
+    """Prints a log record of a library on one line, without its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message alone."""
+        return printable(redact(" ".join(record.getMessage().split())))

@@ -1,0 +1,90 @@
+"""entries: the checkpoints of the ledger, one entry for each place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.ledger.nodes import LineageNode
+    from wherry.ledger.replay import PlaceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A checkpoint at one place.
+
+    Attributes:
+        uri: the place.
+        checkpoint_digest, weights_digest: its identity, and that of its parameters.
+        format: its format.
+        family: its model family; empty if no conversion between layouts has stated it.
+        kind: `params`, `train-state` or `other`.
+        step: training step; None if it is unknown.
+        tensors, parameters, nbytes: number of tensors, of their elements and of their bytes.
+        versions: the model versions of its digest, such as `llama version 3`.
+        verified: `level: verdict` of the last verification; empty without one.
+        verified_at: when that was recorded (UTC); empty without one.
+        seen: when it was last seen there (UTC).
+        gone: when it was deleted there (UTC); None if it was not.
+    """
+
+    uri: str
+    checkpoint_digest: str
+    weights_digest: str
+    format: str
+    family: str
+    kind: str
+    step: int | None
+    tensors: int
+    parameters: int
+    nbytes: int
+    versions: tuple[str, ...]
+    verified: str
+    verified_at: str
+    seen: str
+    gone: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `ls --json`."""
+        return asdict(self)
+
+
+def entries() -> Iterator[CatalogEntry]:
+    """Every checkpoint at every place that the ledger knows, deleted ones too.
+
+    Raises:
+        StorageError: the ledger cannot be read.
+    """
+    from wherry.ledger.nodes import every_digest, families_of, nodes
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        families = families_of(ledger)
+        known = nodes(ledger, every_digest(ledger))
+    for node in known.values():
+        for place in node.places:
+            yield _entry(node, place, families.get(node.checkpoint_digest, ""))
+
+
+def _entry(node: LineageNode, place: PlaceRecord, family: str) -> CatalogEntry:
+    last = node.verified
+    return CatalogEntry(
+        uri=place.uri,
+        checkpoint_digest=node.checkpoint_digest,
+        weights_digest=node.weights_digest,
+        format=node.format,
+        family=family,
+        kind=node.kind,
+        step=node.step,
+        tensors=node.tensors,
+        parameters=node.parameters,
+        nbytes=node.nbytes,
+        versions=tuple(str(row) for row in node.registrations),
+        verified="" if last is None else f"{last.level}: {last.verdict}",
+        verified_at="" if last is None else last.time,
+        seen=place.seen,
+        gone=place.gone,
+    )
