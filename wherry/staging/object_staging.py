@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import StorageError, TargetExistsError, WherryError
-from wherry.objects.stores import object_store
-from wherry.runtime import threads
+from wherry.objects.stores import heads, object_store
 from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.folders import PREFIX
@@ -35,14 +34,13 @@ from wherry.upload.staged_objects import StagedObjects
 from wherry.upload.uploaded_file import UploadContext
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from wherry.objects.uploads import ObjectStore, StoredObject, Upload
     from wherry.staging.journal import Header, Journal
     from wherry.staging.object_journal import ObjectJournal
 
-_AT_ONCE = 16  # small requests at the same time
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 _log = logging.getLogger(__name__)
 
@@ -205,7 +203,7 @@ class ObjectStaging:
         areas = list(areas_of(self.target))
         own: dict[str, StoredObject] = {}
         others: dict[str, StoredObject] = {}
-        for path, found in self._heads(self._present(areas, journal=not past.lines)):
+        for path, found in heads(self._store, self._present(areas, journal=not past.lines)):
             if found is not None:
                 (own if found.run in past.runs else others)[path] = found
         below = [found for path, found in others.items() if not self._is_inner(path)]
@@ -222,12 +220,6 @@ class ObjectStaging:
                 "the interrupted run had a different source, plan, option or digest algorithm"
             )
         return own
-
-    def _heads(self, paths: Iterable[str]) -> Iterator[tuple[str, StoredObject | None]]:
-        """The object at each path; a target of arrays can have tens of thousands."""
-        known = list(paths)
-        with threads.executor(_AT_ONCE, "wherry-heads", numbers=False) as pool:
-            yield from zip(known, pool.map(self._store.head, known), strict=True)
 
     def _present(self, areas: list[Location], *, journal: bool) -> Iterator[str]:
         """Paths of the objects of the target and of all folders of staging objects.
