@@ -96,7 +96,9 @@ def test_of_four_processes_one_makes_the_target(small, bucket, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_memory_of_an_upload_does_not_grow_with_the_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["files", *ARRAYS])
+def test_the_memory_of_an_upload_does_not_grow_with_the_checkpoint(tmp_path, monkeypatch, kind):
+    chosen = ["orbax", "0", json.dumps(ARRAYS[kind])] if kind in ARRAYS else ["dcp", "0"]
     large = {f"layer.{n}.weight": np.full((4096, 4096), n, dtype="f4") for n in range(24)}  # 1.6 GB
     save_file(large, tmp_path / "m.safetensors", metadata={"format": "pt"})
     del large
@@ -106,6 +108,6 @@ def test_the_memory_of_an_upload_does_not_grow_with_the_checkpoint(tmp_path, mon
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         line = [sys.executable, "-m", "tests.support.bucket_run", str(tmp_path / "m.safetensors")]
         done = subprocess.run(
-            [*line, "gs://large/x/out", "dcp", "0"], cwd=ROOT, capture_output=True, text=True, check=True
+            [*line, "gs://large/x/out", *chosen], cwd=ROOT, capture_output=True, text=True, check=True
         )
     assert json.loads(done.stdout)["peak"] <= 250 << 20

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
-    # Of pieces of a tensor: start, stop and checksum, or chunk, place and length, as the writer needs them.
+    # Start, stop and checksum of pieces of a tensor.
     Checks: TypeAlias = Sequence[tuple[int, int, int]]
     EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
 
@@ -50,12 +50,12 @@ class Writer(Protocol):
         """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
         ...
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
-        """What `finish` needs to know of stored bytes and a store cannot tell again: their checksums or their place."""
+    def checks(self, path: KeyPath, where: Span) -> Checks:
+        """Checksums of stored bytes that `finish` needs, and that cannot be computed again from a store."""
         ...
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
-        """Take up bytes that an earlier run has stored, with what `checks` told; they are not written again."""
+        """Take up bytes that an earlier run has stored, with their checksums; they are not written again."""
 
     def sync(self) -> None:
         """Make everything written so far durable: contents, names, and the folders that hold the names.
@@ -96,7 +96,7 @@ class BaseWriter:
         """Everything is durable after a `sync`."""
         return True
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:  # noqa: ARG002  of the protocol
+    def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  of the protocol
         """None are needed."""
         return ()
 
@@ -129,7 +129,7 @@ class WriterOver(BaseWriter):
         """Whether the other writer has stored it."""
         return self._item.stored(path, where)
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
+    def checks(self, path: KeyPath, where: Span) -> Checks:
         """Those of the other writer."""
         return self._item.checks(path, where)
 

@@ -19,7 +19,7 @@ from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from threading import Semaphore
 
     import numpy as np
@@ -176,10 +176,7 @@ class Output:
         for move in finished:
             leaves = {} if move.box else hashers[move.source].known(*move.span)
             if leaves is not None and self._is_stored(move):
-                target = self.targets[move.source]
-                checks = [
-                    row for part in _parts(target, move) for row in self._durable.checks(target.path, part)
-                ]
+                checks = self._durable.checks(self.targets[move.source].path, move.span)
                 rows.append((move, DurableMove(move.source, move.span, leaves, tuple(checks))))
             else:
                 with self._lock:
@@ -188,14 +185,9 @@ class Output:
 
     def _is_stored(self, move: Move) -> bool:
         target = self.targets[move.source]
-        return all(self._durable.stored(target.path, part) for part in _parts(target, move))
-
-
-def _parts(target: TensorSpec, move: Move) -> Iterator[Region | Span]:
-    """The parts in which a move is written: its chunks, or its span."""
-    if target.chunks is None or move.region is None:
-        return iter([move.span])
-    return cells(move.region, target.chunks)
+        if target.chunks is None or move.region is None:
+            return self._durable.stored(target.path, move.span)
+        return all(self._durable.stored(target.path, part) for part in cells(move.region, target.chunks))
 
 
 def as_array(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

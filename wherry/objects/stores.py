@@ -1,17 +1,22 @@
-"""stores: the ObjectStore of a store."""
+"""stores: the ObjectStore of a store, and many objects looked up in one."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from wherry.remote import azure
+from wherry.runtime import threads
 from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from wherry.objects.uploads import ObjectStore
+    from wherry.objects.uploads import ObjectStore, StoredObject
     from wherry.storage.location import Store
+
+
+_AT_ONCE = 16  # small requests at the same time
 
 
 def object_store(store: Store) -> ObjectStore | None:
@@ -22,6 +27,18 @@ def object_store(store: Store) -> ObjectStore | None:
     """
     make = OBJECT_STORES.get(store.protocol)
     return make(store) if make is not None and isinstance(store, FsspecStore) else None
+
+
+def heads(store: ObjectStore, paths: Iterable[str]) -> Iterator[tuple[str, StoredObject | None]]:
+    """The object at each path, None if there is none; some are asked for at the same time.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    waiting = iter(paths)
+    with threads.executor(_AT_ONCE, "wherry-heads", numbers=False) as pool:
+        while some := list(islice(waiting, _AT_ONCE)):  # a caller may stop after the first of a million
+            yield from zip(some, pool.map(store.head, some), strict=True)
 
 
 def _memory(store: FsspecStore) -> ObjectStore:

@@ -46,7 +46,7 @@ class DurableMove:
         source: key path of the tensor in the source.
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
-        checks: three numbers for each piece, where the writer needs them; see `Writer.checks`.
+        checks: start, stop and checksum of pieces, where the writer needs them; see `Writer.checks`.
     """
 
     source: KeyPath

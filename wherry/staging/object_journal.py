@@ -46,6 +46,7 @@ class JournalPast:
         done: the finished moves.
         uploads: path → the upload of the object.
         parts: path → the parts that were sent, by number.
+        notes: what the writers of the target have noted, in order.
         runs: ids of the runs that wrote it.
         count: number of its objects.
     """
@@ -55,6 +56,7 @@ class JournalPast:
     done: tuple[DurableMove, ...] = ()
     uploads: Mapping[str, Upload] = field(default_factory=dict[str, Upload])
     parts: Mapping[str, Mapping[int, Part]] = field(default_factory=dict[str, "Mapping[int, Part]"])
+    notes: tuple[list[Any], ...] = ()
     runs: frozenset[str] = frozenset()
     count: int = 0
 
@@ -100,7 +102,8 @@ def _past(lines: list[Line], header: Header, count: int) -> JournalPast:
             parts.setdefault(path, {})[one["number"]] = Part(**one)
     done = tuple(decode(one) for row in rows[1:] for one in row.get("done", []))
     runs = frozenset(str(row["run"]) for row in rows if "run" in row)
-    return JournalPast(tuple(lines), None, done, uploads, parts, runs, count)
+    notes = tuple(one for row in rows[1:] for one in row.get("notes", []))
+    return JournalPast(tuple(lines), None, done, uploads, parts, notes, runs, count)
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class ObjectJournal(Journal):
         run: id of the run.
         group: bytes that are sent between two groups.
         members: names of commit members of the target, for `clean`.
+        notes: new notes of the writers of the target, about bytes that are sent.
     """
 
     area: Location = None  # pyright: ignore[reportAssignmentType]  fields of the base class have defaults
@@ -120,6 +124,7 @@ class ObjectJournal(Journal):
     run: str = ""
     group: int = 0
     members: tuple[str, ...] = ()
+    notes: Callable[[], list[list[Any]]] = list
     _number: int = 0
     _rows: list[list[Any]] = field(default_factory=list["list[Any]"])
     _parts: list[tuple[str, dict[str, Any]]] = field(default_factory=list["tuple[str, dict[str, Any]]"])
@@ -201,10 +206,16 @@ class ObjectJournal(Journal):
             uploads, self._uploads = self._uploads, {}
             self._known |= set(uploads)
             self._sent = 0
-        if not rows and not parts:
+        notes = self.notes()  # after the moves, which may depend on them
+        if not rows and not parts and not notes:
             return
         self.guard()
-        group = {"uploads": [asdict(one) for one in uploads.values()], "parts": parts, "done": rows}
+        group = {
+            "uploads": [asdict(one) for one in uploads.values()],
+            "parts": parts,
+            "notes": notes,
+            "done": rows,
+        }
         try:
             self._write(group)
         except FileExistsError as error:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from wherry.errors import StorageError, TargetExistsError, WherryError
 from wherry.objects.listing_view import objects_below
-from wherry.objects.stores import object_store
+from wherry.objects.stores import heads, object_store
 from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.folders import PREFIX
@@ -192,7 +192,10 @@ class ObjectStaging:
         using = UploadContext(
             self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol
         )
-        self.run = UploadRun(self.target, self._area.path, using, self._members, before, self.require_held)
+        self.run = UploadRun(
+            self.target, self._area.path, using, self._members, before, past.notes, self.require_held
+        )
+        self._journal.notes = self.run.new_notes
         self.location = Location(StagedObjects(self.target.store, self.run), self.target.path)
 
     def _taken_up(self, past: JournalPast) -> Mapping[str, StoredObject]:
@@ -204,8 +207,7 @@ class ObjectStaging:
         areas = list(areas_of(self.target))
         own: dict[str, StoredObject] = {}
         others: dict[str, StoredObject] = {}
-        for path in self._present(areas, journal=not past.lines):
-            found = self._store.head(path)
+        for path, found in heads(self._store, self._present(areas, journal=not past.lines)):
             if found is None:
                 continue
             if found.run in past.runs and path.startswith(self._area.join(OVERFLOW).path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, StorageError
 from wherry.objects.checksums import CRC32C
@@ -40,6 +40,7 @@ class UploadRun:
         using: what the files share.
         members: names of commit members, relative to the target; the first that exists is put last.
         before: path → what earlier runs have sent.
+        notes: what the writers of earlier runs have noted about bytes that were sent.
         guard: raises if this run may no longer write.
     """
 
@@ -48,10 +49,15 @@ class UploadRun:
     using: UploadContext
     members: tuple[str, ...] = ()
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
+    notes: tuple[list[Any], ...] = ()
     guard: Callable[[], None] = lambda: None
+    _noting: list[Callable[[], list[list[Any]]]] = field(
+        default_factory=list["Callable[[], list[list[Any]]]"]
+    )
     _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
     # Objects of one request: what the store has, and the SHA-256 of what was put; empty for a copy.
     _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
+    _names: dict[str, set[str]] = field(default_factory=dict[str, "set[str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _overflow: Overflow = field(init=False)
     _relieving: threading.Lock = field(default_factory=threading.Lock)
@@ -76,6 +82,7 @@ class UploadRun:
                     self.using.store.remove_object(place, before.found.mark)
                     before = None
                 known = self._files[path] = UploadedFile(place, size, self.using, before)
+                self._name_in_folders(path)
             return known
 
     def whole(self, path: str, data: Sequence[memoryview]) -> UploadedFile:
@@ -94,6 +101,7 @@ class UploadRun:
                 self.using.store.remove_object(place, before.found.mark)
             with self._lock:
                 self._files.setdefault(path, UploadedFile(place, nbytes, self.using, kept))
+                self._name_in_folders(path)
         file, at = self.file(path, nbytes), 0
         for piece in data:
             file.write(at, piece)
@@ -112,6 +120,7 @@ class UploadRun:
         file = GrowingFile(path, room, self.using)
         with self._lock:
             self._files[path] = file
+            self._name_in_folders(path)
         return file
 
     def grown(self, path: str) -> UploadedFile | None:
@@ -125,6 +134,7 @@ class UploadRun:
         file = UploadedFile(path, size, self.using, kept)
         with self._lock:
             self._files[path] = file
+            self._name_in_folders(path)
         return file
 
     def drop(self, path: str) -> None:
@@ -157,6 +167,8 @@ class UploadRun:
             place = self.place(path)
             mark = self._small[path][0].mark if path in self._small else _mark(self.before.get(place))
             self._small[path] = (self._put(place, data, mark), hashlib.sha256(data).hexdigest())
+            with self._lock:
+                self._name_in_folders(path)
 
     def copy(self, path: str, source: str, mark: str) -> None:
         """Make a file of an object of the same bucket; its bytes are not moved over the network.
@@ -181,6 +193,23 @@ class UploadRun:
     def place(self, path: str) -> str:
         """Where an object lies until the commit."""
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_member(path) else path
+
+    def note_with(self, new: Callable[[], list[list[Any]]]) -> None:
+        """Let a writer note things about bytes that are sent, for a later run; it is asked for those that are new.
+
+        Args:
+            new: returns rows of JSON, each once; the store has all bytes that they are about.
+        """
+        self._noting.append(new)
+
+    def new_notes(self) -> list[list[Any]]:
+        """The new notes of all writers."""
+        return [row for new in self._noting for row in new()]
+
+    def names_in(self, folder: str) -> set[str]:
+        """The names of the files and folders of this run that lie in a folder of the target."""
+        with self._lock:
+            return set(self._names.get(folder.rstrip("/"), ()))
 
     def paths(self) -> Iterator[str]:
         """The files of this run, by their final names."""
@@ -342,6 +371,13 @@ class UploadRun:
             return self.using.store.put_object(path, data, self.using.run, replaces=mark)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
+
+    def _name_in_folders(self, path: str) -> None:
+        """Note a path in each folder above it; the caller has the lock."""
+        folder, slash, name = path.rpartition("/")
+        while slash and name not in self._names.setdefault(folder, set()):
+            self._names[folder].add(name)
+            folder, slash, name = folder.rpartition("/")
 
     def _name(self, path: str) -> str:
         return path[len(self.target.path) :].strip("/")

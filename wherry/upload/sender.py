@@ -60,6 +60,10 @@ class Sender:
             self._held += nbytes
             self.peak = max(self.peak, self._held)
 
+    def set_aside(self, nbytes: int) -> None:
+        """Count memory of a writer's own, which encodes what is sent, as held; up to half of what may be held."""
+        self.reserve(min(nbytes, self._most // 2))
+
     def release(self, nbytes: int) -> None:
         """Give reserved bytes back."""
         with self._changed:

@@ -39,7 +39,7 @@ class StagedObjects:
         name = path.rpartition("/")[2]
         self.run.settle(path)
         found = self._base.stat(self.run.place(path))
-        if found is None and any(one.startswith(f"{path}/") for one in self.run.paths()):
+        if found is None and self.run.names_in(path):
             return Entry(name, 0, is_dir=True)
         return found and replace(found, name=name)
 
@@ -49,13 +49,10 @@ class StagedObjects:
             found = {entry.name: entry for entry in self._base.entries(path)}
         except FileNotFoundError:
             found = {}
-        inside = f"{path.rstrip('/')}/"
-        for one in self.run.paths():
-            if one.startswith(inside) and one[len(inside) :].split("/")[0] not in found:
-                name, _, rest = one[len(inside) :].partition("/")
-                entry = Entry(name, 0, is_dir=True) if rest else self.stat(one)
-                if entry is not None:
-                    found[name] = entry
+        for name in self.run.names_in(path) - found.keys():
+            entry = self.stat(f"{path.rstrip('/')}/{name}")
+            if entry is not None:
+                found[name] = entry
         if not found:
             raise FileNotFoundError(path)
         return sorted(found.values(), key=lambda entry: entry.name)

@@ -121,11 +121,9 @@ class NpzWriter(FlatFilesWriter):
             self._files.write(self._target.name, member.data + where.start, data)
             self._count(path, len(data))
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
+    def checks(self, path: KeyPath, where: Span) -> Checks:
         """The CRCs of the pieces of a span, if they cannot be read again."""
-        if isinstance(self._files, FlatFiles) or not isinstance(where, Span):
-            return ()
-        return self._members[path].crc.known(*where)
+        return () if isinstance(self._files, FlatFiles) else self._members[path].crc.known(*where)
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
         """Take up the CRCs of stored pieces."""

@@ -30,7 +30,9 @@ from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
 from wherry.integrations.containers.zarr.store import ChunkStore, open_chunks, sync_everything
 from wherry.integrations.containers.zarr.stream import StoredChunk, encoded_chunk
+from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import make_folder
+from wherry.upload.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
     from wherry.formats.reader import EncodedChunk
-    from wherry.formats.writer import Checks
     from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
@@ -69,6 +70,9 @@ class OrbaxWriter(BaseWriter):
         self._scalars = {path: value for path, value in manifest.values.items() if type(value) in _SCALARS}
         self._encoder = ChunkEncoder(options["compression"], self._version)
         make_folder(staging)
+        if is_staged(staging) and not self._encoder.plain:
+            chunks = [array.chunk_nbytes for array in self._arrays.values()]
+            run_of(staging).using.sender.set_aside(carrier_count() * max(chunks, default=0))
         self._store = self._open_store()
 
     def grid(self, path: KeyPath) -> tuple[int, ...]:
@@ -120,22 +124,6 @@ class OrbaxWriter(BaseWriter):
         """Whether a chunk that was written is durable after a `sync`."""
         return not isinstance(where, Span) and self._store.stored(self._key(path, where))
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
-        """The number of a stored chunk in C order, and its place and length, where its store needs them."""
-        found = None if isinstance(where, Span) else self._store.address(self._key(path, where))
-        return () if found is None or isinstance(where, Span) else ((self._number(path, where), *found),)
-
-    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:  # noqa: ARG002  the chunks are numbered
-        """Take up the places of stored chunks."""
-        counts = self._counts(path)
-        for number, *address in checks:
-            index, rest = list[int](), number
-            for count in reversed(counts):
-                rest, at = divmod(rest, count)
-                index.insert(0, at)
-            key = f"{_prefix(path)}{self._arrays[path].key(tuple(index))}"
-            self._store.restore(key, (address[0], address[1]))
-
     def sync(self) -> None:
         """Make everything that was written durable; a second call waits for the first, which may sync its chunks."""
         with self._syncing:
@@ -157,21 +145,9 @@ class OrbaxWriter(BaseWriter):
         self._store.close()
 
     def _key(self, path: KeyPath, where: Region) -> str:
-        return f"{_prefix(path)}{self._arrays[path].key(self._index(path, where))}"
-
-    def _index(self, path: KeyPath, where: Region) -> tuple[int, ...]:
-        return tuple([part.start // chunk for part, chunk in zip(where, self._chunks[path], strict=True)])
-
-    def _counts(self, path: KeyPath) -> list[int]:
-        """Number of chunks along each axis."""
-        shape, chunks = self._manifest.tensors[path].shape, self._chunks[path]
-        return [-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True)]
-
-    def _number(self, path: KeyPath, where: Region) -> int:
-        number = 0
-        for at, count in zip(self._index(path, where), self._counts(path), strict=True):
-            number = number * count + at
-        return number
+        chunks = self._chunks[path]
+        index = tuple([part.start // chunk for part, chunk in zip(where, chunks, strict=True)])
+        return f"{_prefix(path)}{self._arrays[path].key(index)}"
 
     def _open_store(self) -> ChunkStore:
         if not self._ocdbt or not (self._metadata or self._scalars):

@@ -211,11 +211,9 @@ class ArchivesWriter(FlatFilesWriter):
         place = self._home.join(self._places[path].file)
         return self._files.holds(place.path, plan.start, plan.start + plan.length)
 
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
+    def checks(self, path: KeyPath, where: Span) -> Checks:
         """The CRCs of the pieces of a span, if the frames are written before all of them are known."""
-        if self._streamed is None or path in self._small or not isinstance(where, Span):
-            return ()
-        return self._piece_crc(path).known(*where)
+        return () if self._streamed is None or path in self._small else self._piece_crc(path).known(*where)
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
         """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame."""

@@ -2,22 +2,25 @@
 
 - One object for each key: it is sent when its chunk is encoded.
 - A database whose chunks have known sizes: its data files are written at offsets, as they are on a disk.
-- A database of compressed chunks: they are appended to data files of 1 GiB, each of which is sent in parts. Where
-  a chunk lies is noted in the journal once all bytes up to its end are sent. A resumed run appends to a new file.
+- A database of compressed chunks: they are appended to data files of 1 GiB, each of which is sent in parts. A
+  resumed run appends to a new file.
 
-The tree over the chunks and the manifest come last.
+Where a chunk lies is noted in the journal once the store has it: a resumed run does not send it again, even if the move
+that it belongs to was not finished. The tree over the chunks and the manifest come last.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database, ends_of, places_of
 from wherry.upload import uploaded_file
+from wherry.upload.growing_file import without_gaps
 from wherry.upload.staged_objects import UploadedFiles, run_of
 
 if TYPE_CHECKING:
@@ -25,62 +28,30 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
     from wherry.upload.growing_file import GrowingFile
-    from wherry.upload.uploaded_file import UploadedFile
 
 _PARTS = 128  # of a data file to which chunks are appended
-_FILE_BITS = 40  # of an address: the offset in a data file; the bits above are the file's number
 _NUMBERED = re.compile(r"0{16}[0-9a-f]{16}")  # names of data files with chunks; those with trees are digests
 
 
-class ObjectChunks:
-    """One object for each key, below a folder; see ChunkStore."""
-
-    def __init__(self, folder: Location) -> None:
-        self._folder, self._run = folder, run_of(folder)
-        self._sent: dict[str, UploadedFile] = {}
-
-    def put(self, key: str, data: memoryview, size: int = 0) -> None:
-        """See ChunkStore."""
-        pieces = [data, memoryview(bytes(max(size - len(data), 0)))]
-        self._sent[key] = self._run.whole(self._folder.join(key).path, pieces)
-
-    def place(self, key: str) -> Reference:
-        """See ChunkStore; the length is known once the chunk was put."""
-        return Reference(key, 0, self._sent[key].size if key in self._sent else 0)
-
-    def stored(self, key: str) -> bool:
-        """See ChunkStore."""
-        return self._sent[key].holds(0, self._sent[key].size)
-
-    def address(self, key: str) -> tuple[int, int]:
-        """See ChunkStore; an object is found by its name."""
-        return 0, self._sent[key].size
-
-    def restore(self, key: str, address: tuple[int, int]) -> None:
-        """See ChunkStore."""
-        self._sent[key] = self._run.file(self._folder.join(key).path, address[1])
-
-    def sync(self) -> None:
-        """See ChunkStore; what was sent is durable, and nothing can hurry it."""
-        self._run.using.sender.require_sound()
-
-    def finish(self, values: Mapping[str, bytes]) -> None:
-        """See ChunkStore."""
-        for key, data in values.items():
-            self.put(key, memoryview(data))
-        self._run.finish()
-
-    def close(self) -> None:
-        """See ChunkStore; the run ends the sending."""
-
-
-class _UploadedDatabase:
-    """What databases in a store have in common: the places of the chunks that were put, and the tree at the end."""
+class _ObjectStoreChunks(ABC):
+    """What the three have in common: they know the places of chunks, and note of which the store has all bytes."""
 
     def __init__(self, folder: Location) -> None:
         self._folder, self._run = folder, run_of(folder)
         self._known: dict[str, Reference] = {}
+        self._fresh: set[str] = set()  # known chunks that are not noted yet
         self._lock = threading.Lock()
+
+    def _resume(self) -> None:
+        """Take up the chunks that earlier runs have noted and that are still there; note those of this run."""
+        for key, *place in self._run.notes:
+            if self._is_there(key, Reference(*place)):
+                self._known[key] = Reference(*place)
+        self._run.note_with(self._new_notes)
+
+    @abstractmethod
+    def _is_there(self, key: str, place: Reference) -> bool:
+        """Whether the store has a chunk that an earlier run has noted."""
 
     def place(self, key: str) -> Reference:
         """See ChunkStore."""
@@ -92,19 +63,58 @@ class _UploadedDatabase:
         file = self._run.file_at(self._folder.join(place.file).path)
         return file.holds(place.offset, place.offset + place.length)
 
-    def address(self, key: str) -> tuple[int, int]:
-        """See ChunkStore."""
-        place = self._known[key]
-        return int(place.file.rpartition("/")[2], 16) << _FILE_BITS | place.offset, place.length
-
-    def restore(self, key: str, address: tuple[int, int]) -> None:
-        """See ChunkStore."""
-        number, offset = divmod(address[0], 1 << _FILE_BITS)
-        self._known[key] = Reference(data_file(number), offset, address[1])
-
     def sync(self) -> None:
         """See ChunkStore; what was sent is durable, and nothing can hurry it."""
         self._run.using.sender.require_sound()
+
+    def close(self) -> None:  # noqa: B027  there is nothing to do in any of them
+        """See ChunkStore; the run ends the sending."""
+
+    def _new_notes(self) -> list[list[Any]]:
+        with self._lock:
+            fresh = list(self._fresh)
+        stored = [key for key in fresh if self.stored(key)]
+        with self._lock:
+            self._fresh -= set(stored)
+        return [[key, *self._known[key]] for key in stored]
+
+
+class ObjectChunks(_ObjectStoreChunks):
+    """One object for each key, below a folder; see ChunkStore."""
+
+    def __init__(self, folder: Location) -> None:
+        super().__init__(folder)
+        self._resume()
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """See ChunkStore."""
+        pieces = [data, memoryview(bytes(max(size - len(data), 0)))]
+        file = self._run.whole(self._folder.join(key).path, pieces)
+        with self._lock:
+            self._known[key] = Reference(key, 0, file.size)
+            self._fresh.add(key)
+
+    def place(self, key: str) -> Reference:
+        """See ChunkStore; the length is known once the chunk was put."""
+        return self._known.get(key) or Reference(key, 0, 0)
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore."""
+        for key, data in values.items():
+            self.put(key, memoryview(data))
+        self._run.finish()
+
+    def _is_there(self, key: str, place: Reference) -> bool:
+        path = self._folder.join(key).path
+        before = self._run.before.get(path)
+        complete = before is not None and without_gaps(before)[0] == place.length
+        if complete:
+            self._run.file(path, place.length)
+        return complete
+
+
+class _DatabaseChunks(_ObjectStoreChunks):
+    """A database: the tree is put at the end."""
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """See ChunkStore; a chunk that was never written is not in the tree."""
@@ -113,11 +123,8 @@ class _UploadedDatabase:
         self._folder.join(made.nodes).put(made.tree)
         self._folder.join(MANIFEST).put(made.manifest)
 
-    def close(self) -> None:
-        """See ChunkStore; the run ends the sending."""
 
-
-class PlacedChunks(_UploadedDatabase):
+class PlacedChunks(_DatabaseChunks):
     """A database of chunks whose sizes, and so places, are known."""
 
     def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
@@ -136,6 +143,7 @@ class PlacedChunks(_UploadedDatabase):
             for (key, place), after in zip(self._places.items(), following, strict=True)
         }
         self._files = UploadedFiles(folder, ends)
+        self._resume()
 
     def place(self, key: str) -> Reference:
         """See ChunkStore."""
@@ -150,9 +158,15 @@ class PlacedChunks(_UploadedDatabase):
             self._files.write(place.file, end, bytes(self._stops[key] - end))
         with self._lock:
             self._known[key] = place
+            self._fresh.add(key)
+
+    def _is_there(self, key: str, place: Reference) -> bool:
+        return self._places.get(key) == place and self._files.holds(
+            self._folder.join(place.file).path, place.offset, place.offset + place.length
+        )
 
 
-class AppendedChunks(_UploadedDatabase):
+class AppendedChunks(_DatabaseChunks):
     """A database of chunks that are appended as they come."""
 
     def __init__(self, folder: Location) -> None:
@@ -160,10 +174,12 @@ class AppendedChunks(_UploadedDatabase):
         super().__init__(folder)
         home = f"{folder.join(DATA).path}/"
         paths = sorted(path for path in self._run.before if path.startswith(home))
-        past = [path for path in paths if _NUMBERED.fullmatch(path[len(home) :])]
-        self._past = [path for path in past if self._run.grown(path) is not None]
-        self._number = max((int(path[len(home) :], 16) for path in past), default=-1)
+        begun = [path for path in paths if _NUMBERED.fullmatch(path[len(home) :])]
+        grown = {path: self._run.grown(path) for path in begun}
+        self._past = {path: file.size for path, file in grown.items() if file is not None}
+        self._number = max((int(path[len(home) :], 16) for path in begun), default=-1)
         self._file: GrowingFile | None = None
+        self._resume()
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """See ChunkStore; a chunk that is there already is not appended again."""
@@ -173,15 +189,19 @@ class AppendedChunks(_UploadedDatabase):
             file, offset = self._reserve(max(len(data), size))
             self._known[key] = Reference(data_file(self._number), offset, max(len(data), size))
         file.write(offset, data)
+        with self._lock:
+            self._fresh.add(key)
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """See ChunkStore; data files of earlier runs of which no chunk is known are removed."""
         super().finish(values)
         used = {self._folder.join(place.file).path for place in self._known.values()}
-        for path in self._past:
-            if path not in used:
-                self._run.drop(path)
-        self._past = []
+        for path in self._past.keys() - used:
+            self._run.drop(path)
+        self._past = {}
+
+    def _is_there(self, key: str, place: Reference) -> bool:  # noqa: ARG002  the place says it
+        return place.offset + place.length <= self._past.get(self._folder.join(place.file).path, 0)
 
     def _reserve(self, nbytes: int) -> tuple[GrowingFile, int]:
         """The file that takes a chunk, and the offset there; a full file ends, and another one begins."""

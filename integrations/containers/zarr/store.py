@@ -57,12 +57,6 @@ class ChunkStore(Protocol):
         """Whether a chunk that was put is durable after a `sync`; in a store of objects, its bytes have to be sent."""
         ...
 
-    def address(self, key: str) -> tuple[int, int] | None:
-        """Where a stored chunk lies, for the journal; None if the store itself or a log of its own remembers it."""
-
-    def restore(self, key: str, address: tuple[int, int]) -> None:
-        """Take up a chunk that an earlier run has stored at an address."""
-
     def sync(self) -> None:
         """Make every chunk durable whose `put` has returned."""
 
@@ -74,18 +68,11 @@ class ChunkStore(Protocol):
 
 
 class _LocalChunks:
-    """What stores on a local disk have in common: every chunk is durable after a `sync`, and found again there."""
+    """What stores on a local disk have in common: every chunk is durable after a `sync`."""
 
     def stored(self, key: str) -> bool:  # noqa: ARG002  of the protocol
         """See ChunkStore."""
         return True
-
-    def address(self, key: str) -> tuple[int, int] | None:  # noqa: ARG002  of the protocol
-        """See ChunkStore."""
-        return None
-
-    def restore(self, key: str, address: tuple[int, int]) -> None:
-        """See ChunkStore; nothing depends on it."""
 
 
 class FileChunks(_LocalChunks):

@@ -130,7 +130,11 @@ def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> Enco
     def decode(data: memoryview) -> Iterator[Block]:
         return blocks(array, region, StoredChunk(None, 0, len(data), stored.name, bytes(data)))
 
-    extent, memory = Extent(stored.place, stored.offset, stored.length), stored.length + array.chunk_nbytes
+    copies = (
+        1 if stored.place.store.capabilities.local else 2
+    )  # a client holds the pieces of a body and their sum
+    extent = Extent(stored.place, stored.offset, stored.length)
+    memory = copies * stored.length + array.chunk_nbytes
     return EncodedChunk(extent, _codec_of(array), memory, decode)
 
 

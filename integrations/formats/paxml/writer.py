@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
     from wherry.formats.reader import EncodedChunk, Extent
-    from wherry.formats.writer import Checks
     from wherry.storage.location import Location
 
 _OCDBT = "1.2"
@@ -88,14 +87,6 @@ class PaxWriter(StepWriter):
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
         """Whether a chunk is durable after a `sync`."""
         return super().stored(self._inner(path), where)
-
-    def checks(self, path: KeyPath, where: Region | Span) -> Checks:
-        """The place of a stored chunk."""
-        return super().checks(self._inner(path), where)
-
-    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
-        """Take up the places of stored chunks."""
-        super().restore(self._inner(path), where, checks)
 
     def finish(self) -> None:
         """Write the placeholders into the state, complete it, then write the item `metadata`."""
