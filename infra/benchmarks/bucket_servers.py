@@ -37,10 +37,9 @@ def amazon(scratch: Path) -> Iterator[dict[str, str]]:
     url = f"http://127.0.0.1:{ports['s3.port']}"
     with _served(command, f"{url}/healthz"):
         environment = {"AWS_ENDPOINT_URL": url, **_KEYS}
-        import boto3
+        from s3fs import S3FileSystem
 
-        boto3.client("s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret",
-                     region_name="us-east-1").create_bucket(Bucket=BUCKET)  # fmt: skip
+        S3FileSystem(endpoint_url=url, key="key", secret="secret").mkdir(BUCKET)
         yield environment
 
 

@@ -88,6 +88,44 @@ def fsspec_copy(source: str, target: str) -> Callable[[], None]:
     return run
 
 
+def proved_copy(source: str, target: str) -> Callable[[], None]:
+    """The copy of fsspec's file system in blocks, several files' blocks hashed on the way, and read back and hashed."""
+    import fsspec
+    from blake3 import blake3
+
+    fs = fsspec.filesystem(source.partition("://")[0])
+
+    def blocks(path: str, size: int) -> Iterator[bytes]:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            waiting: list[Any] = []
+            for start in range(0, size, _BLOCK):
+                waiting.append(pool.submit(fs.cat_file, path, start=start, end=min(start + _BLOCK, size)))
+                if len(waiting) == _THREADS:
+                    yield waiting.pop(0).result()
+            for one in waiting:
+                yield one.result()
+
+    def run() -> None:
+        for path, row in fs.find(source, detail=True).items():
+            to = f"{target}/{path.rpartition('/')[2]}"
+            with fs.open(to, "wb", block_size=_BLOCK) as file:
+                for block in blocks(path, row["size"]):
+                    blake3(block).digest()
+                    file.write(block)
+            for block in blocks(to, row["size"]):
+                blake3(block).digest()
+
+    return run
+
+
+def remove(target: str, _same: str) -> Callable[[], None]:
+    """Remove a folder of a bucket."""
+    import fsspec
+
+    fs = fsspec.filesystem(target.partition("://")[0])
+    return lambda: fs.rm(target, recursive=True) if fs.exists(target) else None
+
+
 def torch_save(source: str, target: str) -> Callable[[], None]:
     """`torch.save` of the loaded tensors into a file of fsspec."""
     import fsspec
@@ -186,6 +224,8 @@ WORKS = {
     "wherry": wherry,
     "client": client,
     "copy": fsspec_copy,
+    "copy-proved": proved_copy,
+    "remove": remove,
     "torch-save": torch_save,
     "tensorstore": tensorstore_write,
 }
