@@ -51,6 +51,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
     parser.add_argument("--rows", default="", metavar="WORDS", help="run only rows whose name contains WORDS")
+    parser.add_argument(
+        "--buckets", action="store_true", help="run the rows of buckets, on emulators, instead"
+    )
     parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR", help="folder for the data (default: .bench/ in the checkout)"
@@ -70,6 +73,8 @@ def parse_size(text: str) -> int:
 
 def main() -> int:
     asked = arguments()
+    if asked.buckets:
+        return run_buckets(asked)
     cases = [case for case in CASES if asked.rows in case.name]
     if not cases or asked.rounds < 1:
         print("error: no rows match --rows, or --rounds is less than 1", file=sys.stderr)
@@ -85,6 +90,16 @@ def main() -> int:
         if not asked.keep:
             stack.callback(shutil.rmtree, scratch)
         return bench(cases, scratch, asked)
+
+
+def run_buckets(asked: argparse.Namespace) -> int:
+    """The rows of buckets, in a folder of their own."""
+    from benchmarks.buckets import bench as bench_buckets
+
+    above = asked.scratch or INFRA.parent / ".bench"
+    above.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
+        return bench_buckets(Path(folder), asked.size, asked.rounds, asked.rows, asked.results)
 
 
 def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:

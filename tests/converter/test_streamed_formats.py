@@ -155,3 +155,16 @@ def test_bytes_that_waited_in_the_store_for_a_killed_run_are_removed(tmp_path, m
     unstacked(source, target)
     assert contents(target) == contents(f"memory://whole{tmp_path}/out")
     assert left_beside(target) == []
+
+
+def test_small_tensors_between_large_ones_hold_no_parts_back(tmp_path, peaks, monkeypatch):
+    """Small tensors are carried in batches; a part that lacks one of them cannot be sent."""
+    tensors = {f"layer.{n:03}.weight": np.full((3 * KIB,), n, dtype="f4") for n in range(100)}
+    tensors |= {f"layer.{n:03}.norm": np.full((30,), n, dtype="f4") for n in range(100)}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
+    monkeypatch.setattr("wherry.mover.batch._MOST_BEHIND", 32 * KIB)
+    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", 192 * KIB)
+    monkeypatch.setattr(Overflow, "begin", None)
+    convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "safetensors")
+    assert max(peaks()) <= 192 * KIB

@@ -116,21 +116,22 @@ def test_killed_at_a_random_moment(source, bucket, tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_killed_at_every_step_of_the_journal(source, bucket, tmp_path, whole):
-    for step in range(1, whole["journal"]):
-        for after in ("", "+"):
-            assert_resumed(source, bucket, whole, tmp_path, f"journal:{step}{after}")
+@pytest.mark.parametrize("after", ["", "+"])
+@pytest.mark.parametrize("tenth", range(10))
+def test_killed_at_every_step_of_the_journal(source, bucket, tmp_path, whole, tenth, after):
+    for step in range(1 + tenth, whole["journal"], 10):
+        assert_resumed(source, bucket, whole, tmp_path, f"journal:{step}{after}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(40))
 def test_killed_at_200_random_moments(source, bucket, tmp_path, whole, seed):
     chance = random.Random(seed)
     killed = [
         assert_resumed(source, bucket, whole, tmp_path, f"{chance.uniform(0, 1) * whole['seconds']:.3f}s")
-        for _ in range(20)
+        for _ in range(5)
     ]
-    assert sum(killed) > 5
+    assert any(killed)
 
 
 @pytest.mark.parametrize(

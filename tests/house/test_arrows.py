@@ -40,7 +40,8 @@ ROOMS: Mapping[str, str] = {
     "view": "errors text core runtime storage formats tree layout families mover",
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
-    "converter": "errors text version core runtime storage objects upload staging formats tree mover view config ledger",
+    "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
+    " ledger",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",

@@ -25,6 +25,9 @@ _MOST_BYTES = (
     1 << 20
 )  # of the tensors of a batch; the bytes between them are at most `_MOST_MOVES * _GAP` more
 _MOST_MOVES = 1024
+_MOST_BEHIND = (
+    16 << 20
+)  # bytes of larger moves that are carried before a batch: parts of an upload wait for it
 _GAP = 4 << 10  # bytes between two tensors that are read too: as many as direct I/O reads anyway
 
 
@@ -54,15 +57,31 @@ class SmallMove(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Moves of small tensors, in the order in which they are collected."""
+    """Moves of small tensors, in the order in which they are collected.
+
+    Attributes:
+        rows: the moves.
+        nbytes: their bytes.
+        behind: bytes of larger moves that came after the first of them.
+    """
 
     rows: list[SmallMove] = field(default_factory=list[SmallMove])
     nbytes: int = 0
+    behind: int = 0
 
     def add(self, row: SmallMove) -> None:
         """Add one more move."""
         self.rows.append(row)
         self.nbytes += row.move.span.nbytes
+
+    def leave_behind(self, nbytes: int) -> None:
+        """Count the bytes of a larger move that is carried first."""
+        self.behind += nbytes if self.rows else 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the batch has waited for long enough."""
+        return self.behind >= _MOST_BEHIND
 
     def fits(self, move: Move) -> bool:
         """Whether there is room for one more move."""

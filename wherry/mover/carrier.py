@@ -120,6 +120,10 @@ class Carrier:
                 if small is None:
                     yield from self._reads()
                     yield partial(self._carry, move)
+                    batch.leave_behind(move.span.nbytes)
+                    if batch.is_late:
+                        yield partial(self._carry_batch, batch)
+                        batch = Batch()
                     continue
                 if not batch.fits(move):
                     yield partial(self._carry_batch, batch)

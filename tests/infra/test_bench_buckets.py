@@ -1,0 +1,55 @@
+"""The rows of buckets: what is required of them is judged, and a missed number is bold."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.infra import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+SIZE = 2_000_000_000
+
+
+@pytest.fixture
+def buckets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("benchmarks.buckets", monkeypatch)
+
+
+def measured(buckets: ModuleType, seconds: float, peak: int, staged: int = 0) -> object:
+    value = {"requests": 300, "sent": SIZE, "received": SIZE}
+    cost = buckets.measure.__globals__["Cost"](seconds + 1, seconds, 4.0, peak, peak, value)
+    return buckets.Measured(cost, staged)
+
+
+@pytest.mark.parametrize(("seconds", "peak", "missed"), [(13, 250, 0), (14, 250, 1), (14, 251, 2)])
+def test_a_number_that_misses_what_is_required_is_bold(
+    buckets: ModuleType, seconds: float, peak: int, missed: int
+) -> None:
+    pair = (measured(buckets, 10, 10**8), measured(buckets, seconds, peak * 10**6, staged=5_000_000))
+    row = buckets._cells("s3 → s3, dcp", SIZE, [pair])
+    assert sum("**" in cell for cell in row) == missed
+    assert row[6:] == ["5", "1.000×", "1.000×", "2.00", "2.00", "300"]
+    assert len(row) == len(buckets._HEAD)
+
+
+def test_what_is_staged_on_a_disk_is_seen(buckets: ModuleType, tmp_path: Path) -> None:
+    with buckets._watched(tmp_path) as seen:
+        (tmp_path / "file").write_bytes(bytes(1000))
+        for _look in range(500):
+            if max(seen) == 1000:
+                break
+            time.sleep(0.02)
+        (tmp_path / "file").unlink()
+    assert max(seen) == 1000
+
+
+def test_every_row_has_an_emulator_and_a_work(buckets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = load("benchmarks.bucket_work", monkeypatch).WORKS
+    assert {row.scheme for row in buckets.ROWS} == set(buckets.SERVERS)
+    assert {peer.work for peer in buckets.PEERS} | {"wherry", "client", "copy-proved", "remove"} == set(works)
