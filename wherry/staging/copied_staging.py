@@ -42,6 +42,7 @@ class CopiedStaging:
         location: where it is written until then.
         journal: the file that records which parts of it are done; no later run finds it.
         spill: a folder for temporary files of decoded bytes.
+        folder: a temporary folder around all of them.
     """
 
     def __init__(self, target: Location, members: tuple[str, ...]) -> None:
@@ -52,8 +53,8 @@ class CopiedStaging:
             members: names of commit members, relative to the target.
         """
         self.target = target
-        self._folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
-        self._local = Staging(local_location(str(self._folder / target.name)), "0" * 8, resume=False)
+        self.folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        self._local = Staging(local_location(str(self.folder / target.name)), "0" * 8, resume=False)
         self.location, self.journal, self.spill = (
             self._local.location,
             self._local.journal,
@@ -75,7 +76,7 @@ class CopiedStaging:
                     self._remote.__exit__(type(error), error, None)
                 raise
         except BaseException:
-            remove_leftover(self._folder)
+            remove_leftover(self.folder)
             raise
         return self
 
@@ -85,7 +86,7 @@ class CopiedStaging:
         try:
             self._local.__exit__(kind, error, trace)
         finally:
-            remove_leftover(self._folder)
+            remove_leftover(self.folder)
             if self._remote is not None:
                 self._remote.__exit__(kind, error, trace)
 
@@ -132,7 +133,7 @@ class CopiedStaging:
             uploaded.complete()
         run.finish()
         for path, file in files.items():
-            _compare(Location(self._remote.location.store, path), file)
+            require_same(Location(self._remote.location.store, path), file)
         self._remote.commit(beside)
 
     def _put(self, beside: bytes | None) -> None:
@@ -179,12 +180,22 @@ def open_staging(
         UsageError: the target's storage is read-only.
     """
     capabilities = target.store.capabilities
+    if capabilities.one_commit:
+        from wherry.staging.hub_staging import HubStaging  # it is one of these itself
+
+        return HubStaging(target, identity)
     if capabilities.local or not capabilities.create_only_put:
         return Staging(target, identity, resume=resume)
     return CopiedStaging(target, members)
 
 
-def _compare(place: Location, file: Path) -> None:
+def require_same(place: Location, file: Path) -> None:
+    """Read an object back and compare it with a file.
+
+    Raises:
+        MismatchError: they differ.
+        NotFoundError, StorageError: it cannot be read.
+    """
     with opened_regular(str(file)) as descriptor:
         for part in read_ranges(place, [(0, file.stat().st_size)]):
             if memoryview(os.pread(descriptor, len(part.data), part.offset)) != part.data:
