@@ -11,6 +11,7 @@ from tests.support.hub_server import LFS_FROM, PART
 from tests.support.object_stores import model
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, TargetInUseError
 from wherry.objects.hub_commit import occupied
+from wherry.staging.clean import clean
 from wherry.storage.stores import locate
 
 REPO = "owner/model"
@@ -159,30 +160,56 @@ def test_another_run_of_the_same_conversion_is_noticed(server, source):
             del server.branches[REPO][name]
         return act()
 
-    answer_when(server, "POST", "/preupload/wherry-", theirs)
+    answer_when(server, "POST", "/commit/wherry-", theirs)
     with pytest.raises(TargetInUseError, match="another run of the same conversion"):
         convert(source, f"hf://{REPO}")
     assert not commits(server)
 
 
-def test_the_leftover_of_a_killed_run_is_removed(server, source, monkeypatch):
-    class Killed(BaseException):
-        pass
+class KilledError(BaseException):
+    pass
+
+
+def killed(source, server):
+    """Kill a run while it reads back; returns the branch that it leaves."""
 
     def kill(*_):
-        raise Killed
+        raise KilledError
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("wherry.staging.hub_staging.require_same", kill)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr("wherry.staging.copied_staging.require_same", kill)
         patch.setattr("wherry.objects.hub_commit.HubCommit.__exit__", lambda *_: None)
         convert(source, f"hf://{REPO}")
     (left,) = (one for one in server.branches[REPO] if one != "main")
     assert sorted(files(server)) == [".gitattributes"]
+    return left
+
+
+def test_the_leftover_of_a_killed_run_is_removed_by_the_next(server, source):
+    assert killed(source, server).startswith("wherry-")
     server.requests.clear()
     convert(source, f"hf://{REPO}")
-    assert left.startswith("wherry-")
     assert list(server.branches[REPO]) == ["main"]
     assert not [path for path in server.sent("PUT") if "/upload/" in path], "the Hub has the bytes"
+
+
+def test_the_leftover_of_a_killed_run_is_cleaned(server, source):
+    left = killed(source, server)
+    server.branches[REPO] |= {
+        "wherry-0123abcd": server.head(REPO, "main"),
+        "wherry-notes": server.head(REPO, "main"),
+    }
+    found = clean(f"hf://{REPO}", dry_run=True)
+    assert {(one.uri, one.reason) for one in found} == {
+        (f"hf://{REPO}@{left}", "dry run"),
+        (f"hf://{REPO}@wherry-0123abcd", "it has no commit yet; may be in use"),
+    }
+    young = clean(f"hf://{REPO}", min_age=1e12)
+    assert not any(one.removed for one in young)
+    assert [one.uri for one in clean(f"hf://{REPO}") if one.removed] == [f"hf://{REPO}@{left}"]
+    assert sorted(server.branches[REPO]) == ["main", "wherry-0123abcd", "wherry-notes"]
+    with pytest.raises(NotFoundError):
+        clean("hf://owner/none")
 
 
 def test_xet_is_switched_off_for_the_call_only(server, source, monkeypatch):

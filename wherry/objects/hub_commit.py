@@ -13,8 +13,11 @@ again. The way of Xet, which the client prefers for files on a disk, is switched
 from __future__ import annotations
 
 import logging
+import re
 import secrets
+import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -34,6 +37,8 @@ _log = logging.getLogger(__name__)
 # What the Hub itself puts into a new repository, or its owner on the Hub's pages.
 BLANK = frozenset({".gitattributes", ".gitignore", "LICENSE", "README.md"})
 _CONFLICT = 409  # HTTP: the branch exists
+_MARK = "wherry-run: "  # in the message of a commit
+_OWN = re.compile(r"wherry-[0-9a-f]{8}")
 _ROUNDS = 5  # of a commit whose branch gets other commits
 
 
@@ -78,12 +83,10 @@ class HubCommit:
         self._base = self._head(self._revision)
         start = self._base or self._head(MAIN)
         if start is None:
-            raise NotFoundError(
-                "repository not found",
-                uri=f"hf://{self._target.repo}",
-                cure=f"create it: hf repos create {self._target.repo}",
-            )
+            raise no_repository(self._target)
         self._drop()
+        with _quiet():
+            self._send()
         try:
             self._begin(self._branch, start)
             with _quiet():
@@ -111,6 +114,13 @@ class HubCommit:
             self._base = self._head(self._revision)  # somebody has committed something else
         raise self._exists()
 
+    def _send(self) -> None:
+        """Send what the Hub does not have of the large files; nothing refers to it yet."""
+        revision = MAIN if self._base is None else self._revision
+        send = partial(self._api.preupload_lfs_files, **self._repo, revision=revision, free_memory=False)
+        nbytes = sum(file.stat().st_size for file in self._files.values())
+        self._call(lambda: send(additions=self._prepared()), nbytes)
+
     def _begin(self, branch: str, commit: str) -> str:
         """Let a branch begin at a commit, which is returned.
 
@@ -131,16 +141,12 @@ class HubCommit:
         Raises:
             FileExistsError: it is another one.
         """
-        operations = self._prepared()
-        nbytes = sum(file.stat().st_size for file in self._files.values())
-        send = partial(self._api.preupload_lfs_files, **self._repo, additions=operations, revision=branch)
-        self._call(lambda: send(free_memory=False), nbytes)
         commit = partial(
             self._api.create_commit,
             **self._repo,
-            operations=operations,
+            operations=self._prepared(),
             commit_message=f"Add {self._target.path or 'a checkpoint'}",
-            commit_description=f"wherry-run: {self._token}",
+            commit_description=f"{_MARK}{self._token}",
             revision=branch,
             parent_commit=parent,
         )
@@ -185,7 +191,7 @@ class HubCommit:
 
     def _drop(self) -> None:
         with suppress(FileNotFoundError):
-            self._call(lambda: self._api.delete_branch(**self._repo, branch=self._branch))
+            remove_branch(self._store, self._target, self._branch)
 
     def _exists(self) -> TargetExistsError:
         return TargetExistsError(
@@ -202,6 +208,44 @@ class HubCommit:
             WherryError: see `translated`.
         """
         return self._store.run(self._target.text, partial(_said, call), nbytes)
+
+
+def no_repository(place: HubPath) -> NotFoundError:
+    """The error for a path in a repository that does not exist."""
+    return NotFoundError(
+        "repository not found",
+        uri=f"hf://{replace(place, revision='', path='').text}",
+        cure=f"create it: hf repos create {place.repo}",
+    )
+
+
+def leftover_branches(store: FsspecStore, place: HubPath) -> list[tuple[str, float | None]]:
+    """Branches that runs of wherry have begun in a repository, with the seconds since their commit, if they have one.
+
+    Raises:
+        FileNotFoundError: the repository does not exist.
+        StorageError: the Hub failed.
+    """
+    api, repo = api_of(store.fs), {"repo_id": place.repo, "repo_type": place.kind}
+    found = store.run(place.text, lambda: api.list_repo_refs(**repo).branches)
+    rows = list[tuple[str, float | None]]()
+    for name in (one.name for one in found if _OWN.fullmatch(one.name)):
+        last = store.run(place.text, partial(api.list_repo_commits, **repo, revision=name))[0]
+        ours = _MARK in last.message
+        rows.append((name, time.time() - last.created_at.timestamp() if ours else None))
+    return rows
+
+
+def remove_branch(store: FsspecStore, place: HubPath, name: str) -> None:
+    """Remove a branch.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        StorageError: the Hub failed.
+    """
+    api = api_of(store.fs)
+    remove = partial(api.delete_branch, repo_id=place.repo, repo_type=place.kind, branch=name)
+    store.run(place.text, remove)
 
 
 def occupied(names: Collection[str], path: str) -> bool:
