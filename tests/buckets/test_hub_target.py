@@ -83,6 +83,20 @@ def test_a_step_is_a_branch(server, source):
     assert len(commits(server)) == 1, "the branch begins at the commit that was proved"
 
 
+def test_a_step_is_a_branch_without_the_files_of_another_step(server, source, tmp_path):
+    other = model(tmp_path / "other", rows=10, count=2, seed=1)
+    (other / "extra.json").write_text("{}")
+    convert(other, f"hf://{REPO}", ignore=("companions",))
+    server.branches[REPO]["main"] = server.add_commit(
+        server.head(REPO, "main"), "more", {**files(server), "extra.bin": b"x"}
+    )
+    convert(source, f"hf://{REPO}@step-2")
+    assert sorted(files(server, "step-2")) == sorted(
+        [".gitattributes", "README.md", "config.json", "model.safetensors", "wherry.json"]
+    )
+    assert wherry.verify(f"hf://{REPO}@step-2", level="digest").ok
+
+
 def test_a_folder_beside_others(server, source):
     for name in ("a", "b"):
         convert(source, f"hf://{REPO}/runs/{name}")

@@ -81,7 +81,7 @@ class HubCommit:
             StorageError: the Hub failed.
         """
         self._base = self._head(self._revision)
-        start = self._base or self._head(MAIN)
+        start = self._base or self._origin()
         if start is None:
             raise no_repository(self._target)
         self._drop()
@@ -181,6 +181,18 @@ class HubCommit:
         if occupied([one.rfilename for one in found.siblings or ()], self._target.path):
             raise self._exists()
         return found.sha
+
+    def _origin(self) -> str | None:
+        """Where a new branch begins: at the head of `main`, or at the first commit if the target's place is taken there.
+
+        Raises:
+            TargetExistsError: the first commit has one too.
+        """
+        try:
+            return self._head(MAIN)
+        except TargetExistsError:
+            first = self._call(lambda: self._api.list_repo_commits(**self._repo, revision=MAIN))[-1]
+            return self._head(first.commit_id)
 
     def _info(self, revision: str) -> Any:
         """The commit of a revision and the names of its files; None if there is no such revision."""
