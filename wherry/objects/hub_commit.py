@@ -183,7 +183,7 @@ class HubCommit:
         return found.sha
 
     def _origin(self) -> str | None:
-        """Where a new branch begins: at the head of `main`, or at the first commit if the target's place is taken there.
+        """Where a new branch begins: at `main`, or at the first commit if the place of the target is taken there.
 
         Raises:
             TargetExistsError: the first commit has one too.
