@@ -208,6 +208,8 @@ def target_way(name: str, can: Capabilities) -> str:
     """How a target is made in a store."""
     if can.local:
         return "staged beside it, renamed"
+    if can.one_commit:
+        return "staged on a disk, one commit"
     if name in OBJECT_STORES:
         return "uploaded in parts"
     return "each file put whole" if can.create_only_put else "–"

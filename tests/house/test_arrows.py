@@ -30,7 +30,7 @@ ROOMS: Mapping[str, str] = {
     "storage": "errors text core runtime remote",
     "objects": "errors runtime remote storage",
     "upload": "errors runtime storage objects",
-    "staging": "errors core storage objects upload",
+    "staging": "errors core remote storage objects upload",
     "formats": "errors core storage objects upload",
     "format": "formats",
     "tree": "errors core formats",

@@ -158,6 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _of_repository(self, repo, rest, body):
         if repo not in self.hub.branches:
             raise RefusedError(404, "RepoNotFound", "Repository not found")
+        if rest == ["refs"]:
+            return self._refs(repo)
         act, revision, *more = rest if len(rest) > 1 else ("revision", "main")
         if act == "branch":
             return self._branch(repo, revision, body)
@@ -165,6 +167,13 @@ class _Handler(BaseHTTPRequestHandler):
         if commit is None:
             raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return getattr(self, f"_{act.replace('-', '_')}")(repo, revision, commit, more, body)
+
+    def _refs(self, repo):
+        rows = [
+            {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
+            for name, commit in self.hub.branches[repo].items()
+        ]
+        return _json({"branches": rows, "tags": [], "converts": []})
 
     def _revision(self, repo, _revision, commit, _rest, _body):
         files = self.hub.commits[commit][2]

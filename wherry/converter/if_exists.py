@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from wherry.core.request import SourceRequest
 from wherry.errors import TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, open_source, present_fingerprint
+from wherry.staging.hub_repository import CARD, is_blank
 from wherry.storage.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def existing_result(
     """
     if if_exists not in (None, *CHOICES):
         raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
-    if not committed.exists():
+    if not committed.exists() or is_blank(committed):
         return None
     sidecar = _sidecar(target)
     receipt = sidecar.receipt if sidecar else None
@@ -81,7 +82,15 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, t
     try:
         which = SourceRequest(target.uri, sidecar.checkpoint.format, opaque=tuple(target.opaque))
         with open_source(which) as present:
-            mark = present_fingerprint(present, marks=target.store.capabilities.local)
+            mark = _mark(present, sidecar, target)
     except WherryError:
         return False  # damaged since then: not a complete result, and not repaired here
     return mark == sidecar.checkpoint.fingerprint
+
+
+def _mark(present: Checkpoint, sidecar: Sidecar, target: Location) -> str:
+    """The fingerprint of a target, without the page of a repository that wherry has added to it."""
+    can = target.store.capabilities
+    own = CARD if can.one_commit and CARD not in {one.name for one in sidecar.manifest.companions} else ""
+    members = [entry for entry in present.reader.members() if entry.name != own]
+    return fingerprint(members, target, marks=can.local)

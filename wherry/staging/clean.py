@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.errors import NotFoundError, StorageError, TargetInUseError, UsageError, storage_errors
 from wherry.objects.stores import object_store
 from wherry.staging.area import set_aside
+from wherry.staging.hub_repository import clean_repository
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
 from wherry.staging.object_clean import clean_one, leftovers
@@ -54,7 +55,7 @@ def clean(
     """Remove stale staging areas below a root.
 
     Args:
-        root: a local folder, or one in a store of objects.
+        root: a local folder, one in a store of objects, or a repository of the Hub.
         dry_run: only list them.
         min_age: seconds since anything in the area changed; younger ones are left, as they may be in use.
 
@@ -66,6 +67,9 @@ def clean(
     location = locate(root)
     if object_store(location.store) is not None:
         return _clean_objects(location, dry_run=dry_run, min_age=min_age)
+    if location.store.capabilities.one_commit:
+        with storage_errors(location.uri):
+            return [CleanReport(*row) for row in clean_repository(location, dry_run=dry_run, min_age=min_age)]
     if not location.store.capabilities.local:
         raise UsageError(
             f"{location.store.protocol}:// has no staging areas to clean",

@@ -7,24 +7,32 @@ store.
 
 A store of which only the file system of fsspec is known takes no parts and replaces nothing in a known state. There is
 no lease then, and each file is put whole; the commit member is last and create-only.
+
+The Hub takes files by their SHA-256, so each must be whole before it is sent. Neither a lease nor a journal is there:
+of two runs, the slower one is refused by the Hub, because the head of the branch is another one; and a run that follows
+a killed one makes its files again, but does not send again what the Hub has.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import MismatchError, TargetExistsError, storage_errors
+from wherry.objects.hub_commit import HubCommit
 from wherry.objects.stores import object_store
+from wherry.staging.hub_repository import CARD, card, inside, required
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.folders import remove_leftover
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.location import Location
 from wherry.storage.open_file import opened_regular
 from wherry.storage.ranges import read_ranges
-from wherry.storage.sidecar import sidecar_name
+from wherry.storage.sidecar import read_sidecar, sidecar_name
 from wherry.storage.stores import local_location
 from wherry.upload.uploaded_file import PART_BYTES
 
@@ -43,6 +51,7 @@ class CopiedStaging:
         location: where it is written until then.
         journal: the file that records which parts of it are done; no later run finds it.
         spill: a folder for temporary files of decoded bytes.
+        folder: a temporary folder around all of them.
     """
 
     def __init__(self, target: Location, members: tuple[str, ...]) -> None:
@@ -53,8 +62,8 @@ class CopiedStaging:
             members: names of commit members, relative to the target.
         """
         self.target = target
-        self._folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
-        self._local = Staging(local_location(str(self._folder / target.name)), "0" * 8, resume=False)
+        self.folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        self._local = Staging(local_location(str(self.folder / target.name)), "0" * 8, resume=False)
         self.location, self.journal, self.spill = (
             self._local.location,
             self._local.journal,
@@ -76,7 +85,7 @@ class CopiedStaging:
                     self._remote.__exit__(type(error), error, None)
                 raise
         except BaseException:
-            remove_leftover(self._folder)
+            remove_leftover(self.folder)
             raise
         return self
 
@@ -86,7 +95,7 @@ class CopiedStaging:
         try:
             self._local.__exit__(kind, error, trace)
         finally:
-            remove_leftover(self._folder)
+            remove_leftover(self.folder)
             if self._remote is not None:
                 self._remote.__exit__(kind, error, trace)
 
@@ -133,7 +142,7 @@ class CopiedStaging:
             uploaded.complete()
         run.finish()
         for path, file in files.items():
-            _compare(Location(self._remote.location.store, path), file)
+            require_same(Location(self._remote.location.store, path), file)
         self._remote.commit(beside)
 
     def _put(self, beside: bytes | None) -> None:
@@ -165,6 +174,59 @@ class CopiedStaging:
             yield self.target.join(entry.name).path, staged / entry.name
 
 
+class HubStaging(CopiedStaging):
+    """The staging of one target in a repository of the Hub; see Staging."""
+
+    def __init__(self, target: Location, identity: str) -> None:
+        """Choose the names.
+
+        Args:
+            target: what will be committed.
+            identity: eight hex digits of the conversion.
+
+        Raises:
+            UsageError: the target names no repository.
+        """
+        place = required(target)
+        super().__init__(target, ())
+        self._place, self._identity = place, identity
+
+    def commit(self, beside: bytes | None = None) -> None:
+        """Send the staged files, read them back, and let them appear in one commit; see Staging.
+
+        Args:
+            beside: contents of the sidecar of a single file.
+
+        Raises:
+            MismatchError: the Hub has other bytes.
+            NotFoundError: the repository does not exist.
+            TargetExistsError, StorageError: see Staging.
+        """
+        store = self.target.store
+        assert isinstance(store, FsspecStore), "hf:// has no other"
+        files = {inside(path): file for path, file in self._files()}
+        if beside is not None:
+            files[inside(self.target.parent.join(sidecar_name(self.target.name)).path)] = self._kept(beside)
+        elif not self._place.path and not self.location.join(CARD).exists():
+            self._add_card(files)
+        with storage_errors(self.target.uri), HubCommit(store, self._place, files, self._identity) as commit:
+            root = commit.stage()
+            for name, file in files.items():
+                require_same(Location(store, replace(root, path=name).text), file)
+            commit.publish()
+
+    def _add_card(self, files: dict[str, Path]) -> None:
+        """Describe the checkpoint on the page of its repository, unless that has one."""
+        if not self.target.join(CARD).exists():
+            files[CARD] = self._kept(card(read_sidecar(self.location)).encode())
+
+    def _kept(self, data: bytes) -> Path:
+        """A file of the temporary folder with some bytes."""
+        path = self.folder / f"wherry-{len(list(self.folder.iterdir()))}"
+        path.write_bytes(data)
+        return path
+
+
 def open_staging(
     target: Location, identity: str, members: tuple[str, ...], *, resume: bool = True
 ) -> Staging | CopiedStaging:
@@ -180,12 +242,20 @@ def open_staging(
         UsageError: the target's storage is read-only.
     """
     capabilities = target.store.capabilities
+    if capabilities.one_commit:
+        return HubStaging(target, identity)
     if capabilities.local or not capabilities.create_only_put:
         return Staging(target, identity, resume=resume)
     return CopiedStaging(target, members)
 
 
-def _compare(place: Location, file: Path) -> None:
+def require_same(place: Location, file: Path) -> None:
+    """Read an object back and compare it with a file.
+
+    Raises:
+        MismatchError: they differ.
+        NotFoundError, StorageError: it cannot be read.
+    """
     with opened_regular(str(file)) as descriptor:
         for part in read_ranges(place, [(0, file.stat().st_size)]):
             if memoryview(os.pread(descriptor, len(part.data), part.offset)) != part.data:

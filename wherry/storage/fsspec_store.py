@@ -90,6 +90,25 @@ class FsspecStore:
 
         return self._attempted(path, once, nbytes)
 
+    def run(self, path: str, call: Callable[[], _T], nbytes: int = 0) -> _T:
+        """Call a function in a thread, as often as the policy allows.
+
+        Args:
+            path: what is read or written.
+            call: is called anew for each attempt.
+            nbytes: size of the transfer.
+
+        Raises:
+            FileNotFoundError, FileExistsError: as `request`.
+            WherryError: see `translated`.
+        """
+
+        def once(seconds: float) -> _T:
+            with self._named_errors(path):
+                return in_thread(call, seconds)
+
+        return self._attempted(path, once, nbytes)
+
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
 
@@ -291,16 +310,12 @@ class FsspecStore:
         root = replace(place, path="")
         if root not in self._commits:
             seek = partial(hub.pinned, self.fs, root)
-            self._commits[root] = self._attempted(path, lambda seconds: self._timely(path, seek, seconds), 0)
+            self._commits[root] = self.run(path, seek)
         return replace(self._commits[root], path=place.path).text
 
     def _read_hub(self, path: str, start: int, stop: int) -> bytes:
         read = partial(hub.read_range, self.fs, self._full(path), start, stop)
-        return self._attempted(path, lambda seconds: self._timely(path, read, seconds), stop - start)
-
-    def _timely(self, path: str, call: Callable[[], _T], seconds: float) -> _T:
-        with self._named_errors(path):
-            return in_thread(call, seconds)
+        return self.run(path, read, stop - start)
 
     def _full(self, path: str) -> str:
         """A path as the library takes it; on hf://, in the commit that was seen first."""

@@ -42,6 +42,7 @@ class Capabilities:
         object_copy: the same for a whole object.
         checksums: algorithms whose checksums the store computes of whole objects or of parts, and reports.
         consistent_listing: a listing shows every object whose put has returned.
+        one_commit: all files of a target appear in one step that cannot overwrite, without a rename.
         version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
     """
 
@@ -54,6 +55,7 @@ class Capabilities:
     object_copy: bool = False
     checksums: tuple[str, ...] = ()
     consistent_listing: bool = False
+    one_commit: bool = False
     version: str = ""
 
 

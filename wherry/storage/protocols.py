@@ -62,7 +62,7 @@ AZURE = replace(
     consistent_listing=True,
     version="etag",
 )
-HUB = replace(READ_ONLY, checksums=("sha256",), consistent_listing=True, version="blob")
+HUB = replace(READ_ONLY, one_commit=True, checksums=("sha256",), consistent_listing=True, version="blob")
 
 
 @dataclass(frozen=True, slots=True)
