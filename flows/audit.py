@@ -38,6 +38,10 @@ class AuditSpec(BaseModel):
         default=None,
         description="At level `digest`: number or percentage (10%) of checkpoints to read, oldest proof first.",
     )
+    deep: bool = Field(
+        default=False,
+        description="At level `digest`: read objects too whose generation or ETag is the verified one.",
+    )
     native_sample: int = Field(
         default=0,
         ge=0,
@@ -130,6 +134,7 @@ def _chosen(spec: AuditSpec) -> dict[str, Any]:
     names = (
         "level",
         "sample",
+        "deep",
         "native_sample",
         "as_of",
         "bundle",

@@ -150,7 +150,7 @@ def audit(folder: Path) -> bool:
 
     tell.title("7. The audit flow reads every byte of all checkpoints in the ledger, and fails")
     evidence = folder / "evidence" / f"audit-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.zip"
-    state = flow(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
+    state = flow(AuditSpec(level="digest", deep=True, bundle=str(evidence)), return_state=True)
     tell.ended(state)
     tell.findings(evidence)
     return state.is_failed()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_left
+from itertools import islice, takewhile
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ from safetensors.numpy import save_file
 
 from wherry.converter.convert import convert
 from wherry.errors import NotFoundError
-from wherry.formats.discover import discover
-from wherry.objects.listing_view import walked
+from wherry.formats.discover import discover, walk
+from wherry.objects.listing_view import ListingView, walked
+from wherry.storage.location import Entry, Location
+from wherry.storage.protocols import S3
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,73 @@ def test_a_walk_forgets_what_it_has_left(bucket, monkeypatch):
     assert most <= 3 + 2 * 8
     lists = [path for _method, path in bucket.requests() if "prefix=" in path]
     assert len(lists) <= 1 + 2 * 3
+
+
+class Wide:
+    """A store of 10,000 folders with two objects each; it holds only their keys, and counts its listings."""
+
+    protocol, capabilities, lists_pages = "s3", S3, True
+
+    def __init__(self, model):
+        self.model, self.lists = model, 0
+        rows = ((number, "logs/x.txt") for number in range(10_000))
+        files = (
+            (number, "model.safetensors" if number % 5_000 == 4_999 else "notes.txt")
+            for number in range(10_000)
+        )
+        self.keys = sorted(f"bucket/runs/r{number:05}/{name}" for number, name in (*rows, *files))
+
+    def data(self, path):
+        return self.model if path.endswith(".safetensors") else b"x"
+
+    def below(self, path):
+        first = bisect_left(self.keys, f"{path}/")
+        return takewhile(lambda key: key.startswith(f"{path}/"), islice(self.keys, first, None))
+
+    def stat(self, path):
+        if next(self.below(path), None):
+            return Entry(path.rpartition("/")[2], 0, is_dir=True)
+        there = path in self.keys[bisect_left(self.keys, path) :][:1]
+        return Entry(path.rpartition("/")[2], len(self.data(path)), is_dir=False, mark="1") if there else None
+
+    def entries(self, path):
+        self.lists += 1
+        names = dict.fromkeys(key[len(path) + 1 :].partition("/")[0] for key in self.below(path))
+        return [self.stat(f"{path}/{name}") for name in names]
+
+    def page(self, path, start):
+        self.lists += 1
+        found = list(islice(self.keys, bisect_left(self.keys, start), None))
+        rows = [
+            (key, Entry(key.rpartition("/")[2], len(self.data(key)), is_dir=False)) for key in found[:1000]
+        ]
+        return rows, len(found) > 1000
+
+    def read(self, path, start, stop):
+        return self.data(path)[start:stop]
+
+    def read_version(self, path, start, stop, _mark):
+        return self.read(path, start, stop)
+
+
+@pytest.mark.slow
+def test_ten_thousand_folders_are_walked_in_bounded_memory(tmp_path, monkeypatch):
+    """Held are the entries of the widest folder, and of one page; the same whatever lies in the folders."""
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "x")
+    store, held, real = Wide((tmp_path / "x").read_bytes()), [], ListingView.entries
+
+    def entries(self, path):
+        found = real(self, path)
+        held.append(sum(map(len, [*self._folders.values(), *self._ahead.values()])) + len(self._entries))
+        return found
+
+    monkeypatch.setattr(ListingView, "entries", entries)
+    found = list(walk(Location(store, "bucket/runs"), None, 0.0, newest=False))
+    models = [f"s3://bucket/runs/r{number:05}" for number in (4_999, 9_999)]
+    assert [one.uri for one in found] == models
+    assert len(held) > 10_000
+    assert max(held) <= 10_000 + 5 * 1000, "an object of the page, and the folders above it"
+    assert store.lists <= 20_000 // 1000 + 50
 
 
 @pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # az:// lists each folder by itself

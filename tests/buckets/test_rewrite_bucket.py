@@ -102,6 +102,8 @@ def test_a_source_that_is_replaced_is_refused(bucket, made, monkeypatch):
 def test_what_a_rewrite_cannot_do_there(bucket, made, tmp_path):
     with pytest.raises(UnsupportedError, match="within one file system or one bucket"):
         wherry.rewrite(made, tmp_path / "local", as_="for-torch=default")
+    with pytest.raises(UnsupportedError, match="within one file system or one bucket"):
+        wherry.rewrite(made, "gs://another/new", as_="for-torch=default")
     with pytest.raises(UnsupportedError, match="not replaced in place"):
         wherry.rewrite(made, as_="for-torch=default", in_place=True)
     save_file({"a": VALUES}, tmp_path / "a.safetensors")

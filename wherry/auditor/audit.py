@@ -57,6 +57,7 @@ class _AuditRequest:
     scope: Scope
     level: str
     sample: str | None
+    deep: bool
     as_of: str | None
     native_sample: int
     anchor: str | None
@@ -73,6 +74,7 @@ def audit(
     *,
     level: str = "present",
     sample: str | None = None,
+    deep: bool = False,
     as_of: str | None = None,
     native_sample: int = 0,
     bundle: str | os.PathLike[str] | None = None,
@@ -89,8 +91,10 @@ def audit(
     Args:
         scope: `registered` (checkpoints of model versions), `all` in the ledger, or roots; below roots also
             checkpoints that were never converted and files that belong to no checkpoint.
-        level: `present` reads metadata, `digest` every byte.
+        level: `present` reads metadata, `digest` every byte, except of objects of a store whose bytes were verified in
+            the state (generation or ETag) that the store states now.
         sample: at level `digest`: how many are read, as a number or a share such as `10%`; all by default.
+        deep: at level `digest`: whether those objects are read too.
         as_of: date or time; only statements up to then count. Storage is read as it is now.
         native_sample: how many checkpoints the target's own library restores.
         bundle: where to write the evidence: a new file, or a folder.
@@ -112,10 +116,11 @@ def audit(
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
-    if sample is not None and level != "digest":
-        raise UsageError("--sample requires level digest", cure="add --level digest")
-    asked = _AuditRequest(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
-                   parse_budget(memory), required_key(key), record, progress)  # fmt: skip
+    for name, given in (("--sample", sample is not None), ("--deep", deep)):
+        if given and level != "digest":
+            raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
+                   registry_uri, parse_budget(memory), required_key(key), record, progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -207,8 +212,9 @@ def _read(
     asked: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
 ) -> str:
     return read_all(
-        looked, found, sample=asked.sample, memory=asked.memory, ledger=kept, progress=asked.progress
-    )
+        looked, found, sample=asked.sample, deep=asked.deep, memory=asked.memory, ledger=kept,
+        progress=asked.progress,
+    )  # fmt: skip
 
 
 def _chain(ledger: Ledger, found: LedgerState, anchor: str | None) -> tuple[ChainProof, list[Finding]]:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.places import PlaceAudit, about, troubled
-from wherry.auditor.report import Finding
+from wherry.auditor.report import UNCHANGED, Finding
 from wherry.config.settings import configured
 from wherry.converter.references import digested, reference
 from wherry.core.algorithms import algorithm_of
@@ -36,6 +36,7 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.replay import READ
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
@@ -66,6 +67,7 @@ def read_all(
     known: LedgerState,
     *,
     sample: str | None,
+    deep: bool,
     memory: int,
     ledger: Ledger | None,
     progress: OnProgress | None,
@@ -76,6 +78,7 @@ def read_all(
         looked: URI → result of the check of metadata; it is replaced by the result for the bytes.
         known: the ledger state as of the audit's date.
         sample: how many; see `wherry.auditor.audit.audit`.
+        deep: whether objects are read too whose bytes were verified in their present state.
         memory: budget in bytes.
         ledger: where outcomes are recorded; None records none.
         progress: called a few times a second.
@@ -83,7 +86,9 @@ def read_all(
     Returns:
         A description of how they were chosen.
     """
-    readable = oldest_proofs(looked)
+    if not deep:
+        looked |= {uri: same for uri, one in looked.items() if (same := one.unchanged(known)) is not None}
+    readable = [uri for uri in oldest_proofs(looked) if looked[uri].row.level != UNCHANGED]
     chosen = readable[: size_of(sample, len(readable))]
     meter = _Meter(progress, sum(looked[uri].row.nbytes for uri in chosen))
     for uri in chosen:
@@ -141,17 +146,17 @@ def read_bytes_of(
     looked: PlaceAudit, known: LedgerState, *, memory: int, progress: OnProgress | None
 ) -> PlaceAudit:
     """Read every byte of a place and compare it with the sidecar, or for a source without one with the ledger."""
-    clock, row = time.monotonic(), looked.row
+    clock, row, state = time.monotonic(), looked.row, ""
     subject = known.checkpoints[row.checkpoint_digest]
     try:
         if not looked.recorded:
-            found = list(_without_sidecar(row, subject, memory, progress))
+            found, state = _without_sidecar(row, subject, memory, progress)
         else:
             outcome = verify(row.uri, level="digest", format=row.format, memory=memory, progress=progress)
-            found = list(_failures(row, outcome))
+            found, state = list(_failures(row, outcome)), outcome.full_read.state if outcome.full_read else ""
     except WherryError as error:
         found = [troubled(row, error)]
-    return looked.with_findings(found, "digest", time.monotonic() - clock)
+    return looked.with_findings(found, "digest", time.monotonic() - clock)._replace(state=state)
 
 
 def load_natively(looked: PlaceAudit) -> PlaceAudit:
@@ -198,6 +203,7 @@ def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
         "bytes": looked.row.nbytes,
         "by": "audit",
         **({"devices": looked.row.devices} if looked.row.devices else {}),
+        **({"state": looked.state} if looked.state and not failed else {}),
     }
 
 
@@ -213,9 +219,14 @@ def _failures(row: CheckpointAudit, outcome: Verification) -> Iterator[Finding]:
 
 def _without_sidecar(
     row: CheckpointAudit, subject: CheckpointRecord, memory: int, progress: OnProgress | None
-) -> Iterator[Finding]:
-    """Recompute its digest, as the conversion did that read it, and compare it with the ledger's."""
+) -> tuple[list[Finding], str]:
+    """Recompute its digest, as the conversion did that read it, and compare it with the ledger's.
+
+    Returns:
+        The findings, and the state of what was read.
+    """
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
+        pin = object_pin(checkpoint)
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
         algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
@@ -223,16 +234,16 @@ def _without_sidecar(
         beside = tuple(digested(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(found.digests, beside)
         node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
+        state = state_read(pin, checkpoint)
     if node.checkpoint_digest == row.checkpoint_digest:
-        return
+        return [], state
     part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"
     kind = "altered" if row.role != READ or row.models else "source-changed"
-    yield about(
-        row,
-        kind,
+    what = (
         f"digest mismatch in {part}: expected checkpoint {short(row.checkpoint_digest)}, "
-        f"got {short(node.checkpoint_digest)}",
+        f"got {short(node.checkpoint_digest)}"
     )
+    return [about(row, kind, what)], ""
 
 
 def _noted(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:

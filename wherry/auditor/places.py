@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.auditor.report import CheckpointAudit, Finding, gravity
+from wherry.auditor.report import UNCHANGED, CheckpointAudit, Finding, gravity
 from wherry.core.keypath import render
 from wherry.core.units import short
 from wherry.errors import (
@@ -52,12 +52,14 @@ class PlaceAudit(NamedTuple):
         findings: its findings.
         recorded: whether it has a sidecar.
         fingerprint: current fingerprint of its files; empty where it could not be opened.
+        state: of the objects whose bytes were read; see `wherry.formats.pin.state_read`.
     """
 
     row: CheckpointAudit
     findings: tuple[Finding, ...] = ()
     recorded: bool = False
     fingerprint: str = ""
+    state: str = ""
 
     def with_findings(
         self, found: list[Finding], level: str, seconds: float, devices: str = ""
@@ -74,7 +76,15 @@ class PlaceAudit(NamedTuple):
             seconds=round(self.row.seconds + seconds, 3),
             devices=devices or self.row.devices,
         )
-        return PlaceAudit(row, every, self.recorded, self.fingerprint)
+        return self._replace(row=row, findings=every)
+
+    def unchanged(self, known: LedgerState) -> PlaceAudit | None:
+        """The result without a read, if the ledger has a verification of exactly these objects; else None."""
+        row = self.row
+        state = known.states.get((row.checkpoint_digest, row.uri))
+        if row.verdict != "ok" or not state or state != self.fingerprint:
+            return None
+        return self._replace(row=replace(row, level=UNCHANGED))
 
 
 def verdict_of(findings: tuple[Finding, ...]) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 2  # reports of schema 1 have digests without their algorithm, which is SHA-256
+UNCHANGED = "unchanged"
+_UNCHANGED = "the store states the generations or ETags whose bytes were verified; --deep reads them"
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -134,7 +136,8 @@ class CheckpointAudit:
         format: its format.
         role: `written` by wherry, `read` as a source, or only `seen`.
         verdict: `ok`, or the kind of its most severe finding.
-        level: level of the check: `present`, `digest` or `native`.
+        level: level of the check: `present`, `unchanged` (its objects are those whose bytes were verified), `digest`
+            or `native`.
         tensors: number of recorded tensors.
         nbytes: bytes of all tensors in canonical form, as recorded.
         seconds: wall time of the check.
@@ -234,6 +237,7 @@ class AuditReport:
             "ok": sum(row.verdict == "ok" for row in self.checkpoints),
             "read": levels["digest"] + levels["native"],
             "loaded": levels["native"],
+            "unchanged": levels[UNCHANGED],
             **{f"{name}s": severities[name] for name in SEVERITIES},
             **dict(sorted(Counter(finding.kind for finding in self.findings).items())),
         }
@@ -286,7 +290,10 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
     """A summary of the report as rows of (name, value)."""
     counts, chain = report.counts, report.chain
     devices = sorted({row.devices for row in report.checkpoints if row.devices})
-    read = sum(row.nbytes for row in report.checkpoints if row.level != "present")
+    read, same = (
+        sum(row.nbytes for row in report.checkpoints if row.level in levels)
+        for levels in (("digest", "native"), (UNCHANGED,))
+    )
     return [
         ("scope", ", ".join(report.scope)),
         ("as of", report.as_of or f"now, {report.started}"),
@@ -296,6 +303,11 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
             "bytes read",
             f"{show_size(read)} of {counts['read']} checkpoints; {counts['loaded']} loaded natively"
             + (f" ({'; '.join(devices)})" if devices else ""),
+        ),
+        *(
+            [("not read", f"{show_size(same)} of {counts[UNCHANGED]} checkpoints: {_UNCHANGED}")]
+            if same
+            else []
         ),
         ("findings", ", ".join(counted(counts[f"{name}s"], name) for name in SEVERITIES)),
         ("ledger", f"{chain.statements} statements, {chain.altered or 'the chain is intact'}"),

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, TypedDict
 from wherry.core.digest import sha256_of
 from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_source
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.storage.folders import is_staging
+from wherry.storage.location import NAMED_STATES
 from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import is_live, locate
@@ -103,6 +104,31 @@ def take_pin(checkpoint: Checkpoint) -> Pin:
     pin = Pin(checkpoint.uri, base, **_look(base, _names(checkpoint), whole=base is location))
     first = {name: checkpoint.first_seen(base.join(name)) or one for name, one in pin.members.items()}
     return replace(pin, members=first)
+
+
+def object_pin(checkpoint: Checkpoint) -> Pin | None:
+    """The pin of objects whose states the store gives; None for other files, whose times can be set."""
+    named = locate(checkpoint.uri).store.capabilities.version in NAMED_STATES
+    return take_pin(checkpoint) if named else None
+
+
+def state_read(pin: Pin | None, checkpoint: Checkpoint) -> str:
+    """What identifies the objects whose bytes were read, after all of them were.
+
+    Args:
+        pin: an `object_pin`, taken before the first byte was read.
+        checkpoint: the opened checkpoint.
+
+    Returns:
+        The fingerprint of the files, marks included; empty without a pin, or where a file has changed meanwhile.
+    """
+    if pin is None:
+        return ""
+    try:
+        pin.require_unchanged(checkpoint)
+    except MismatchError:
+        return ""
+    return present_fingerprint(checkpoint)
 
 
 @contextmanager

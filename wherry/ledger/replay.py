@@ -193,6 +193,8 @@ class LedgerState:
         conversions: in the order in which they were recorded.
         proved: checkpoint digest → when its bytes were last verified against the recorded digests; UTC.
         damaged: (checkpoint digest, URI) → the verification that found damage, if none has passed since.
+        states: (checkpoint digest, URI) → the state of its objects whose bytes were last verified, if their store
+            gives states.
         products: (route, target URI) → the last note that the route made it.
         failures: (source URI, fingerprint, version of wherry) → request that failed for good → its error.
         history: promotions, rollbacks and deletions, in order.
@@ -212,6 +214,7 @@ class LedgerState:
     damaged: Mapping[tuple[str, str], DamageRecord] = field(
         default_factory=dict[tuple[str, str], DamageRecord]
     )
+    states: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     products: Mapping[tuple[str, str], ProductNote] = field(
         default_factory=dict[tuple[str, str], ProductNote]
     )
@@ -323,6 +326,7 @@ class _Draft:
         self._conversions: list[ConversionRecord] = []
         self._proved: dict[str, str] = {}
         self._damaged: dict[tuple[str, str], DamageRecord] = {}
+        self._states: dict[tuple[str, str], str] = {}
         self._products: dict[tuple[str, str], ProductNote] = {}
         self._failures = defaultdict[tuple[str, str, str], dict[str, FailureRecord]](dict)
         self._history: list[dict[str, Any]] = []
@@ -384,8 +388,11 @@ class _Draft:
         if passed(outcome) and outcome.get("level") in _PROVING:
             self._proved[intern(place[0])] = statement.time
             self._damaged.pop(place, None)
+            if outcome.get("state"):
+                self._states[place] = str(outcome["state"])
         elif outcome and failed(outcome):
             self._damaged[place] = _damage(statement.time, outcome)
+            self._states.pop(place, None)
 
     def _take_note(self, statement: Statement) -> None:
         """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
@@ -411,6 +418,7 @@ class _Draft:
             conversions=tuple(self._with_tombstone(one) for one in self._conversions),
             proved=self._proved,
             damaged=self._damaged,
+            states=self._states,
             products=self._products,
             failures=dict(self._failures),
             history=tuple(self._history),

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from wherry.storage.location import Location
+from wherry.storage.location import NAMED_STATES, Location
 
 if TYPE_CHECKING:
     from wherry.storage.location import Capabilities, Entry, Store
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 BLOCK = 64 << 10  # a smaller read reads so much, and keeps it
 _WHOLE = 4 * BLOCK  # a smaller object is read at once
 _MOST_BLOCKS = 64
-_VERSIONS = ("generation", "etag")  # states that a read can name
 
 
 class ObjectView:
@@ -33,7 +32,7 @@ class ObjectView:
         self.inner = inner
         self.protocol: str = inner.protocol
         self.capabilities: Capabilities = inner.capabilities
-        self._pins = inner.capabilities.version in _VERSIONS and hasattr(inner, "read_version")
+        self._pins = inner.capabilities.version in NAMED_STATES and hasattr(inner, "read_version")
         self._lock = threading.Lock()
         self._entries: dict[str, Entry | None] = {}
         self._folders: dict[str, dict[str, Entry]] = {}

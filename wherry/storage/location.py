@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MOST_CONFIG = 64 << 20  # size limit of a config file, in bytes
 MOST_COMPANION = 32 << 30  # size limit of a companion file, in bytes; a sparse file would fill the disk
 _PIECE = 8 << 20
+NAMED_STATES = ("generation", "etag")  # versions that the store gives, and that a read can name
 
 _DEEPEST = 64  # limit of nested folders in a walk
 _MOST_VISITS = 16  # limit of visits of one folder through different links, in one walk

@@ -16,6 +16,7 @@ from wherry.core.keypath import render
 from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.companions import digested
+from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.open import named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar
@@ -67,6 +68,7 @@ class FullRead:
             would enter the ledger by the very record of its failure.
         ledger: the comparison with the ledger: `equal`, `different`, `unknown place`, or why there was none.
         digests: key path → tensor digest of what was read.
+        state: what identifies the objects that were read; see `wherry.formats.pin.state_read`.
     """
 
     failed: tuple[Failure, ...]
@@ -74,6 +76,7 @@ class FullRead:
     subject: CheckpointRef
     ledger: str
     digests: Mapping[KeyPath, str]
+    state: str = ""
 
 
 def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) -> FullRead:
@@ -89,6 +92,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
         WherryError: it or the other checkpoint cannot be read.
     """
     sidecar, entry = read_sidecar(locate(checkpoint.uri)), entry_at(checkpoint.uri)
+    pin = object_pin(checkpoint)
     found = _hashed(checkpoint, _algorithm(sidecar, entry), how)
     present = _present(checkpoint, sidecar, found)
     failed = [] if sidecar is None else list(_recorded(checkpoint, found, sidecar))
@@ -105,6 +109,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
         else _subject(checkpoint, sidecar, known, present, found),
         ledger=word,
         digests=found.digests,
+        state=state_read(pin, checkpoint),
     )
 
 

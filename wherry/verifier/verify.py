@@ -140,6 +140,7 @@ def _full_read_json(read: FullRead, verdict: str) -> dict[str, Any]:
     if not read.failed:
         node = read.subject
         data |= {"checkpoint_digest": node.checkpoint_digest, "weights_digest": node.weights_digest}
+        data |= {"state": read.state} if read.state else {}
     if verdict == READ_ONLY:
         data["digests"] = {render(path): digest for path, digest in sorted(read.digests.items())}
     return data

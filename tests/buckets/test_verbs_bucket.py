@@ -1,0 +1,127 @@
+"""Every verb on checkpoints in buckets, as a user types it: one walk from the first look to the clean bucket."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.registry import model_folder
+from tests.support.signing import key_pair
+from wherry.cli import main
+
+ROUTES = """
+[routes.r]
+root = "{bucket}/runs"
+min_age = 0
+verify = "digest"
+model = "night"
+alias = "candidate"
+
+[[routes.r.targets]]
+format = "dcp"
+uri = "{bucket}/out/{{run}}/{{step}}/{{format}}"
+
+[routes.r.retention]
+keep_last = 1
+"""
+
+
+class Walk:
+    """The verbs, run one after the other in this process."""
+
+    def __init__(self, bucket, tmp_path, capsys):
+        self.capsys, self.bucket = capsys, bucket
+        self.places = {"B": bucket.uri, "TMP": tmp_path}
+
+    def __call__(self, line, code=0):
+        """Run a command line; the JSON that it prints."""
+        return json.loads(self.said(line, code))
+
+    def lines(self, line):
+        """The same of a command that prints one JSON value on each line."""
+        return [json.loads(text) for text in self.said(line).splitlines()]
+
+    def said(self, line, code=0):
+        """What a command line prints."""
+        words = [word.format(**self.places) for word in line.split()]
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main([*words, "--json"])
+        said = self.capsys.readouterr()
+        assert (caught.value.code or 0) == code, f"{line}: {said.out[-1000:]} {said.err[-1000:]}"
+        return said.out
+
+
+@pytest.fixture
+def walk(bucket, tmp_path, capsys):
+    for step in (100, 200):
+        bucket.upload(model_folder(tmp_path / str(step), seed=step), f"runs/one/{step}")
+    key_pair(tmp_path)
+    (tmp_path / "wherry.toml").write_text(ROUTES.format(bucket=bucket.uri))
+    return Walk(bucket, tmp_path, capsys)
+
+
+def test_looks(walk, bucket):
+    found = walk.lines("discover {B}/runs")
+    assert [(one["format"], one["uri"][-3:]) for one in found] == [
+        ("huggingface", "100"),
+        ("huggingface", "200"),
+    ]
+    source = "{B}/runs/one/200"
+    assert walk(f"detect {source}")["verdict"] == "ok"
+    assert (
+        walk(f"plan {source} {{B}}/made/dcp --to dcp --ignore companions")["stores"][0]["store"] == bucket.uri
+    )
+    assert len(walk(f"inspect {source}")["tensors"]) == 2
+    assert walk(f"inspect {source} --digest --write")
+    assert walk(f"verify {source} --level digest")["verdict"] == "ok"
+
+
+def test_conversions_and_what_follows_from_them(walk):
+    source = "{B}/runs/one/200"
+    for to, name in (("dcp", "dcp"), ("safetensors", "m.safetensors")):
+        target = f"{{B}}/made/{name}"
+        assert not walk(f"convert {source} {target} --to {to} --ignore companions")[
+            "receipt" if False else "already"
+        ]
+        assert walk(f"verify {target} --level roundtrip --against {source} --record")["lineage"] == "recorded"
+        walk(f"sign {target} --key {{TMP}}/key.pem")
+        assert walk(f"verify-signature {target} --key {{TMP}}/key.pub")
+        local, beside = walk(f"fetch {target} {{TMP}}/{name}"), walk(f"fetch {target} {{B}}/fetched/{name}")
+        assert local["checkpoint_digest"] == beside["checkpoint_digest"]
+        walk(f"verify-signature {{B}}/fetched/{name} --key {{TMP}}/key.pub")
+        walk(f"ledger record {target}")
+    done = walk("rewrite {B}/made/dcp {B}/made/other --as for-torch=2.3")
+    assert done["carried_by"] == {"store": done["carried"]["bytes"]}
+    walk("lineage why {B}/made/other")
+    assert "dcp" in json.dumps(walk(f"lineage impact {source}"))
+    walk("lineage show {B}/made/dcp")
+    walk("lineage stale")
+    report = walk("audit --level digest --key {TMP}/key.pub")
+    assert report["ok"], report["findings"]
+    assert report["counts"]["unchanged"] >= 2
+    assert walk("audit --level digest --deep")["counts"]["unchanged"] == 0
+    walk("ledger check")
+    assert walk("clean {B}") == []
+
+
+def test_a_night_its_models_and_what_is_pruned(walk, bucket):
+    routes = "--config {TMP}/wherry.toml"
+    walk(f"routes check {routes}")
+    walk(f"routes explain {{B}}/runs/one/200 {routes}")
+    assert walk(f"nightly {routes} --go")["counts"]["converted"] == 1
+    assert walk(f"nightly {routes}")["counts"].get("converted", 0) == 0
+    walk("promote models:/night@candidate")
+    assert walk("resolve models:/night@champion")["uri"] == f"{bucket.uri}/out/one/200/dcp"
+    walk("register {B}/out/one/200/dcp --name other")
+    bucket.upload(walk.places["TMP"] / "100", "runs/one/300")
+    assert walk(f"nightly {routes}")["counts"]["converted"] == 1
+    assert walk(f"prune {routes}")
+    walk(f"prune {routes} --yes")
+    assert walk("detect {B}/out/one/300/dcp")["verdict"] == "ok"
+    roots = "{B} --ledger sqlite:///{TMP}/new.db --no-registry"
+    assert walk(f"ledger rebuild {roots}")["conversions"] >= 1
+    walk("preflight --pool-type process {B}/out")
+    error = walk("emit {B}/out/one/300/dcp --api http://127.0.0.1:1/api", code=10)
+    assert error["cure"]
