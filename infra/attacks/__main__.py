@@ -144,10 +144,10 @@ class Crew:
         server.warm(
             self._server,
             [
-                Case("sound/safetensors", lambda _folder: place / prepare.GOOD),
+                Case("sound/good", folders.copied(place / "good", place / prepare.GOOD, lambda _copy: None)),
                 *(
-                    Case(f"sound/{name}", lambda _folder, path=path: path)
-                    for name, _home, path in prepare.sound(place)
+                    Case(f"sound/{name}", folders.copied(home, path, lambda _copy: None))
+                    for name, home, path in prepare.sound(place)
                 ),
             ],
         )

@@ -113,7 +113,7 @@ def _device(path: Path) -> None:
 
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(40 << 30)
+        file.truncate(1 << 30)  # one of 40 GiB is among the bombs
 
 
 def _unreadable(path: Path) -> None:

@@ -6,6 +6,9 @@ question is what the libraries do with thousands of files.
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 from tests.support.warm import Warm
 from tests.support.warm_native import LIBRARIES, WarmLoaders
 from wherry.runtime import child
@@ -14,6 +17,13 @@ from wherry.verifier.native import _VARIABLES
 
 class WatchedLoaders(WarmLoaders):
     """A waiting process for each kind of library, whose forks tell what they run."""
+
+    def run(self, *values: Any, **named: Any) -> child.ChildResult:
+        """As `child.run`, which says of a child that takes too long that it gave no answer."""
+        try:
+            return super().run(*values, **named)
+        except subprocess.TimeoutExpired as error:
+            raise child.NoAnswerError("the child took too long") from error
 
     def __missing__(self, kind: str) -> Warm:
         env = child.environment({**_VARIABLES, "HF_HOME": self._folder})

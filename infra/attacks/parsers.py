@@ -283,6 +283,10 @@ PARSERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[str, ...]]] = {
 }
 
 
+# What callers expect of a parser besides errors of wherry.
+ALLOWED: dict[str, tuple[type[Exception], ...]] = {"toml": (ValueError,), "key path": (ValueError,)}
+
+
 def seeds(place: Path, patterns: Sequence[str]) -> list[bytes]:
     """Sound inputs: files of the sound checkpoints, of what wherry writes, and small ones by hand."""
     folders = [place / prepare.SOUND, place / prepare.WRITTEN, place / prepare.SEEDS]
@@ -324,6 +328,8 @@ class Runner:
             if error.exit_code == 70:
                 counts.outside += 1
                 self._say(str(error), data)
+        except ALLOWED.get(counts.parser, ()):
+            counts.refused += 1
         except Exception as error:  # noqa: BLE001
             counts.outside += 1
             self._say(f"{type(error).__name__}: {error}", data)

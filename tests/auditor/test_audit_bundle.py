@@ -274,6 +274,12 @@ def test_a_pipe_is_no_bundle_and_is_not_waited_for(tmp_path):
         check.check(str(tmp_path / "zero.zip"))
 
 
+def test_a_sparse_file_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "evidence.zip").open("wb") as file:
+        file.truncate(1 << 42)
+    assert not check.check(str(tmp_path / "evidence.zip")).ok
+
+
 def test_members_outside_the_file_are_a_problem_of_the_bundle(tmp_path):
     """zipfile seeks to what an archive states, and the system refuses it."""
     data, refused = GOLDEN.read_bytes(), 0

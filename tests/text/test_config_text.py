@@ -132,6 +132,16 @@ def test_bytes_that_are_no_utf8_among_the_key_paths_of_orbax_are_corrupt(tmp_pat
     assert wherry.detect(path).verdict == "corrupt"
 
 
+def test_a_map_that_ends_before_its_first_key_is_no_t5x(tmp_path):
+    """The head of a pickle without its beginning, which is that of a msgpack map of four pairs."""
+    for head in (b"\x84", b"\x94", b"\x8f", b"\xde\x00\x09"):
+        (tmp_path / "x").write_bytes(head + b"\x8c\x07float32\x94\x93\x94\x8c\x13torch.serialization" * 300)
+        assert wherry.detect(tmp_path / "x").verdict != "ok"
+    data = b"\x94\x8c\x07float32\x94\x93\x94\x8c\x13torch.serialization\x94\x8c\x0b_get_layout\x94\x93\x94"
+    (tmp_path / "x").write_bytes(data)
+    assert wherry.detect(tmp_path / "x").verdict != "ok"
+
+
 def test_metadata_that_is_no_object_is_refused_when_orbax_is_read(tmp_path):
     import json
 

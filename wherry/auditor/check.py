@@ -130,11 +130,11 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
     """
     checked = CheckReport(bundle)
     with _opened(bundle) as file:
-        checked.sha256 = _digest(file)
         problem = _directory_problem(file)
-        if problem:
+        if problem:  # before every byte of it is read: it may be a sparse file of terabytes
             checked.say(problem)
             return checked
+        checked.sha256 = _digest(file)
         try:
             with zipfile.ZipFile(file) as archive:
                 _check(archive, checked, anchor)
