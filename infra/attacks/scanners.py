@@ -70,6 +70,7 @@ _WHERRY = """
     import wherry
     return "passed" if wherry.detect(path).verdict == "ok" else "flagged"
 """
+UNDECLARED = {"fickling": ("typing_extensions",)}  # packages that a tool imports without declaring them
 TOOLS = {"picklescan": _PICKLESCAN, "modelscan": _MODELSCAN, "fickling": _FICKLING}
 
 
@@ -140,7 +141,7 @@ def installed(tool: str) -> Path | None:
     if not done.exists():
         commands = (
             [sys.executable, "-m", "venv", str(home)],
-            [str(python), "-m", "pip", "install", "-q", tool],
+            [str(python), "-m", "pip", "install", "-q", tool, *UNDECLARED.get(tool, ())],
         )
         if any(subprocess.run(command, check=False, capture_output=True).returncode for command in commands):
             return None
