@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from attacks import (
     archives,
+    arrays,
     bombs,
     controls,
     folders,
@@ -173,7 +174,14 @@ def say(message: str) -> None:
 def hostile_files(place: Path) -> list[Case]:
     """Every case of every maker."""
     return named(
-        [*pickles.cases(), *archives.cases(), *heads.cases(), *folders.cases(place), *records.cases(place)]
+        [
+            *pickles.cases(),
+            *archives.cases(),
+            *heads.cases(),
+            *arrays.cases(),
+            *folders.cases(place),
+            *records.cases(place),
+        ]
     )
 
 

@@ -176,7 +176,7 @@ def _zarr(version: int) -> Callable[[bytes, Path], object]:
 
 def _node(data: bytes, folder: Path) -> object:
     """The body of a node of OCDBT, sealed so that its checksum is right."""
-    from attacks import heads
+    from attacks import arrays
     from wherry.integrations.containers.ocdbt.read import read_database
     from wherry.storage.stores import locate
 
@@ -185,7 +185,7 @@ def _node(data: bytes, folder: Path) -> object:
     for name in ("item/d", "item"):
         with suppress(OSError):
             (folder / name).rmdir()
-    item = heads.database(data, height=data[0] if data else 0)(folder)
+    item = arrays.database(data, height=data[0] if data else 0)(folder)
     return list(read_database(locate(item), lambda _reference: None))
 
 

@@ -105,7 +105,7 @@ def write_seeds(folder: Path) -> None:
     """Small sound inputs of the parsers for which no checkpoint has a file."""
     import numpy as np
 
-    from attacks import heads
+    from attacks import arrays, heads
     from tests.support import tf_bundle
 
     place = folder / SEEDS
@@ -123,9 +123,9 @@ def write_seeds(folder: Path) -> None:
         "a.lease": b'{"host": "h", "pid": 1, "namespace": "n", "start": 1, "token": "01234567"}',
         "a.journal": b'{"plan": "x"}\n{"done": [["a/b", 0, 8, [0], "AAAA", [[0, 8, 1]]]]}\n',
         "a.gguf": heads.gguf(),
-        "a.node": heads.node(0, [(b"w/.zarray", 0, 0), (b"w/0", 0, 0)]),
-        "b.node": heads.node(1, [(b"a", 0, 90), (b"b", 0, 90)]),
-        "a.zarr3": json.dumps(heads._ZARR3).encode(),
+        "a.node": arrays.node(0, [(b"w/.zarray", 0, 0), (b"w/0", 0, 0)]),
+        "b.node": arrays.node(1, [(b"a", 0, 90), (b"b", 0, 90)]),
+        "a.zarr3": json.dumps(arrays._ZARR3).encode(),
     }
     for name, data in texts.items():
         (place / name).write_bytes(data)

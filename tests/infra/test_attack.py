@@ -90,9 +90,9 @@ def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkey
 
 
 def test_every_maker_makes_what_it_is_called(tmp_path, attacks):
-    from attacks import archives, case, heads, pickles
+    from attacks import archives, arrays, case, heads, pickles
 
-    found = case.named([*pickles.cases(), *archives.cases(), *heads.cases()])
+    found = case.named([*pickles.cases(), *archives.cases(), *heads.cases(), *arrays.cases()])
     kinds = Counter(one.kind for one in found)
     assert len(found) >= 2000
     assert {"pickle", "torch-zip", "torch-legacy", "npz", "safetensors", "gguf", "flax", "numpy", "ocdbt", "zarr-zstd",
