@@ -12,6 +12,8 @@ import struct
 import zipfile
 from typing import TYPE_CHECKING
 
+from attacks.case import Case
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -358,3 +360,34 @@ def sparse(name: str, head: bytes = b"") -> Callable[[Path, int], Path]:
         return path
 
     return make
+
+
+# Entries of each bomb at its full size: those of the attack that found them, or as many as fit in 300 MB.
+FULL: dict[str, int] = {
+    "orbax_metadata": 80_000_000, "orbax_rows": 1_500_000, "sidecar": 60_000_000, "index": 9_000_000,
+    "safetensors_header": 1_600_000, "safetensors_lists": 30_000_000, "pickle_dicts": 19_000_000,
+    "pickle_sets": 19_000_000, "torch_zip": 19_000_000, "dcp_metadata": 19_000_000, "gguf_keys": 4_000_000,
+    "gguf_tensors": 4_000_000, "gguf_strings": 30_000_000, "msgpack_maps": 60_000_000, "msgpack_keys": 3_900_000,
+    "zarr_metadata": 40_000_000, "ocdbt_keys": 20_000_000, "ocdbt_zeros": 60_000_000, "zip_members": 4_000_000,
+    "npz_deflated": 60_000_000, "config": 60_000_000, "yaml_flow": 10_000_000, "toml_tables": 10_000_000,
+    "deep_folders": 3000, "deep_json": 1_000_000,
+}  # fmt: skip
+_SPARSE_ENTRIES = 10 << 20  # 40 GiB
+_HEADS = {
+    "model.pkl": b"\x80\x04(", "model.gguf": b"GGUF", "model.npy": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f",
+    "model.pt": b"PK\x03\x04",
+}  # fmt: skip
+
+
+def cases() -> list[Case]:
+    """Every bomb at its full size, and sparse files of 40 GiB."""
+    found = [Case(f"bomb/{name}", _bomb(globals()[name], count)) for name, count in FULL.items()]
+    return found + [
+        Case(f"sparse/{name}-{len(head)}", _bomb(sparse(name, head), _SPARSE_ENTRIES))
+        for name in SPARSE_NAMES
+        for head in {b"", _HEADS.get(name, b"")}
+    ]
+
+
+def _bomb(make: Callable[[Path, int], Path], count: int) -> Callable[[Path], Path]:
+    return lambda folder: make(folder / "bomb", count)

@@ -93,13 +93,13 @@ def _child(verb: str, path: str, memory: int) -> Run:
 
 
 def _reset_peak() -> None:
-    with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
+    with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
 def _memory(field: str) -> int:
     """A field of this process's status, in kB."""
-    with open("/proc/self/status") as file:  # noqa: PTH123
+    with open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith(field)).split()[1])
 
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import ALGORITHMS
@@ -24,6 +23,7 @@ from wherry.errors import (
     missing_extra,
     storage_error,
 )
+from wherry.text.config_text import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,7 +69,7 @@ def _loaded(key: str | os.PathLike[str], loader: str, *password: bytes | None) -
     except ImportError as error:
         raise missing_extra("cryptography", "sign", "signing") from error
     try:
-        return getattr(serialization, loader)(Path(key).read_bytes(), *password)
+        return getattr(serialization, loader)(read_config(key), *password)
     except FileNotFoundError as error:
         raise NotFoundError("key file not found", uri=os.fspath(key), cure="check the path") from error
     except OSError as error:

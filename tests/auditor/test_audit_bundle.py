@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -262,6 +263,33 @@ def test_the_command_line(bundle, tmp_path):
     assert done.exit_code == 9
     assert "altered" in done.output
     assert "wherry convert" in done.output
+
+
+def test_a_pipe_is_no_bundle_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "evidence.zip")
+    with pytest.raises(OSError, match="not a regular file"):
+        check.check(str(tmp_path / "evidence.zip"))
+    (tmp_path / "zero.zip").symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="not a regular file"):
+        check.check(str(tmp_path / "zero.zip"))
+
+
+def test_a_sparse_file_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "evidence.zip").open("wb") as file:
+        file.truncate(1 << 42)
+    assert not check.check(str(tmp_path / "evidence.zip")).ok
+
+
+def test_members_outside_the_file_are_a_problem_of_the_bundle(tmp_path):
+    """zipfile seeks to what an archive states, and the system refuses it."""
+    data, refused = GOLDEN.read_bytes(), 0
+    for at in range(20, 80, 2):
+        place = data.index(b"PK\x01\x02") + 42 - at  # a part of the record, and of what comes before it
+        (tmp_path / "evidence.zip").write_bytes(data[:place] + b"\xff" * 4 + data[place + 4 :])
+        refused += not check.check(str(tmp_path / "evidence.zip")).ok
+    (tmp_path / "evidence.zip").write_bytes(data[: data.rindex(b"PK\x05\x06") + 12] + b"\xff" * 4 + data[-6:])
+    assert not check.check(str(tmp_path / "evidence.zip")).ok
+    assert refused
 
 
 def test_no_damage_makes_the_check_fall(bundle):

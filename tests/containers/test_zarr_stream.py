@@ -114,6 +114,11 @@ DAMAGE = {
     "something behind": (ZSTD, lambda data, whole: data + b"more", "cannot be decoded"),
     "another frame": (ZSTD, lambda data, whole: data + zstandard.compress(b"x" * 9), "decodes to more"),
     "no zstd": (ZSTD, lambda data, whole: b"\0" * len(data), "cannot be decoded"),
+    "an impossible window": (
+        ZSTD,
+        lambda data, whole: b"\x28\xb5\x2f\xfd\xa0" + b"\xff" * 4 + data[9:],
+        "cannot be decoded: a window",
+    ),
     "fewer": (ZSTD, lambda data, whole: zstandard.compress(whole[:-1]), "decodes to fewer"),
     "far fewer": (ZSTD, lambda data, whole: zstandard.compress(whole[: 1 << 20]), "decodes to fewer"),
     "one more": (ZSTD, lambda data, whole: zstandard.compress(whole + b"x"), "decodes to more"),

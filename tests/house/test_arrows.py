@@ -33,12 +33,12 @@ ROOMS: Mapping[str, str] = {
     "staging": "errors core remote storage objects upload",
     "formats": "errors core storage objects upload",
     "format": "formats",
-    "tree": "errors core formats",
+    "tree": "errors text core formats",
     "layout": "errors core formats",
-    "families": "errors core storage formats layout",
+    "families": "errors text core storage formats layout",
     "mover": "errors core runtime storage objects staging formats",
     "view": "errors text core runtime storage formats tree layout families mover",
-    "config": "errors core storage formats",
+    "config": "errors text core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
@@ -46,16 +46,16 @@ ROOMS: Mapping[str, str] = {
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",
     "live": "errors text core runtime storage staging formats tree mover view ledger converter",
-    "models": "errors core storage staging formats mover config ledger converter verifier",
+    "models": "errors text core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
     " verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
-    "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
+    "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors core staging formats converter units verifier models routes lineage watch",
-    "cli": "errors version core runtime remote storage staging formats tree families view config ledger converter"
+    "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
     " units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",
 }

@@ -24,6 +24,8 @@ from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_
 from wherry.storage.folders import make_durable_folders, sync_folder
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 # SHA-256 of the programs in bundles of earlier releases, which stay valid; a release that changes `check.py` adds one.
 FORMER_PROGRAMS = frozenset(
     {
+        "8f7ab6359ffcb149142889a82625b332714766b04ed9b69a68bc71d826e8da82",
         "df335ab6af4e845f2a147e02ed6adfd22ae8597100d649c6de1bedfc127de4e2",
         "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
     }
@@ -192,7 +195,7 @@ def anchor_hash(anchor: str | None) -> str | None:
     if anchor is None or _is_hash(anchor):
         return anchor
     try:
-        kept = json.loads(locate(anchor).read_whole(MOST_CONFIG))["hash"]
+        kept = parse_json(locate(anchor).read_whole(MOST_CONFIG), "the anchor", limits=SMALL)["hash"]
     except (NotFoundError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"invalid anchor {anchor!r}", cure="give the hash or the file that `wherry ledger anchor` printed"

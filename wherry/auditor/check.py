@@ -15,8 +15,11 @@ SHA-256 digits without their algorithm.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import stat
 import struct
 import sys
 import zipfile
@@ -126,18 +129,32 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
         anchor: hash of a statement that was kept elsewhere; the chain must have it.
     """
     checked = CheckReport(bundle)
-    with open(bundle, "rb") as file:  # noqa: PTH123  a module that stands alone
-        checked.sha256 = _digest(file)
+    with _opened(bundle) as file:
         problem = _directory_problem(file)
-    if problem:
-        checked.say(problem)
-        return checked
-    try:
-        with zipfile.ZipFile(bundle) as archive:
-            _check(archive, checked, anchor)
-    except _DAMAGE as error:
-        checked.say(f"invalid evidence bundle: {type(error).__name__}: {error}")
+        if problem:  # before every byte of it is read: it may be a sparse file of terabytes
+            checked.say(problem)
+            return checked
+        checked.sha256 = _digest(file)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                _check(archive, checked, anchor)
+        except _DAMAGE as error:
+            checked.say(f"invalid evidence bundle: {type(error).__name__}: {error}")
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of an offset outside the file
+                raise
+            checked.say(f"invalid evidence bundle: {error}")
     return checked
+
+
+def _opened(bundle: str) -> IO[bytes]:
+    """The file, which is not waited for: a pipe or a device is no bundle."""
+    descriptor = os.open(bundle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    if file is None:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", bundle)
+    return file
 
 
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +12,9 @@ from wherry.cli.options import as_json, quiet
 from wherry.console.say import say
 from wherry.core.units import short
 from wherry.errors import UsageError, storage_error
+from wherry.text.config_text import read_config
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +170,7 @@ def _anchor(text: str) -> Anchor:
     if len(text) >= _LEAST and set(text) <= set("0123456789abcdef"):
         return Anchor(text)
     try:
-        data = json.loads(Path(text).read_text(encoding="utf-8"))
+        data: Any = parse_json(read_config(text), "the anchor", limits=SMALL)
         return Anchor(str(data["hash"]), int(data["seq"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

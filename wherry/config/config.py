@@ -10,7 +10,6 @@ Workflows use `in_force`, which makes a configuration effective while they run, 
 from __future__ import annotations
 
 import os
-import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +23,7 @@ from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
+from wherry.text.config_text import parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -199,8 +199,8 @@ def _text(file: Path) -> str:
 
 def _parsed(text: str, file: Path | None) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text.encode(), "the configuration", uri=str(file) if file else None)
+    except ValueError as error:
         raise UsageError(
             f"invalid TOML: {error}", uri=str(file), cure="see the commented example, infra/wherry.toml"
         ) from error

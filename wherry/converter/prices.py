@@ -15,13 +15,13 @@ prices: what a provider asks depends on region, storage class, network and contr
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, UsageError
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
+from wherry.text.config_text import parse_toml
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +89,7 @@ def load_prices(file: str | os.PathLike[str]) -> PriceTable:
     if place.entry is None:
         raise NotFoundError("file not found", uri=place.uri, cure="pass the path of a table of prices")
     try:
-        data = tomllib.loads(place.read_whole(MOST_CONFIG).decode())
+        data = parse_toml(place.read_whole(MOST_CONFIG), "the table of prices", uri=place.uri)
         _require_valid(data)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         cure = "see docs/prices.example.toml"

@@ -11,7 +11,6 @@ form, which `wherry.families.schema` describes.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from wherry.families.parse import family_of, merged
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
+from wherry.text.config_text import parse_toml, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,8 +83,8 @@ def load_family_file(path: str) -> Family:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse_toml(read_config(path), "the family file", uri=str(path))
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML file") from error
 
 

@@ -18,13 +18,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import UsageError
+from wherry.errors import CorruptError, UsageError
+from wherry.text.config_text import YAML, parse_config_text, parse_yaml
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _NETWORK = "T5Config"
+_BEFORE_GIN = b"=,[{(\n"  # each binding or value follows one of them
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+")  # YAML 1.1 wants a point and a sign
 _BINDING = re.compile(
     r"(?:[\w./]+/)?(?:[\w.]+\.)?(?P<configurable>\w+)\.(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL
@@ -42,15 +46,14 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
 
     Raises:
         UsageError: the file is invalid; the line is named.
+        HostileError: it exceeds a limit.
     """
     try:
-        text = data.decode()
-        if name.endswith(".gin"):
-            return _gin(text)
-        found = _yaml(text) if name.endswith((".yml", ".yaml")) else json.loads(text)
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        found = _parsed(name, data)
+    except ValueError as error:
+        reason = error.what if isinstance(error, CorruptError) else error
         raise UsageError(
-            f"invalid config file {name}: {error}", cure="correct it, or pass another with --config FILE"
+            f"invalid config file {name}: {reason}", cure="correct it, or pass another with --config FILE"
         ) from error
     if not isinstance(found, dict):
         raise UsageError(
@@ -58,6 +61,15 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
             cure="correct it, or pass another with --config FILE",
         )
     return found
+
+
+def _parsed(name: str, data: bytes) -> Any:
+    what = f"the config file {name}"
+    if name.endswith((".yml", ".yaml")):
+        return parse_yaml(data, _yaml, what)
+    if name.endswith(".gin"):
+        return parse_config_text(data, _gin, what, YAML, _BEFORE_GIN)
+    return parse_json(data, what, limits=SMALL)
 
 
 def render_config(name: str, attributes: Mapping[str, Any]) -> bytes:

@@ -17,10 +17,8 @@ gate without recorded facts does not pass.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wherry.errors import UsageError, storage_error
+from wherry.text.config_text import parse_table, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,11 +173,11 @@ def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_config(path)
     except OSError as error:
         raise storage_error(error, str(path)) from error
     try:
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return parse_table(data, "the policy", json=path.suffix == ".json", uri=str(path))
     except ValueError as error:
         raise UsageError(
             f"invalid policy {path}: {error}", cure="write it as a TOML or JSON table"

@@ -12,15 +12,13 @@ and the number of names must equal the tensor's rank. Rules are applied as Flax 
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import MismatchError, UsageError
+from wherry.text.config_text import parse_table, read_config
 from wherry.tree.forms import BOX
 
 if TYPE_CHECKING:
@@ -162,9 +160,8 @@ def _several(entry: AxisName) -> tuple[str, ...]:
 
 def _parsed(path: str) -> dict[str, Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        data = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_table(read_config(path), "the file of axes", json=path.endswith(".json"), uri=path)
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML or JSON file") from error
     if not isinstance(data, dict):
         raise UsageError(

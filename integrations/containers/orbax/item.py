@@ -262,6 +262,12 @@ def _custom(location: Location, glimpse: Glimpse, metadata: layout.JsonObject) -
     except NotFoundError:
         around = None
     found = {"item": metadata.get("custom_metadata"), "checkpoint": around}
+    wrong = next((name for name, value in found.items() if not isinstance(value, dict | None)), None)
+    if wrong is not None:
+        raise CorruptError(
+            f"invalid custom_metadata of the {wrong}: expected an object, got a {type(found[wrong]).__name__}",
+            uri=home.uri, cure="restore the metadata from a backup, or use another step",
+        )  # fmt: skip
     return {name: value for name, value in found.items() if value}
 
 

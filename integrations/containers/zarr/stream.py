@@ -41,6 +41,7 @@ PIECE = 1 << 19
 AT_ONCE = 8 << 20
 _CODEC_BYTES = 1 << 18  # zstd's tables and one block; deflate's window is smaller
 _FRAME_HEADER = 18
+_MOST_WINDOW = 1 << 31  # bytes; ZSTD_WINDOWLOG_MAX of 64-bit machines
 _ENTRY, _CRC = 16, 4
 _ABSENT = (1 << 64) - 1
 _WBITS = {"zlib": 15, "gzip": 31}
@@ -228,7 +229,10 @@ def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
 
 
 def _unpacked(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
-    decoder = zstandard.ZstdDecompressor(max_window_size=max(_window(stored), 1 << 10))
+    window = max(_window(stored), 1 << 10)
+    if window > _MOST_WINDOW:
+        stored.corrupt(f"cannot be decoded: a window of {window} bytes; zstd has {_MOST_WINDOW} at most")
+    decoder = zstandard.ZstdDecompressor(max_window_size=window)
     source = decoder.stream_reader(cast("IO[bytes]", _File(stored)), read_size=PIECE, read_across_frames=True)
     buffer, left = memoryview(bytearray(min(PIECE, max(nbytes, 1)))), nbytes
     try:

@@ -119,15 +119,23 @@ def read_step(location: Location, names: Collection[str]) -> int | None:
 
     Raises:
         IncompleteError: one of them is truncated.
+        CorruptError: they state different steps, or something that is no number.
     """
     steps: set[Any] = set()
     for name in train_states(names):
         try:
-            steps.add(read_json(location.join(name)).get("step"))
+            step = read_json(location.join(name)).get("step")
         except CorruptError as error:
             raise IncompleteError(
                 f"{name} is truncated: {error.what}", uri=location.uri, cure="use an earlier step"
             ) from error
+        if isinstance(step, list | dict):
+            raise CorruptError(
+                f"the step in {name} is a {type(step).__name__}, not a number",
+                uri=location.uri,
+                cure="use another step",
+            )
+        steps.add(step)
     if len(steps) > 1:
         raise CorruptError(
             f"train states of different steps: {sorted(map(str, steps))}",

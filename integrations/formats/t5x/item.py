@@ -42,7 +42,7 @@ def holds_train_state(item: Location) -> str | None:
     tree, msgpack = item.join(orbax.TREE).stat(), item.join(orbax.MSGPACK).stat()
     if tree is not None:
         starts = {
-            tuple(part.decode() for part in row if part)
+            tuple(part.decode(errors="replace") for part in row if part)
             for row in _ROWS.findall(item.join(orbax.TREE).read(0, HEAD_BYTES))
         }
         return orbax.TREE if _is_train_state(starts) else None

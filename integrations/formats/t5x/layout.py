@@ -84,10 +84,10 @@ def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | 
     if seen is None:
         return None
     roots = [path[0] for path in seen.paths if len(path) == 1]
-    tail = _version_at_end(file, size) if seen.state == "more" and roots[0] == OPTIMIZER else None
+    tail = _version_at_end(file, size) if seen.state == "more" and OPTIMIZER in roots[:1] else None
     versioned = roots[:2] in ([VERSION, OPTIMIZER], [OPTIMIZER, VERSION]) or tail is not None
     specs, placeholders = _has_specs(seen.paths), is_placeholder_among(seen.texts)
-    if not versioned and not specs and not (placeholders and roots[0] == OPTIMIZER):
+    if not versioned and not specs and not (placeholders and OPTIMIZER in roots[:1]):
         return None
     version = _version_at_start(head) if roots[0] == VERSION else tail
     states = any(PARAM_STATES in path for path in seen.paths)

@@ -120,6 +120,15 @@ def test_train_states_of_two_steps(tmp_path):
     assert wherry.detect(path).verdict == "corrupt"
 
 
+@pytest.mark.parametrize("said", ["[1]", "{}"])
+def test_a_step_that_is_no_number(tmp_path, said):
+    step = step_folder(tmp_path / "0000000007")
+    (step / "train_state_00001.json").write_text('{"step": ' + said + "}")
+    found = wherry.detect(step)
+    assert found.verdict == "corrupt"
+    assert "not a number" in found.reason
+
+
 def test_consolidated_without_params(tmp_path):
     folder = tmp_path / "consolidated"
     folder.mkdir()

@@ -1,0 +1,206 @@
+"""Makes hostile files for every container and record, runs every verb over them, and prints what came of it.
+
+Each case is examined in a fork of a process that has imported wherry, under an audit hook and limits. The hook notes
+what runs, connects, or is written elsewhere; a run counts as hung after 60 s of processor time or 90 s in all, as over
+memory above 300 MB more than at its start, and as outside the error tree if it ends with a traceback, a signal or an
+exit code that no error has. Results are written to infra/attack-results.md and .json. Exit code 1: something was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attacks import (
+    archives,
+    arrays,
+    bombs,
+    controls,
+    folders,
+    heads,
+    mutate,
+    parsers,
+    pickles,
+    prepare,
+    records,
+    report,
+    scanners,
+    server,
+    verbs,
+)
+from attacks.case import Case, named
+from attacks.crew import examined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INFRA = Path(__file__).resolve().parents[1]
+PHASES = ("files", "bombs", "mutations", "parsers", "scanners")
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="infra/attack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PHASES, action="append", help="run only this part; may be repeated")
+    parser.add_argument(
+        "--cases", type=int, help="number of hostile files, evenly of each kind (default: all)"
+    )
+    parser.add_argument(
+        "--mutations", type=int, default=10_000, help="mutations that go through verbs (default: 10000)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=200_000, help="runs of single parsers in all (default: 200000)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="go on with new mutations and runs for so long"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of mutations and runs")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--match", default="", metavar="WORDS", help="only files whose name contains WORDS")
+    parser.add_argument(
+        "--systems", default="", metavar="NAMES", help="only these systems' checkpoints, separated by commas"
+    )
+    parser.add_argument(
+        "--sound", type=Path, metavar="DIR", help="sound checkpoints of an earlier run, or where to keep them"
+    )
+    parser.add_argument("--results", type=Path, default=INFRA, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="folder for the files (default: in memory)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Attack, and write the results."""
+    asked = arguments(words)
+    base = asked.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+    scratch = Path(tempfile.mkdtemp(prefix="wherry-attack-", dir=base))
+    try:
+        found = attacked(asked, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    asked.results.mkdir(parents=True, exist_ok=True)
+    (asked.results / "attack-results.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    (asked.results / "attack-results.md").write_text(report.markdown(found))
+    print(json.dumps(found.to_json()) if asked.json else report.text(found))
+    return 1 if found.faults else 0
+
+
+def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
+    """Everything that was asked for."""
+    place = asked.sound or scratch / "from"
+    systems = [name for name in asked.systems.split(",") if name]
+    command = [sys.executable, "-m", "attacks.prepare", str(place), *systems]
+    if not place.exists():
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    phases = asked.only or PHASES
+    found = report.Results.begun()
+    say("sound checkpoints are made")
+    crew = Crew(asked, scratch, place)
+    crew.require_noticed()
+    say("the fork server is warm, and notices what it must")
+    if "files" in phases:
+        crew.run(found, "files", chosen(hostile_files(place), asked), list(verbs.VERBS))
+    if "bombs" in phases:
+        crew.run(
+            found, "bombs", [case for case in bombs.cases() if asked.match in case.name], list(verbs.LOOKING)
+        )
+    until = time.monotonic() + 60 * asked.minutes
+    seed = asked.seed
+    while True:
+        if "mutations" in phases:
+            crew.run(
+                found, "mutations", list(mutate.cases(place, asked.mutations, seed)), list(verbs.CHANGED)
+            )
+        if "parsers" in phases:
+            say("single parsers")
+            found.parsers.extend(parsers.attacked(place, scratch, asked.runs, seed, asked.jobs))
+        seed += 1
+        if time.monotonic() > until:
+            break
+    if "scanners" in phases:
+        found.scanners.extend(scanners.compared(scratch, list(pickles.cases())))
+    return found
+
+
+class Crew:
+    """Runs cases in as many processes as were asked for."""
+
+    def __init__(self, asked: argparse.Namespace, scratch: Path, place: Path) -> None:
+        self._jobs, self._scratch = asked.jobs, scratch
+        self._server = server.Server(
+            scratch, place / prepare.GOOD, place / prepare.HOME, place / prepare.KEYS
+        )
+        server.warm(
+            self._server,
+            [
+                Case("sound/good", folders.copied(place / "good", place / prepare.GOOD, lambda _copy: None)),
+                *(
+                    Case(f"sound/{name}", folders.copied(home, path, lambda _copy: None))
+                    for name, home, path in prepare.sound(place)
+                ),
+            ],
+        )
+
+    def require_noticed(self) -> None:
+        """See `controls`."""
+        controls.require_noticed(self._server)
+
+    def run(self, found: report.Results, phase: str, cases: list[Case], names: list[str]) -> None:
+        """Add a phase to the results, and tell how long it took."""
+        began = time.monotonic()
+        for run in examined(self._server, cases, names, self._jobs, self._scratch):
+            found.add(phase, run)
+        found.cases[phase] = found.cases.get(phase, 0) + len(cases)
+        say(f"{phase}: {len(cases)} cases, {time.monotonic() - began:.0f} s")
+
+
+def say(message: str) -> None:
+    """Tell how far it is."""
+    print(f"· {time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+
+
+def hostile_files(place: Path) -> list[Case]:
+    """Every case of every maker."""
+    return named(
+        [
+            *pickles.cases(),
+            *archives.cases(),
+            *heads.cases(),
+            *arrays.cases(),
+            *folders.cases(place),
+            *records.cases(place),
+        ]
+    )
+
+
+def chosen(cases: list[Case], asked: argparse.Namespace) -> list[Case]:
+    """Those that match, as many as were asked for: of each kind as many as of any other, while it has some."""
+    left = [case for case in cases if asked.match in case.name]
+    random.Random(asked.seed).shuffle(left)
+    if asked.cases is None or asked.cases >= len(left):
+        return left
+    kinds: dict[str, list[Case]] = {}
+    for case in left:
+        kinds.setdefault(case.kind, []).append(case)
+    found: list[Case] = []
+    while len(found) < asked.cases:
+        for rows in kinds.values():
+            if rows and len(found) < asked.cases:
+                found.append(rows.pop())
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,263 @@
+"""The fork server: wherry is imported once, and every case is examined in a fork, under an audit hook and limits.
+
+A fork makes its case, runs the verbs one after the other and reports each as it ends. If it reports nothing for as
+long as a verb may take, or ends, then the verb that was running is to blame, and the next fork goes on after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attacks import verbs
+from attacks.case import LEDGER, MARKER, Case, Run
+from attacks.watch import REPORT, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+WALL_SECONDS = 90.0  # for one verb: many times what it may take, for the machine may be busy
+_PROCESSOR_SECONDS = 60
+UNMADE = 77  # exit code of a fork that could not make its case
+_EXPIRY_SECONDS = 1.0  # of a lease that nobody renews, instead of 30
+_ADDRESS_SPACE = 12 << 30
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+class UnmadeError(Exception):
+    """A case could not be made: a fault of the attack, not of wherry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What all forks share.
+
+    Attributes:
+        scratch: a folder of this run alone.
+        good: a sound checkpoint that some verbs need besides.
+        home: a home of wherry that has been used.
+        keys: a folder with `private.pem` and `public.pem`.
+        native: runs the child of the native level; None to start one each time.
+    """
+
+    scratch: Path
+    good: Path
+    home: Path
+    keys: Path
+    native: Callable[..., Any] | None = None
+
+    def examine(self, case: Case, names: Sequence[str], *, seconds: float = WALL_SECONDS) -> Iterator[Run]:
+        """Run verbs over a case; one row for each, and one more for a payload that left its mark."""
+        home = Path(tempfile.mkdtemp(dir=self.scratch))
+        try:
+            left = list(names)
+            while left:
+                for run in self._forked(case, home, left, seconds):
+                    yield run
+                    left.pop(0)
+        finally:
+            _remove(home)
+
+    def _forked(self, case: Case, home: Path, names: Sequence[str], seconds: float) -> Iterator[Run]:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            self._be(case, home, names, writing)
+        os.close(writing)
+        done = 0
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            for row in _rows(pipe, seconds):
+                done += 1
+                yield Run(**{**row, "executed": tuple(row["executed"])})
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if done < len(names):
+            hung = code in (-signal.SIGKILL, -signal.SIGXCPU)
+            if code == UNMADE:
+                raise UnmadeError(case.name)
+            yield Run(
+                case.name,
+                names[done],
+                124 if hung else min(code, -1),
+                said=f"ended with {code}, without a report",
+            )
+
+    def _be(self, case: Case, home: Path, names: Sequence[str], writing: int) -> None:
+        """Be the fork: never returns."""
+        try:
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+            with os.fdopen(writing, "w") as pipe:
+                self._report(case, home, names, pipe)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            os._exit(3)
+        os._exit(0)
+
+    def _surround(self, home: Path) -> None:
+        """Folders of the case's own; its home is a copy of one that has been used, which saves time."""
+        (home / "tmp").mkdir(parents=True, exist_ok=True)
+        if not (home / "home").exists():
+            shutil.copytree(self.home, home / "home")
+        os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
+                       "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s"}  # fmt: skip
+        tempfile.tempdir = str(home / "tmp")
+        from wherry.staging import lease_watch
+
+        lease_watch.EXPIRY_SECONDS = _EXPIRY_SECONDS
+
+    def _report(self, case: Case, home: Path, names: Sequence[str], pipe: Any) -> None:
+        folder = home / "case"
+        self._surround(home)
+        try:
+            path = _made(case, folder)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            os._exit(UNMADE)
+        _stand(folder)
+        places = {"path": str(path), "folder": str(folder), "out": str(home / "out"), "good": str(self.good),
+                  "keys": str(self.keys)}  # fmt: skip
+        watch = Watch((str(home),), str(folder))
+        watch.install()
+        if self.native:
+            from wherry.runtime import child
+
+            child.run = watch.unwatched(self.native)
+        _limit()
+        for verb in names:
+            found = _run(case.name, verb, verbs.line(verb, places), watch, folder)
+            pipe.write(json.dumps(found.to_json()) + "\n")
+            pipe.flush()
+
+
+def _made(case: Case, folder: Path) -> Path:
+    """The path of the case; made by the first fork alone."""
+    note = folder.parent / "path"
+    if not note.exists():
+        folder.mkdir(parents=True)
+        note.write_bytes(os.fsencode(case.make(folder)))
+    return Path(os.fsdecode(note.read_bytes()))
+
+
+def _stand(folder: Path) -> None:
+    """Stand in the hostile folder, which is the worst place, with its ledger if it has one."""
+    os.chdir(folder)
+    os.environ.pop("WHERRY_LEDGER", None)
+    if (folder / LEDGER).exists():
+        os.environ["WHERRY_LEDGER"] = f"sqlite:///{folder / LEDGER}"
+
+
+def _limit() -> None:
+    for what, most in ((resource.RLIMIT_AS, _ADDRESS_SPACE), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+
+
+def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> Run:
+    from wherry.cli import main
+
+    said, failed = io.StringIO(), io.StringIO()
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + _PROCESSOR_SECONDS, resource.RLIM_INFINITY))
+    watch.seen.clear()
+    reset_peak()
+    before, began, start = memory("VmRSS"), time.process_time(), time.monotonic()
+    trace = ""
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(failed):
+        watch.on = True
+        try:
+            code = main(words) or 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException as error:  # noqa: BLE001
+            code, trace = 99, f"{_TRACEBACK} {type(error).__name__}: {error}"
+        watch.on = False
+    spent, above = time.process_time() - began, (memory("VmHWM") - before) / 1024
+    seen = list(watch.seen)
+    for mark in (folder / MARKER, folder.parent / "tmp" / REPORT):
+        if mark.exists():
+            seen.append(f"{mark.name}: {mark.read_text()[:200]}")
+            mark.unlink()
+    text = trace + failed.getvalue() + said.getvalue()
+    lines = [row for row in text.splitlines() if row.strip()]
+    return Run(
+        case, verb, 99 if _TRACEBACK in text else int(code), round(above, 1), round(spent, 3),
+        round(time.monotonic() - start, 2),
+        (lines[0] if lines else "")[:300], tuple(seen), bool("--json" not in words and _OBEYED.search(text)),
+    )  # fmt: skip
+
+
+def _rows(pipe: Any, seconds: float) -> Iterator[dict[str, Any]]:
+    """Rows until the end, or until none comes for so long."""
+    held = b""
+    while select.select([pipe], [], [], seconds)[0]:
+        data = pipe.read(1 << 16)
+        if not data:
+            return
+        *rows, held = (held + data).split(b"\n")
+        yield from map(json.loads, rows)
+
+
+def reset_peak() -> None:
+    """Let the peak of memory begin anew."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def memory(field: str) -> int:
+    """A field of this process's status, in kB."""
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith(field)).split()[1])
+
+
+def _remove(folder: Path) -> None:
+    """Remove a tree, however deep, and whatever its modes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        os.system(f"chmod -R u+rwx '{folder}'; rm -rf '{folder}'")
+
+
+def warm(server: Server, cases: Sequence[Case]) -> None:
+    """Import what the verbs import, so that it counts in no run: found in a fork, which may start threads."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        home = Path(tempfile.mkdtemp(dir=server.scratch))
+        for number, case in enumerate(cases):
+            with open(os.devnull, "w") as nothing:
+                names = [name for name in verbs.VERBS if name not in ("verify native", "verify logits")]
+                server._report(case, home / str(number), names, nothing)
+        with os.fdopen(writing, "w") as pipe:
+            json.dump(sorted(sys.modules), pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        names = json.loads(pipe.read() or "[]")
+    os.waitpid(child, 0)
+    for name in names:
+        if name.partition(".")[0] not in ("jax", "jaxlib", "torch", "attacks", "__main__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    from wherry.formats.registry import formats
+
+    formats()  # reads the metadata of every installed package
+    gc.freeze()

@@ -1,0 +1,73 @@
+"""The verbs that run over every hostile file, as command lines.
+
+`{path}` is what is examined, `{folder}` the folder that holds it, `{out}` a new name beside it, `{good}` a sound
+checkpoint of another place, `{keys}` a folder with a key pair.
+"""
+
+from __future__ import annotations
+
+_LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
+_OTHER = {"roundtrip": ("--against", "{good}"), "logits": ("--against", "{good}")}
+_PLAIN = ("--no-lineage", "--quiet")
+
+LOOKING: dict[str, tuple[str, ...]] = {
+    "detect": ("detect", "{path}"),
+    "inspect": ("inspect", "{path}"),
+    "discover": ("discover", "{folder}"),
+    "verify present": ("verify", "{path}", "--level", "present", "--quiet"),
+    "audit": ("audit", "{folder}", "--no-record", "--quiet"),
+}
+READING: dict[str, tuple[str, ...]] = {
+    **{
+        f"verify {level}": ("verify", "{path}", "--level", level, "--quiet", *_OTHER.get(level, ()))
+        for level in _LEVELS if level != "present"
+    },
+    "inspect digest": ("inspect", "{path}", "--digest", "--json"),
+    "inspect pickles": ("inspect", "{path}", "--pickles"),
+    "plan": ("plan", "{path}", "{out}", "--to", "safetensors"),
+    "plan orbax": ("plan", "{path}", "{out}", "--to", "orbax", "--json"),
+    "convert torch": ("convert", "{path}", "{out}.pt", "--to", "torch-zip", *_PLAIN),
+    "convert orbax": ("convert", "{path}", "{out}.orbax", "--to", "orbax", *_PLAIN),
+    "convert hf": ("convert", "{path}", "{out}.hf", "--to", "huggingface", *_PLAIN),
+    "rewrite": ("rewrite", "{path}", "{out}.new", "--as", "unbox", *_PLAIN),
+    "audit digest": ("audit", "{folder}", "--level", "digest", "--quiet"),
+    "lineage show": ("lineage", "show", "{path}"),
+    "lineage why": ("lineage", "why", "{path}"),
+}  # fmt: skip
+# The path is given where something else is expected: a bundle, a table, a family, a key, a ledger.
+MISTAKING: dict[str, tuple[str, ...]] = {
+    "audit check": ("audit", "--check", "{path}"),
+    "verify signature": ("verify-signature", "{path}", "--key", "{keys}/public.pem", "--quiet"),
+    "signature": (
+        "verify-signature",
+        "{good}",
+        "--key",
+        "{keys}/public.pem",
+        "--signature",
+        "{path}",
+        "--quiet",
+    ),
+    "key": ("verify-signature", "{good}", "--key", "{path}", "--quiet"),
+    "config": ("plan", "{good}", "{out}", "--to", "orbax", "--config", "{path}"),
+    "family": ("plan", "{good}", "{out}", "--to", "orbax", "--family-file", "{path}"),
+    "prices": ("plan", "{good}", "{out}", "--to", "orbax", "--price", "{path}"),
+    "routes": ("routes", "check", "--config", "{path}"),
+    "ledger file": ("ledger", "check", "--ledger", "sqlite:///{path}"),
+    "anchor": ("ledger", "check", "--anchor", "{path}"),
+}
+WRITING: dict[str, tuple[str, ...]] = {
+    "fetch": ("fetch", "{path}", "{out}.copy", "--quiet"),
+    "ledger check": ("ledger", "check"),
+    "ledger record": ("ledger", "record", "{folder}"),
+    "ledger rebuild": ("ledger", "rebuild", "{folder}", "--no-registry", "--ledger", "sqlite:///{out}.db"),
+    "convert here": ("convert", "{good}", "{folder}/target", "--to", "torch-zip", *_PLAIN),
+    "sign": ("sign", "{path}", "--key", "{keys}/private.pem", "--quiet"),
+    "clean": ("clean", "{folder}"),
+}
+VERBS = {**LOOKING, **READING, **MISTAKING, **WRITING}
+CHANGED = ("detect", "inspect", "verify digest", "plan", "convert torch")  # over mutations
+
+
+def line(verb: str, places: dict[str, str]) -> list[str]:
+    """The command line of a verb over one case."""
+    return [word.format(**places) if "{" in word else word for word in VERBS[verb]]

@@ -1,0 +1,141 @@
+"""The audit hook of a child: which events mean that data was run, or that something outside its scratch was changed.
+
+Python reports imports, calls of the system and openings of files to the hook before they happen. The hook only notes
+them: what a verb does next shows what an attack would have come to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MARKER = "EVIL_MARKER"  # what a payload leaves where it runs
+REPORT = "executed"  # where a watched child tells of what ran, in its folder for temporary files
+_ALWAYS = frozenset((
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn", "subprocess.Popen",
+    "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg",
+    "urllib.Request", "http.client.connect", "ftplib.connect", "smtplib.connect", "webbrowser.open",
+    "code.__new__", "pickle.find_class", "sys.setprofile",
+))  # fmt: skip
+_CHANGES = frozenset((
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.chown", "os.truncate",
+    "os.utime", "os.setxattr",
+))  # fmt: skip
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_DEVICES = ("/dev/null", "/proc/self/", "/dev/shm/wherry", "/dev/tty")
+_MOST = 3
+
+
+class Watch:
+    """Notes what happens while it is on.
+
+    Args:
+        scratch: folders that may be changed.
+        hostile: the folder whose code must not run.
+    """
+
+    def __init__(self, scratch: Sequence[str], hostile: str) -> None:
+        self._scratch = tuple(os.path.realpath(folder) for folder in scratch)
+        self._hostile = os.path.realpath(hostile)
+        self.on = False
+        self.seen: list[str] = []
+
+    def install(self) -> None:
+        """From now on, events are reported; they cannot be switched off, hence `on`."""
+        sys.addaudithook(self._hook)
+
+    def unwatched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose own acts are no events: it belongs to the attack."""
+
+        def run(*values: Any, **named: Any) -> Any:
+            self.on = False
+            try:
+                return function(*values, **named)
+            finally:
+                self.on = True
+
+        return run
+
+    def _hook(self, event: str, values: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        self.on = False  # what the hook does itself is no event
+        try:
+            reason = self._judged(event, values)
+            if reason and len(self.seen) < _MOST:
+                self.seen.append(reason[:300])
+        finally:
+            self.on = True
+
+    def _judged(self, event: str, values: tuple[Any, ...]) -> str | None:
+        if event in _ALWAYS:
+            return f"{event} {values!r}"
+        if event in _CHANGES:
+            return self._changed(event, values)
+        check = _JUDGES.get(event)
+        return check(self, event, values) if check else None
+
+    def _opened(self, event: str, values: tuple[Any, ...]) -> str | None:
+        path, mode, flags = values
+        if not isinstance(path, str | bytes):
+            return None
+        name = os.fsdecode(path)
+        if os.path.basename(name) == MARKER:
+            return f"{event} {name}"
+        writing = bool(flags & _WRITING) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
+        return f"{event} {name} for writing" if writing and self._outside(name, -1) else None
+
+    def _changed(self, event: str, values: tuple[Any, ...]) -> str | None:
+        links = event in ("os.symlink", "os.link")
+        paths = [value for value in values if isinstance(value, str | bytes)][links:]
+        folders = [value for value in values if isinstance(value, int) and value > 2] or [-1]
+        outside = [name for name in map(os.fsdecode, paths) if self._outside(name, folders[-1])]
+        return f"{event} {outside}" if outside else None
+
+    def _outside(self, name: str, folder: int) -> bool:
+        """Whether a path lies outside the scratch; one of a folder's descriptor, by where that folder is."""
+        if not os.path.isabs(name) and folder >= 0:
+            with suppress(OSError):  # a mode, not a descriptor
+                name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+        full = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
+        places = (*self._scratch, *_DEVICES)
+        return not any(full == place or full.startswith(place.rstrip("/") + "/") for place in places)
+
+    def _executed(self, event: str, values: tuple[Any, ...]) -> str | None:
+        code = values[0]
+        file, words = getattr(code, "co_filename", ""), getattr(code, "co_consts", ())
+        if self._in_hostile(file) or MARKER in repr(words):
+            return f"{event} of {file}"
+        return None
+
+    def _killed(self, event: str, values: tuple[Any, ...]) -> str | None:
+        """Signal 0 only asks whether a process is there."""
+        return f"{event} {values!r}" if values[1] else None
+
+    def _imported(self, event: str, values: tuple[Any, ...]) -> str | None:
+        file = values[1]
+        return f"{event} of {file}" if isinstance(file, str) and self._in_hostile(file) else None
+
+    def _loaded(self, event: str, values: tuple[Any, ...]) -> str | None:
+        """A library: those of this interpreter are fine."""
+        name = values[0] if values else None
+        text = os.fsdecode(name) if isinstance(name, str | bytes) else ""
+        return f"{event} {text}" if self._in_hostile(text) else None
+
+    def _in_hostile(self, file: str) -> bool:
+        """Whether it is a file of the hostile folder; `<string>` and names without a folder are no files."""
+        return "/" in file and os.path.realpath(file).startswith(self._hostile + "/")
+
+
+_JUDGES: dict[str, Callable[[Watch, str, tuple[Any, ...]], str | None]] = {
+    "open": Watch._opened,
+    "exec": Watch._executed,
+    "os.kill": Watch._killed,
+    "import": Watch._imported,
+    "ctypes.dlopen": Watch._loaded,
+}

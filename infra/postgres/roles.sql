@@ -1,0 +1,31 @@
+-- Roles of the ledger in PostgreSQL, for a schema `wherry` that its owner has made (`wherry ledger check` as the owner).
+--   psql -v ON_ERROR_STOP=1 -d DATABASE -f infra/postgres/roles.sql
+-- Run it as the owner of the schema, or as a superuser, and again after `wherry ledger migrate`. Then make a login for each
+-- process and give it one role: CREATE ROLE nightly LOGIN PASSWORD '…' IN ROLE wherry_worker;
+-- A statement is what nobody but the owner can alter or delete; triggers refuse it to the owner, too.
+
+DO $$
+DECLARE
+  role text;
+BEGIN
+  FOREACH role IN ARRAY ARRAY['wherry_auditor', 'wherry_worker', 'wherry_registrar'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = role) THEN
+      EXECUTE format('CREATE ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS', role);
+    END IF;
+  END LOOP;
+END
+$$;
+
+REVOKE ALL ON SCHEMA wherry FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar;
+GRANT USAGE ON SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;
+GRANT SELECT ON ALL TABLES IN SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;
+
+-- Appends, and what is derived from statements. Rows of `statement`, `edge`, `conversion` and `checkpoint` are only added.
+GRANT INSERT ON wherry.statement, wherry.edge, wherry.conversion, wherry.checkpoint TO wherry_worker, wherry_registrar;
+GRANT INSERT, UPDATE ON wherry.location, wherry.tombstone, wherry.verification, wherry.projection
+  TO wherry_worker, wherry_registrar;
+GRANT DELETE ON wherry.tombstone TO wherry_worker, wherry_registrar; -- a checkpoint that is there again
+
+-- Model versions are stated by the registrar alone.
+GRANT INSERT, UPDATE, DELETE ON wherry.registration TO wherry_registrar;

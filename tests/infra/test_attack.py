@@ -1,0 +1,134 @@
+"""infra/attack: it notices what it must, a short run of it finds nothing, and its files are what they are called."""
+
+import json
+import os
+import pickletools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'infra'}{os.pathsep}{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def attacks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT / "infra"))
+
+
+def attacked(tmp_path, *words):
+    """The exit code and the results of a run."""
+    command = [sys.executable, "-m", "attacks", "--results", str(tmp_path), "--systems", "none", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False
+    )
+    results = tmp_path / "attack-results.json"
+    assert results.exists(), done.stderr
+    return done.returncode, json.loads(results.read_text()), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+def test_a_short_run_notices_the_controls_and_finds_nothing(tmp_path, record_property):
+    code, found, said = attacked(tmp_path, "--only", "files", "--cases", "24", "--seed", "7")
+    assert "notices what it must" in said
+    assert found["cases"] == {"files": 24}
+    assert found["runs"] == 24 * len(found["verbs"])
+    assert (code, found["faults"], found["found"]) == (0, 0, [])
+    assert found["codes"]["6"] > 10  # some of it is refused as hostile
+    assert "| files | 24 |" in (tmp_path / "attack-results.md").read_text()
+    record_property("hostile runs", found["runs"])
+
+
+def test_single_parsers_by_chance_find_nothing(tmp_path, attacks):
+    from attacks import parsers, prepare
+
+    prepare.write_seeds(tmp_path)
+    for name in ("gguf", "tensor bundle", "yaml config", "ocdbt node"):
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [
+            sys.executable,
+            "-m",
+            "attacks.parsers",
+            name,
+            str(tmp_path),
+            str(folder),
+            "200",
+            "3",
+            "chance",
+        ]
+        subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=300)
+        found = parsers.Fuzzed(**json.loads((folder / "counts.json").read_text()))
+        assert (found.runs, found.faults, found.said) == (200, 0, [])
+        assert found.refused > 20
+
+
+def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkeypatch):
+    from attacks import parsers
+    from attacks.watch import Watch
+
+    def parse(data, _folder):
+        if data == b"fails":
+            raise KeyError(data)
+        if data == b"grows":
+            held = bytearray(400 << 20)
+            held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
+
+    monkeypatch.setitem(parsers.PARSERS, "it", (parse, ()))
+    runner = parsers.Runner(
+        "it", tmp_path, Watch((str(tmp_path),), str(tmp_path)), parsers.Fuzzed("it", "chance")
+    )
+    for data in (b"fine", b"fails", b"grows"):
+        runner(data)
+    runner.finish()
+    assert (runner.counts.runs, runner.counts.outside, runner.counts.over_memory) == (3, 1, 1)
+    assert "KeyError" in runner.counts.said[0]
+
+
+def test_every_maker_makes_what_it_is_called(tmp_path, attacks):
+    from attacks import archives, arrays, case, heads, pickles
+
+    found = case.named([*pickles.cases(), *archives.cases(), *heads.cases(), *arrays.cases()])
+    kinds = Counter(one.kind for one in found)
+    assert len(found) >= 2000
+    assert {"pickle", "torch-zip", "torch-legacy", "npz", "safetensors", "gguf", "flax", "numpy", "ocdbt", "zarr-zstd",
+            "zarr-gzip", "zarr-blosc", "tf-bundle", "dcp", "corpus"} <= set(kinds)  # fmt: skip
+    for number, one in enumerate(found[:: len(found) // 60]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert one.make(folder).exists()
+    with pytest.raises(ValueError, match="same name"):
+        case.named([found[0], found[0]])
+
+
+def test_most_pickles_of_the_attack_are_sound_pickles_and_all_carry_the_payload(attacks):
+    from attacks.pickles import forms
+
+    kinds = forms("os", "system", "touch x")
+    named = 0
+    for data in kinds.values():
+        try:
+            list(pickletools.genops(data))
+            named += 1
+        except ValueError:  # those that lie about their frames or end, or name their global in bytes
+            named += 0
+    assert 30 < named < len(kinds)
+    assert all(b"touch x" in data or name == "frame-short" for name, data in kinds.items())
+
+
+def test_files_are_chosen_evenly(attacks):
+    import argparse
+
+    from attacks.__main__ import chosen
+    from attacks.case import Case
+
+    counts = {"a": 90, "b": 3, "c": 9}
+    cases = [
+        Case(f"{kind}/{number}", lambda folder: folder) for kind in counts for number in range(counts[kind])
+    ]
+    found = chosen(cases, argparse.Namespace(cases=15, match="", seed=0))
+    assert Counter(one.kind for one in found) == {"a": 6, "b": 3, "c": 6}

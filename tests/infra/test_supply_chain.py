@@ -1,0 +1,189 @@
+"""What is installed and run is pinned: hashes of packages, digests of images, and manifests without privileges."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.infra import INFRA, ROOT
+
+HASHES = (INFRA / "constraints-hashes.txt").read_text()
+PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)", HASHES, re.MULTILINE))
+MANIFESTS = [
+    document
+    for file in sorted((INFRA / "kubernetes").glob("*.yaml"))
+    for document in yaml.safe_load_all(file.read_text())
+]
+# What dask needs, which no test installs, and what installers add by themselves.
+UNTESTED = frozenset(
+    (
+        "dask",
+        "distributed",
+        "locket",
+        "partd",
+        "tblib",
+        "toolz",
+        "tornado",
+        "zict",
+        "async-timeout",
+        "setuptools",
+    )
+)
+PODS = [
+    row["spec"]["template"]["spec"]
+    for row in MANIFESTS
+    if row["kind"] in ("Deployment", "Job", "StatefulSet")
+]
+
+
+def test_every_package_has_the_tested_version_and_a_hash():
+    tested = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().split())
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    assert len(PINNED) > 150
+    assert {name: tested.get(name, PINNED[name]) for name in PINNED} == PINNED
+    assert set(PINNED) - set(tested) <= UNTESTED
+    for block in re.split(r"\n(?=\S)", HASHES.strip()):
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), block
+
+
+def test_everything_that_an_installation_declares_is_in_it_but_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [
+        *project["dependencies"],
+        *(
+            row
+            for name in ("prefect", "mlflow", "postgres", "sign", "jax", "gcs", "s3", "hub", "dask", "native")
+            for row in extras[name]
+        ),
+    ]
+    names = {canonicalize_name(Requirement(row).name) for row in declared} - {"wherry", "torch"}
+    assert names <= set(PINNED)
+    assert "torch" not in PINNED
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod["containers"][0]["name"])
+def test_pods_have_no_privileges_and_cannot_write_to_their_image(pod):
+    outer = pod["securityContext"]
+    assert outer["runAsNonRoot"] is True
+    assert outer["runAsUser"] > 0
+    assert outer["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    for container in pod["containers"]:
+        inner = container["securityContext"]
+        assert inner["allowPrivilegeEscalation"] is False
+        assert inner["readOnlyRootFilesystem"] is True
+        assert inner["capabilities"] == {"drop": ["ALL"]}
+        assert any(
+            mount["mountPath"] == "/tmp" or mount["mountPath"] == "/scratch"
+            for mount in container["volumeMounts"]
+        )
+        assert "limits" in container["resources"]
+
+
+def test_jobs_of_the_pools_have_no_privileges():
+    import json
+
+    for file in sorted((INFRA / "pools").glob("wherry-kubernetes-*.json")):
+        spec = json.loads(file.read_text())["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_workers_are_reached_by_nobody_and_reach_what_they_need():
+    policies = {row["metadata"]["name"]: row["spec"] for row in MANIFESTS if row["kind"] == "NetworkPolicy"}
+    workers = policies["wherry-workers"]
+    assert set(workers["policyTypes"]) == {"Ingress", "Egress"}
+    assert workers.get("ingress", []) == []
+    ports = {port["port"] for rule in workers["egress"] for port in rule.get("ports", [])}
+    assert {53, 443, 4200, 5000, 5432} <= ports
+
+
+def test_each_role_has_a_secret_of_its_own():
+    used = {
+        name
+        for pod in PODS
+        for container in pod["containers"]
+        for name in [
+            *(row["secretRef"]["name"] for row in container.get("envFrom", []) if "secretRef" in row),
+            *(
+                row["valueFrom"]["secretKeyRef"]["name"]
+                for row in container.get("env", [])
+                if "valueFrom" in row
+            ),
+        ]
+    }
+    assert {"wherry-worker", "wherry-prefect", "wherry-mlflow"} <= used
+
+
+def test_services_of_compose_are_not_root_and_read_only():
+    services = yaml.safe_load((INFRA / "docker" / "compose.yaml").read_text())["services"]
+    for name, service in services.items():
+        if name in ("postgres", "volumes"):
+            continue
+        assert service.get("user", "1000:1000") != "0:0", name
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the files of a release, with its script."""
+    import shutil
+
+    for name in ("docker", "kubernetes", "pools"):
+        shutil.copytree(INFRA / name, tmp_path / "infra" / name)
+    shutil.copy(INFRA / "pin-images", tmp_path / "infra" / "pin-images")
+    return tmp_path
+
+
+def pinned(checkout, monkeypatch, said, code=0):
+    """A run of the script with a docker that says this."""
+    import subprocess
+    import sys
+
+    docker = checkout / "bin" / "docker"
+    docker.parent.mkdir(exist_ok=True)
+    docker.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
+    command = [
+        sys.executable,
+        str(checkout / "infra" / "pin-images"),
+        "wherry:latest=registry.example/wherry:1",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_images_are_pinned_by_the_digest_that_docker_says(checkout, monkeypatch):
+    digest = f"sha256:{'ab' * 32}"
+    done = pinned(checkout, monkeypatch, digest)
+    assert done.returncode == 0, done.stderr
+    for file in (
+        "docker/compose.yaml",
+        "kubernetes/worker.yaml",
+        "kubernetes/servers.yaml",
+        "pools/wherry-kubernetes-cpu.json",
+    ):
+        text = (checkout / "infra" / file).read_text()
+        assert f"registry.example/wherry:1@{digest}" in text
+        assert not re.search(r'(image: |"default": ")wherry:latest', text)
+
+
+@pytest.mark.parametrize(("said", "code"), [("", 1), ("latest", 0), ("sha256:12", 0)])
+def test_no_digest_is_made_up(checkout, monkeypatch, said, code):
+    before = {file: file.read_bytes() for file in (checkout / "infra").rglob("*") if file.is_file()}
+    assert pinned(checkout, monkeypatch, said, code).returncode != 0
+    assert {file: file.read_bytes() for file in before} == before

@@ -1,0 +1,150 @@
+"""The grants of infra/postgres/roles.sql on a real server: each role does its work, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support.infra import INFRA
+from tests.support.ledger import REGISTRY, conversion, filled, node
+from tests.support.postgres import new_database, postgres_server
+from wherry.ledger.check import check_chain
+from wherry.ledger.record import (
+    claim_registration,
+    open_ledger,
+    record_conversion,
+    record_event,
+    record_registration,
+    record_verification,
+)
+
+TABLES = (
+    "statement",
+    "edge",
+    "conversion",
+    "checkpoint",
+    "location",
+    "tombstone",
+    "verification",
+    "registration",
+    "projection",
+)
+ROLES = {"auditor": "wherry_auditor", "worker": "wherry_worker", "registrar": "wherry_registrar"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def urls(server, request):
+    """The owner's URL, and one of a login with each role."""
+    import psycopg
+
+    name = f"roles{abs(hash(request.node.name)) % 10**8}"
+    owner = new_database(server, name)
+    filled(owner)
+    with psycopg.connect(owner, autocommit=True) as connection:
+        for _ in range(2):  # again after a migration
+            connection.execute((INFRA / "postgres" / "roles.sql").read_text())
+        for login, role in ROLES.items():
+            connection.execute(f'CREATE ROLE "{login}_{name}" LOGIN IN ROLE {role}')
+    return {"owner": owner, **{login: owner.replace("postgres@", f"{login}_{name}@") for login in ROLES}}
+
+
+def sound(url):
+    """Whether the whole chain is, as the check of the command line says."""
+    with open_ledger(url) as ledger:
+        return check_chain(ledger).altered is None
+
+
+def refused(url, text):
+    """Whether the server refuses it for want of permission."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        try:
+            connection.execute(text)
+        except psycopg.errors.InsufficientPrivilege:
+            return True
+        except psycopg.Error:
+            return False
+        finally:
+            connection.rollback()
+    return False
+
+
+def test_an_auditor_reads_everything_and_writes_nothing(urls):
+    assert sound(urls["auditor"])
+    for table in TABLES:
+        assert not refused(urls["auditor"], f"SELECT count(*) FROM wherry.{table}")
+        for text in (
+            f"INSERT INTO wherry.{table} DEFAULT VALUES",
+            f"DELETE FROM wherry.{table}",
+            f"TRUNCATE wherry.{table}",
+            f"DROP TABLE wherry.{table}",
+            f"ALTER TABLE wherry.{table} DISABLE TRIGGER ALL",
+        ):
+            assert refused(urls["auditor"], text), text
+    with pytest.raises(Exception, match="permission denied"), open_ledger(urls["auditor"]) as ledger:
+        record_event(ledger, "audit", None, {"ok": True})
+
+
+@pytest.mark.parametrize("login", ["worker", "registrar"])
+@pytest.mark.parametrize("table", ["statement", "edge", "conversion", "checkpoint"])
+def test_nobody_alters_or_deletes_what_was_stated(urls, login, table):
+    column = {"statement": "body", "edge": "plan_digest", "conversion": "format", "checkpoint": "format"}[
+        table
+    ]
+    for text in (
+        f"UPDATE wherry.{table} SET {column} = 'x'",
+        f"DELETE FROM wherry.{table}",
+        f"TRUNCATE wherry.{table} CASCADE",
+        f"DROP TABLE wherry.{table} CASCADE",
+        f"ALTER TABLE wherry.{table} DISABLE TRIGGER ALL",
+        f"DROP TRIGGER statement_continues ON wherry.{table}",
+        "CREATE TABLE wherry.more (x int)",
+        "COMMENT ON TABLE wherry.statement IS 'x'",
+        "DROP SCHEMA wherry CASCADE",
+    ):
+        assert refused(urls[login], text) or "TRIGGER statement_continues" in text, text
+    assert sound(urls["owner"])
+
+
+def test_a_worker_records_conversions_and_verifications_but_no_model_version(urls):
+    with open_ledger(urls["worker"]) as ledger:
+        record_conversion(ledger, conversion("d", "e"))
+        record_conversion(ledger, conversion("d", "e"))
+        record_verification(ledger, node("e"), {"level": "digest", "verdict": "ok", "ok": True})
+    with pytest.raises(Exception, match="permission denied"), open_ledger(urls["worker"]) as ledger:
+        claim_registration(ledger, node("e"), REGISTRY, "model")
+    assert sound(urls["auditor"])
+
+
+def test_a_registrar_registers(urls):
+    with open_ledger(urls["registrar"]) as ledger:
+        claim_registration(ledger, node("c"), REGISTRY, "model")
+        record_registration(ledger, node("c"), REGISTRY, "model", "2")
+    assert sound(urls["auditor"])
+
+
+def test_psql_takes_the_file(urls):
+    done = subprocess.run(
+        [
+            "psql",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-q",
+            "-d",
+            urls["owner"],
+            "-f",
+            str(INFRA / "postgres" / "roles.sql"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,155 @@
+"""Configs that a person passes: no regular file, bombs, and nesting are refused quickly; sound ones are read."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import wherry
+from tests.support.infra import load
+from wherry.errors import HostileError, UsageError
+from wherry.families import families, load_family, load_family_file
+from wherry.families.config_files import parse_config
+from wherry.models.policy import policy_of
+from wherry.text.config_text import parse_table, parse_toml, read_config
+from wherry.tree.axes import settled
+
+ROOT = Path(__file__).resolve().parents[2]
+BOMBS = {
+    "tables": b"a = [" + b"{}," * 400_000 + b"]",
+    "arrays": b"a = [" + b"[]," * 400_000 + b"]",
+    "keys": b"".join(b"k%d = 1\n" % number for number in range(200_000)),
+    "dotted": b"a" + b".a" * 200_000 + b" = 1",
+    "lines": b"a:\n" + b"- b\n" * 100_000,
+    "nested-lists": b"a: " + b"- " * 100_000,
+    "flow": b"a: [" + b"{}," * 400_000 + b"]",
+    "long": b"#" * (9 << 20),
+}
+DEEP = {"toml": b"a = " + b"[" * 9000, "yaml": b"a: " + b"[" * 9000, "json": b"[" * 9000}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("kind", ["toml", "yml", "gin", "json"])
+def test_a_bomb_is_refused_within_a_second(name, kind):
+    began = time.process_time()
+    caught = None
+    try:
+        parse_toml(BOMBS[name], "it") if kind == "toml" else parse_config(f"config.{kind}", BOMBS[name])
+    except (HostileError, ValueError) as error:
+        caught = error
+    assert time.process_time() - began < 1
+    assert caught is not None or kind == "gin"  # which takes as text what it does not know
+    fits = {
+        "toml": ("tables", "arrays", "keys", "dotted", "long"),
+        "yml": ("lines", "nested-lists", "flow", "long"),
+    }
+    if name in fits.get(kind, ()):
+        assert "exceeds the limit" in str(caught)
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_nesting_is_the_users_error_or_hostile(kind):
+    with pytest.raises((UsageError, HostileError, ValueError)):
+        parse_toml(DEEP[kind], "it") if kind == "toml" else parse_config(f"config.{kind}", DEEP[kind])
+
+
+def take_family(path):
+    load_family_file(str(path))
+
+
+def take_policy(path):
+    policy_of(path)
+
+
+def take_axes(path):
+    settled({"axes": str(path)})
+
+
+TAKERS = (take_family, take_policy, take_axes)
+
+
+@pytest.mark.parametrize("take", TAKERS)
+def test_a_pipe_or_device_is_no_config(take, tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "zero.toml"):
+        with pytest.raises((UsageError, OSError)):
+            take(tmp_path / name)
+
+
+@pytest.mark.parametrize("take", TAKERS)
+def test_a_sparse_or_nested_config_is_refused(take, tmp_path):
+    with (tmp_path / "sparse.toml").open("wb") as file:
+        file.truncate(40 << 30)
+    with pytest.raises(HostileError):
+        take(tmp_path / "sparse.toml")
+    (tmp_path / "deep.toml").write_bytes(DEEP["toml"])
+    with pytest.raises(UsageError):
+        take(tmp_path / "deep.toml")
+
+
+def test_the_bombs_of_the_attack_are_refused(tmp_path, monkeypatch):
+    bombs = load("attacks.bombs", monkeypatch)
+    yaml = bombs.yaml_flow(tmp_path / "yaml", 1_000_000)
+    with pytest.raises(HostileError):
+        parse_config("config.yml", yaml.read_bytes())
+    toml = bombs.toml_tables(tmp_path / "toml", 1_000_000)
+    with pytest.raises(HostileError):
+        parse_toml(read_config(toml), "it")
+
+
+def test_everything_of_ours_is_within_the_limits():
+    for name in families():
+        load_family(name)
+    for path in [
+        *ROOT.rglob("wherry/**/*.toml"),
+        ROOT / "infra" / "wherry.toml",
+        ROOT / "docs" / "prices.example.toml",
+    ]:
+        assert parse_toml(read_config(path), path.name)
+
+
+def test_a_factor_of_the_user_raises_the_limits(monkeypatch):
+    text = b"a = [" + b"1," * 140_000 + b"]"
+    with pytest.raises(HostileError):
+        parse_toml(text, "it")
+    monkeypatch.setenv("WHERRY_LIMITS", "2")
+    assert len(parse_toml(text, "it")["a"]) == 140_000
+
+
+def test_json_or_toml():
+    assert parse_table(b'{"a": 1}', "it", json=True) == parse_table(b"a = 1", "it", json=False)
+
+
+def test_bytes_that_are_no_utf8_among_the_key_paths_of_orbax_are_corrupt(tmp_path):
+    from tests.support.made import orbax
+
+    path, _ = orbax(tmp_path / "o")
+    data = (path / "_METADATA").read_bytes()
+    at = data.index(b"'bias'") + 2
+    (path / "_METADATA").write_bytes(data[:at] + b"\xcc" + data[at + 1 :])
+    assert wherry.detect(path).verdict == "corrupt"
+
+
+def test_a_map_that_ends_before_its_first_key_is_no_t5x(tmp_path):
+    """The head of a pickle without its beginning, which is that of a msgpack map of four pairs."""
+    for head in (b"\x84", b"\x94", b"\x8f", b"\xde\x00\x09"):
+        (tmp_path / "x").write_bytes(head + b"\x8c\x07float32\x94\x93\x94\x8c\x13torch.serialization" * 300)
+        assert wherry.detect(tmp_path / "x").verdict != "ok"
+    data = b"\x94\x8c\x07float32\x94\x93\x94\x8c\x13torch.serialization\x94\x8c\x0b_get_layout\x94\x93\x94"
+    (tmp_path / "x").write_bytes(data)
+    assert wherry.detect(tmp_path / "x").verdict != "ok"
+
+
+def test_metadata_that_is_no_object_is_refused_when_orbax_is_read(tmp_path):
+    import json
+
+    from tests.support.made import orbax
+
+    path, _ = orbax(tmp_path / "o")
+    file = path / "_CHECKPOINT_METADATA"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "custom_metadata": 7}))
+    found = wherry.detect(path)
+    assert found.verdict == "corrupt"
+    assert "custom_metadata" in found.reason
