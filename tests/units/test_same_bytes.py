@@ -1,0 +1,87 @@
+"""Same plan, same unit, same bytes: every unit of every format that can be cut, made twice in different processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import place
+from tests.support.jobs import made_job, requested
+from wherry.formats.registry import formats
+from wherry.storage.stores import locate
+from wherry.units.records import records_beside
+from wherry.units.split_job import split
+from wherry.units.unit_receipt import done
+
+FORMATS = ["hf", "dcp", "safetensors", "npz", "torch-zip", "flax-msgpack"]
+
+
+def made_by_processes(target, seed):
+    """Make all units of a job by two processes at once, with their own order of hashes and memory."""
+    line = [sys.executable, "-m", "wherry.cli", "work", target, "--quiet"]
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    for one in [subprocess.Popen(line, env=env, stderr=subprocess.PIPE) for _ in range(2)]:
+        _out, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors.decode()
+
+
+def contents(target):
+    """Unit → the hash of each file, and the hashes of leaves, as its worker left them."""
+    records = records_beside(locate(target))
+    found = {}
+    for names in done(records.names()).values():
+        row = records.read(names[0])
+        folder = Path(records.folder.path) / f"made-{row['token']}"
+        files = {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        found[row["digest"]] = files, sorted(map(json.dumps, row["moves"])), row["hashed"]
+    return found
+
+
+def twice(make, tmp_path):
+    """What two runs of a job have made, each in processes of its own."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        make(folder / "out")
+        made_by_processes(str(folder / "out"), str(number))
+    return [contents(str(folder / "out")) for folder in folders]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_unit_is_the_same_in_other_processes(source, tmp_path, to):
+    first, second = twice(lambda target: made_job(source, target, to), tmp_path)
+    assert len(first) == (6 if to in ("hf", "dcp") else 1)
+    assert first == second
+    assert all(files for files, _moves, _hashed in first.values())
+
+
+def test_every_unit_of_a_lingua_step_is_the_same(tmp_path):
+    step = place("lingua-fsdp2-w2")
+
+    def make(target):
+        request = requested(step, target, "lingua", only="params")
+        [one] = request.targets
+        options = {"shard_size": "20KB"}
+        split(type(request)(source=request.source, targets=(type(one)(one.uri, one.to, options, "params"),),
+                            lineage=False), 20_000)  # fmt: skip
+
+    first, second = twice(make, tmp_path)
+    assert len(first) > 1
+    assert first == second
+
+
+def test_the_formats_that_can_be_cut_are_those_that_stream():
+    """A format that streams is one whose bytes and places follow from the plan; the list here has all of them."""
+    tested = {"huggingface", "dcp", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
+    one_file_of_torch = {"lingua-consolidated"}
+    assert {row.name for row in formats().values() if row.streams} == tested | one_file_of_torch
