@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.bucket_fixtures import GS_AND_S3
 from tests.support.registry import model_folder
 from tests.support.signing import key_pair
 from wherry.cli import main
@@ -62,6 +63,7 @@ def walk(bucket, tmp_path, capsys):
     return Walk(bucket, tmp_path, capsys)
 
 
+@GS_AND_S3
 def test_looks(walk, bucket):
     found = walk.lines("discover {B}/runs")
     assert [(one["format"], one["uri"][-3:]) for one in found] == [
@@ -78,6 +80,7 @@ def test_looks(walk, bucket):
     assert walk(f"verify {source} --level digest")["verdict"] == "ok"
 
 
+@GS_AND_S3
 def test_conversions_and_what_follows_from_them(walk):
     source = "{B}/runs/one/200"
     for to, name in (("dcp", "dcp"), ("safetensors", "m.safetensors")):
@@ -106,6 +109,7 @@ def test_conversions_and_what_follows_from_them(walk):
     assert walk("clean {B}") == []
 
 
+@GS_AND_S3
 def test_a_night_its_models_and_what_is_pruned(walk, bucket):
     routes = "--config {TMP}/wherry.toml"
     walk(f"routes check {routes}")

@@ -14,6 +14,9 @@ from wherry.storage.stores import locate
 _numbers = count()
 
 
+GS_AND_S3 = pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
+
+
 @dataclass
 class Bucket:
     """A bucket behind a proxy that injects faults and records requests.
