@@ -386,6 +386,16 @@ def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, 
     assert wherry.verify(target, level="digest").ok
 
 
+def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(source, target, monkeypatch):
+    with watched(fatal=3, only=("assemble",)), pytest.raises(Killed):
+        convert(source, target, "hf", verify="store")
+    release(target)
+    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    receipt = convert(source, target, "hf", verify="store")
+    assert receipt.resumed_bytes > 0
+    assert receipt.verification["level"] == "store"
+
+
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
 def test_a_store_that_computes_other_checksums_has_other_bytes(source, target, monkeypatch, to):
     real = MemoryObjects.put_part

@@ -168,6 +168,12 @@ class ObjectJournal(Journal):
                 if self._sent >= self.group:
                     self._flush()
 
+    def whole(self, path: str, part: Part) -> None:
+        """Note an object that was put at once; see UploadLog."""
+        with self._lock:
+            self._parts.append((path, asdict(part)))
+            self._sent += part.nbytes
+
     def record(self, rows: Iterable[DurableMove]) -> None:
         """Note finished moves, all of whose bytes are in parts that were noted."""
         with self._lock:
@@ -317,7 +323,9 @@ def sent_before(
     Raises:
         StorageError: the storage failed.
     """
-    found = {path: SentBefore(found=one) for path, one in objects.items()}
+    found = {
+        path: SentBefore(parts=dict(past.parts.get(path, {})), found=one) for path, one in objects.items()
+    }
     agreed = True
     for path, upload in past.uploads.items():
         if path in objects:

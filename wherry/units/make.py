@@ -217,3 +217,6 @@ class _NoLog:
 
     def part(self, upload: Upload, part: Part) -> None:
         """See UploadLog."""
+
+    def whole(self, path: str, part: Part) -> None:
+        """See UploadLog."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
 from wherry.objects.checksums import CRC32C, agrees, joined_checksum
+from wherry.objects.uploads import Part
 from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.objects.uploads import ObjectStore, Part, PartLimits, StoredObject, Upload
+    from wherry.objects.uploads import ObjectStore, PartLimits, StoredObject, Upload
     from wherry.upload.overflow import StoredBytes
     from wherry.upload.sender import Sender
 
@@ -33,6 +34,9 @@ class UploadLog(Protocol):
 
     def part(self, upload: Upload, part: Part) -> None:
         """A part is in the store."""
+
+    def whole(self, path: str, part: Part) -> None:
+        """An object that is put at once is in the store; it counts as one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,9 @@ class UploadedFile:
             found = using.store.put_object(self.path, data, using.run)
             reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
             self._algorithm = next((name for name, one in reported if agrees(one, [memoryview(data)])), "")
+            if self._algorithm:
+                checksum = f"{self._algorithm}:{found.checksums[self._algorithm]}"
+                using.log.whole(self.path, Part(0, len(data), found.mark, checksum))
             self.stored = found
         except FileExistsError as error:
             raise using.occupied(self.path) from error
