@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 
 import wherry
-from wherry.converter.keywords import ConvertKeywords, ExportKeywords, RestoreKeywords
+from wherry.converter.keywords import ExportKeywords, RestoreKeywords
 from wherry.core.option import options_of
-from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
+from wherry.core.request import ConvertKeywords, ConvertRequest, SourceRequest, TargetRequest
 from wherry.live.request import _OF_FILES, ExportRequest
 
 ALL = {one.name for one in options_of(SourceRequest, TargetRequest, ConvertRequest)}

@@ -246,7 +246,7 @@ def test_plug_ins_find_the_format_row_at_its_former_place() -> None:
     assert module.Format is importlib.import_module("wherry.formats.format").Format
 
 
-def test_the_readme_draws_the_rooms_in_their_order() -> None:
-    _, _, house = (ROOT / "README.md").read_text().partition("## Architecture")
+def test_the_page_for_contributors_draws_the_rooms_in_their_order() -> None:
+    _, _, house = (ROOT / "CONTRIBUTING.md").read_text().partition("## Architecture")
     drawn = [line.split()[0] for line in house.splitlines() if line.startswith("    ") and "/ " not in line]
     assert drawn == [one for one in ROOMS if one not in ("version", "format", "__main__")]

@@ -1,7 +1,7 @@
 """Tasks of a new contributor, done in a copy of the tree with the examples of docs/develop.md.
 
-README's section on the architecture names the files of each task. A task must get by with these, three at most, and
-what it adds must work.
+CONTRIBUTING's section on the architecture names the files of each task. A task must get by with these, three at most,
+and what it adds must work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.families import llama
-from tests.support.readme import PAGES, ROOT, code, section
+from tests.support.readme import CONTRIBUTING, PAGES, ROOT, code, section
 from wherry.formats.registry import find_format
 from wherry.testing import samples
 
@@ -30,8 +30,10 @@ TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, d
 
 
 def tasks():
-    """Task → the files that README names for it."""
-    rows = re.findall(r"^\| \[(.*?)\]\(.*?\) \| (.*?) \|", section("Architecture"), re.MULTILINE)
+    """Task → the files that CONTRIBUTING names for it."""
+    rows = re.findall(
+        r"^\| \[(.*?)\]\(.*?\) \| (.*?) \|", section("Architecture", CONTRIBUTING), re.MULTILINE
+    )
     return {task: re.findall(r"`(.*?)`", files) for task, files in rows}
 
 

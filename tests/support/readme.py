@@ -8,11 +8,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = {
     path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path.read_text()
     for path in sorted((ROOT / "docs").rglob("*.md"))
 }
-TEXTS = {"README.md": README, **{f"docs/{name}.md": text for name, text in PAGES.items()}}
+TEXTS = {
+    "README.md": README,
+    "CONTRIBUTING.md": CONTRIBUTING,
+    **{f"docs/{name}.md": text for name, text in PAGES.items()},
+}
 EVERYTHING = "\n".join(TEXTS.values())
 
 

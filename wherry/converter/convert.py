@@ -16,14 +16,20 @@ from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
 from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
-from wherry.converter.keywords import ConvertKeywords, spelled_out
+from wherry.converter.keywords import spelled_out
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
 from wherry.core.digest import sha256_of
 from wherry.core.option import options_of
 from wherry.core.progress import RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software
-from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
+from wherry.core.request import (
+    ConvertKeywords,
+    ConvertRequest,
+    SourceRequest,
+    TargetRequest,
+    convert_request,
+)
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source

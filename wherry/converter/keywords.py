@@ -1,12 +1,14 @@
-"""keywords: the keyword arguments that `convert`, `export` and `Store` share, for editors, type checkers and `help`.
+"""keywords: the keyword arguments of `export` and `Store`, and signatures that name each keyword.
 
-They are the options of the requests; a test compares the two.
+Those of `convert` stand beside its options, in `wherry.core.request`.
 """
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from wherry.core.request import WritingKeywords
 
 if TYPE_CHECKING:
     import os
@@ -17,38 +19,6 @@ if TYPE_CHECKING:
     from wherry.core.request import LayoutRequest
 
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
-
-
-class WritingKeywords(TypedDict, total=False):
-    """How a checkpoint is written."""
-
-    only: str | None
-    ignore: Iterable[str]
-    memory: str | int
-    verify: str
-    if_exists: str
-    into: bool
-    meta: Mapping[str, str]
-    family: str | None
-    config: str | os.PathLike[str] | None
-    dtype: str | None
-    assets: str | os.PathLike[str] | None
-
-
-class ConvertKeywords(WritingKeywords, total=False):
-    """The keyword arguments of `wherry.convert`: which source, and how it is converted."""
-
-    format: str | None
-    step: int | None
-    item: str | None
-    opaque: Iterable[str]
-    family_file: str | os.PathLike[str] | None
-    rename: Iterable[str]
-    as_step: int | None
-    sign: str | os.PathLike[str] | None
-    lineage: bool
-    wish: LayoutRequest
-    progress: OnProgress | None
 
 
 class ExportKeywords(WritingKeywords, total=False):

@@ -1,9 +1,10 @@
 """request: the options of a conversion or rewrite. All of them are declared here.
 
 An option is a field of one of these records. The command line, the form of the flow, the routes of `wherry.toml` and
-`asked` in receipts are generated from it (`core/option`). So an option is added in two steps: a field here, and the
-code that implements it. Routes declare two of them differently, in `config/schema`: `memory`, whose default is the
-setting, and `read_back` for `verify`, a word that means something else there.
+`asked` in receipts are generated from it (`core/option`). So an option is added in two steps: a field here, with its
+keyword in ConvertKeywords for editors and type checkers, and the code that implements it. Routes declare two of them
+differently, in `config/schema`: `memory`, whose default is the setting, and `read_back` for `verify`, a word that means
+something else there.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping  # noqa: TC003  pydantic reads it
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core.option import option, options_of
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.core.option import RequestOption
+    from wherry.core.progress import OnProgress
 
 R = TypeVar("R")
 
@@ -294,6 +296,38 @@ def values_of(*records: Any) -> Iterator[tuple[RequestOption, Any]]:
     for record in filter(None, records):
         for one in options_of(record):
             yield one, getattr(record if hasattr(record, one.name) else record.layout, one.name)
+
+
+class WritingKeywords(TypedDict, total=False):
+    """How a checkpoint is written."""
+
+    only: str | None
+    ignore: Iterable[str]
+    memory: str | int
+    verify: str
+    if_exists: str
+    into: bool
+    meta: Mapping[str, str]
+    family: str | None
+    config: str | os.PathLike[str] | None
+    dtype: str | None
+    assets: str | os.PathLike[str] | None
+
+
+class ConvertKeywords(WritingKeywords, total=False):
+    """The keyword arguments of `wherry.convert`: which source, and how it is converted."""
+
+    format: str | None
+    step: int | None
+    item: str | None
+    opaque: Iterable[str]
+    family_file: str | os.PathLike[str] | None
+    rename: Iterable[str]
+    as_step: int | None
+    sign: str | os.PathLike[str] | None
+    lineage: bool
+    wish: LayoutRequest
+    progress: OnProgress | None
 
 
 def convert_request(
