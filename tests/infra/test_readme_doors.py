@@ -131,7 +131,7 @@ def test_the_index_lists_every_page():
 
 def test_the_extras_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = set(project["optional-dependencies"]) - {"demo", "bench"}
+    extras = set(project["optional-dependencies"]) - {"demo", "demo-bucket", "bench"}
     told = section("Install").partition("Further extras: ")[2].partition("Tested")[0]
     assert set(re.findall(r"`(\w+)`", told)) | {"prefect", "mlflow"} == extras
 
