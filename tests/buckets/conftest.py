@@ -8,6 +8,12 @@ from tests.support.hub_server import hub
 __all__ = ["bucket", "bucket_servers"]
 
 
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path, monkeypatch):
+    """Places in a bucket of one test do not answer in the next one: no ledger may know them there."""
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     """A Hub with the repository `owner/model`."""
