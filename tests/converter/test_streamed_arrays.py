@@ -10,6 +10,7 @@ import pytest
 import wherry
 from tests.support.object_stores import (
     Killed,
+    PartLog,
     left_beside,
     model,
     release,
@@ -37,14 +38,6 @@ CASES = {
 }
 each = pytest.mark.parametrize(("to", "options"), CASES.values(), ids=list(CASES))
 PUTS = ("put_part", "put_object")
-
-
-class Log(list):
-    def part(self, _upload, part):
-        self.append(part.number)
-
-    def whole(self, path, part):
-        """Objects that are put at once do not count here."""
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +250,7 @@ def test_gaps_between_chunks_are_filled_at_once(tmp_path, monkeypatch):
     """Chunks of 64 KiB and more begin on a block; their parts are complete before the end of the run."""
     sizes, place = {"a/0": 70_001, "b/0": 70_001, "c/0": 70_001}, locate(f"memory://arrays{tmp_path}/out")
     sender = Sender(1 << 20, 2)
-    using = UploadContext(MemoryObjects(place.store), "run", sender, Log(), "memory")
+    using = UploadContext(MemoryObjects(place.store), "run", sender, PartLog(), "memory")
     run = UploadRun(place, f"{place.path}-area", using)
     chunks = PlacedChunks(Location(StagedObjects(place.store, run), place.path), sizes)
     for key, size in sizes.items():

@@ -26,6 +26,16 @@ CALLS = (
 )
 
 
+class PartLog(list):
+    """The log of a file that is uploaded: the numbers of the parts that were sent."""
+
+    def part(self, _upload, part):
+        self.append(part.number)
+
+    def whole(self, _path, _part):
+        pass
+
+
 class Killed(BaseException):
     """The process was killed here: nothing that it does later reaches the store."""
 

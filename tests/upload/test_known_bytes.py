@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.support.object_stores import small_parts, watched
+from tests.support.object_stores import PartLog, small_parts, watched
 from wherry.objects.memory import MemoryObjects
 from wherry.storage.stores import locate
 from wherry.upload.known_bytes import agreeing
@@ -14,14 +14,6 @@ from wherry.upload.uploaded_file import SentBefore, UploadContext
 
 DATA = random.Random(0).randbytes(64 * 4 + 10)
 OTHER = DATA[:70] + b"another byte" + DATA[82:]  # differs in the second part only
-
-
-class Log(list):
-    def part(self, _upload, part):
-        self.append(part.number)
-
-    def whole(self, path, part):
-        """Objects that are put at once do not count here."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +34,7 @@ def runs(target):
 
     def run(**before):
         senders.append(Sender(1 << 20, 2))
-        using = UploadContext(store, "run", senders[-1], Log(), "memory")
+        using = UploadContext(store, "run", senders[-1], PartLog(), "memory")
         past = {target.join(name).path: one for name, one in before.items()}
         return UploadRun(target, f"{target.path}-area", using, (), past)
 

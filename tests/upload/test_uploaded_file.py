@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.support.object_stores import small_parts
+from tests.support.object_stores import PartLog, small_parts
 from wherry.errors import StorageError, TargetExistsError
 from wherry.objects.memory import MemoryObjects
 from wherry.objects.uploads import PartLimits
@@ -15,14 +15,6 @@ from wherry.upload.sender import Sender
 from wherry.upload.uploaded_file import SentBefore, UploadContext, UploadedFile, part_size
 
 SIZE = 1000
-
-
-class Log(list):
-    def part(self, _upload, part):
-        self.append(part.number)
-
-    def whole(self, path, part):
-        """Objects that are put at once do not count here."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +31,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(256, 2)
-    yield UploadContext(MemoryObjects(place.store), "run", sender, Log(), "memory")
+    yield UploadContext(MemoryObjects(place.store), "run", sender, PartLog(), "memory")
     sender.stop()
 
 
