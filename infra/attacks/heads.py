@@ -182,60 +182,62 @@ def _msgpack() -> Iterator[Case]:
 # ---- arrays of NumPy
 
 
+_NUMPY_HEADS = (
+    [
+        f"{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}"
+        for descr in (
+            "'|O'",
+            "'<f4'" * 99,
+            "[('a', '<f4', (2**40,))]",
+            "'|V4294967296'",
+            "'<U4294967295'",
+            "'|S0'",
+            "'<M8[s]'",
+            "None",
+            "'<f99'",
+            "'; import os'",
+            "('<f4', (9**9,))",
+            "[]",
+            "{'names': ['a'], 'formats': ['O']}",
+            "'>f4'",
+            "'<i1'",
+        )
+    ]
+    + [
+        f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}"
+        for order in ("False", "True", "1", "None")
+        for shape in (
+            "(2,)",
+            "(-1,)",
+            f"({2**63},)",
+            f"({2**40}, {2**40})",
+            "(0, -1)",
+            "()",
+            "2",
+            "(2.0,)",
+            "(True,)",
+            "(1,) * 99",
+            "(" + "1, " * 70 + ")",
+            "__import__('os').system('touch EVIL_MARKER')",
+        )
+    ]
+    + [
+        "(" * 200,
+        "{" * 9000,
+        "[" * 9000,
+        "1 +" * 3000 + "1",
+        "'a'" * 3000,
+        "{**{}}",
+        "lambda: 0",
+        "x" * 60_000,
+        "9" * 5000,
+        "",
+    ]
+)
+
+
 def _numpy() -> Iterator[Case]:
-    heads = (
-        [
-            f"{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}"
-            for descr in (
-                "'|O'",
-                "'<f4'" * 99,
-                "[('a', '<f4', (2**40,))]",
-                "'|V4294967296'",
-                "'<U4294967295'",
-                "'|S0'",
-                "'<M8[s]'",
-                "None",
-                "'<f99'",
-                "'; import os'",
-                "('<f4', (9**9,))",
-                "[]",
-                "{'names': ['a'], 'formats': ['O']}",
-                "'>f4'",
-                "'<i1'",
-            )
-        ]
-        + [
-            f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}"
-            for order in ("False", "True", "1", "None")
-            for shape in (
-                "(2,)",
-                "(-1,)",
-                f"({2**63},)",
-                f"({2**40}, {2**40})",
-                "(0, -1)",
-                "()",
-                "2",
-                "(2.0,)",
-                "(True,)",
-                "(1,) * 99",
-                "(" + "1, " * 70 + ")",
-                "__import__('os').system('touch EVIL_MARKER')",
-            )
-        ]
-        + [
-            "(" * 200,
-            "{" * 9000,
-            "[" * 9000,
-            "1 +" * 3000 + "1",
-            "'a'" * 3000,
-            "{**{}}",
-            "lambda: 0",
-            "x" * 60_000,
-            "9" * 5000,
-            "",
-        ]
-    )
-    for number, head in enumerate(heads):
+    for number, head in enumerate(_NUMPY_HEADS):
         raw = head.encode() + b"\n"
         data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(raw) & 0xFFFF) + raw + bytes(64)
         yield Case(f"numpy/head-{number}", written("model.npy", data))

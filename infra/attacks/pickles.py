@@ -120,6 +120,16 @@ def forms(module: str, name: str, word: str) -> dict[str, bytes]:
         "string-names": f"S'{module}'\nS'{name}'\n".encode() + b"\x93" + arg + b"\x85R.",
         "as-key": b"\x80\x02}" + reduced + b"K\x01s.",
         "in-set": b"\x80\x04\x8f(" + reduced + b"\x90.",
+        **_odd_forms(module, name, word),
+    }
+
+
+def _odd_forms(module: str, name: str, word: str) -> dict[str, bytes]:
+    """Those that end early, twice or in the middle, or hide the call in another object."""
+    old, arg = _line(module, name), _text(word)
+    reduced = old + arg + b"\x85R"
+    framed = hostile.text(module) + hostile.text(name) + b"\x93" + arg + b"\x85R"
+    return {
         "popped": b"\x80\x02" + reduced + b"0}.",
         "pop-mark": b"\x80\x02(" + reduced + b"1}.",
         "second": b"\x80\x02}." + b"\x80\x02" + reduced + b".",

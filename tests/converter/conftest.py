@@ -18,7 +18,6 @@ from wherry.upload import uploaded_file
 if TYPE_CHECKING:
     from tests.support.faults import Proxy
 
-RULES = {"s3": store_rules.amazon, "gs": store_rules.google, "az": store_rules.azure}
 PART = 32 << 10  # bytes of the parts of the tests of faults
 
 
@@ -37,7 +36,7 @@ class Bucket:
     uri: str
 
 
-@pytest.fixture(scope="module", params=list(RULES))
+@pytest.fixture(scope="module", params=list(store_rules.RULES))
 def emulated(request):
     """A bucket; the environment of this process leads to it."""
     scheme = request.param
@@ -54,7 +53,7 @@ def emulated(request):
 def faulty(emulated, monkeypatch):
     """A bucket that refuses what the real store does, small parts, and retries that wait for milliseconds."""
     emulated.proxy.clear()
-    emulated.proxy.rules = RULES[emulated.scheme]
+    emulated.proxy.rules = store_rules.RULES[emulated.scheme]
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr(uploaded_file, "PART_BYTES", PART)
     for kind in (AmazonObjects, GoogleObjects):

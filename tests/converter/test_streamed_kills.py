@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import wherry
-from tests.converter.conftest import RULES
 from tests.support.object_stores import model
+from tests.support.store_rules import RULES
 from tests.support.warm import Warm
 from wherry.objects.stores import object_store
 from wherry.staging.clean import clean
@@ -134,6 +134,9 @@ def test_killed_at_200_random_moments(source, bucket, tmp_path, whole, seed):
     assert any(killed)
 
 
+@pytest.mark.parametrize(
+    "emulated", ["s3", "gs"], indirect=True
+)  # to az:// Orbax is copied from a local folder
 @pytest.mark.parametrize(
     "kind", ["packed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("database", "objects"))]
 )

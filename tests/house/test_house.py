@@ -29,7 +29,8 @@ def room_of(path: Path) -> str:
 
 
 def is_roof(path: Path) -> bool:
-    return path.is_relative_to(ROOT / "wherry" / "cli") or path == ROOT / "wherry" / "__main__.py"
+    roof = any(path.is_relative_to(ROOT / "wherry" / room) for room in ("cli", "console"))
+    return roof or path == ROOT / "wherry" / "__main__.py"
 
 
 @cache

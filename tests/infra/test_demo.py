@@ -152,7 +152,7 @@ def test_what_the_story_leaves_is_true(monkeypatch):
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("protocol", ["gs", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("protocol", [pytest.param(name, marks=pytest.mark.slow) for name in ("gs", "s3")])
 def test_the_story_is_told_in_a_bucket(tmp_path, protocol):
     """Nothing of the storage remains, so a second story in the same folder begins anew."""
     folder, text, code = tell(tmp_path / "demo", protocol)

@@ -24,7 +24,7 @@ def quick_start() -> list[str]:
 
 
 def default_folder() -> str:
-    found = re.search(r'default = environment.ROOT / "(.*)"', (INFRA / "demo").read_text())
+    found = re.search(r"default: (\.[\w-]+)/", (INFRA / "demo").read_text())
     assert found
     return found[1]
 

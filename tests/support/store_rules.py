@@ -126,3 +126,6 @@ def checksum(data):
 def _reply(code, text, headers=()):
     data = text.encode()
     return code, [("Content-Length", str(len(data))), *headers], data
+
+
+RULES = {"s3": amazon, "gs": google, "az": azure}

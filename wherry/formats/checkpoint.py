@@ -21,7 +21,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
-from wherry.formats.stored_tensor import StoredTensor
+from wherry.formats.lazy_tensor import LazyTensor
 from wherry.objects.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
@@ -120,14 +120,14 @@ class Checkpoint:
             )
         return self.manifest.tensors[key]
 
-    def __getitem__(self, path: KeyPath | str) -> StoredTensor:
+    def __getitem__(self, path: KeyPath | str) -> LazyTensor:
         """A tensor by its key path, printed or as a tuple; indexing it reads that part: `checkpoint["a/w"][:8]`.
 
         Raises:
             NotFoundError: the checkpoint has no tensor at this key path.
         """
         spec = self.spec(path)
-        return StoredTensor(spec, partial(self.read, spec.path))
+        return LazyTensor(spec, partial(self.read, spec.path))
 
     def __iter__(self) -> Iterator[KeyPath]:
         """The key paths of the tensors."""

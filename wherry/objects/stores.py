@@ -35,10 +35,11 @@ def heads(store: ObjectStore, paths: Iterable[str]) -> Iterator[tuple[str, Store
     Raises:
         StorageError: the storage failed.
     """
-    waiting = iter(paths)
+    waiting, count = iter(paths), 1
     with threads.executor(_AT_ONCE, "wherry-heads", numbers=False) as pool:
-        while some := list(islice(waiting, _AT_ONCE)):  # a caller may stop after the first of a million
+        while some := list(islice(waiting, count)):  # a caller may stop after the first of a million
             yield from zip(some, pool.map(store.head, some), strict=True)
+            count = min(2 * count, _AT_ONCE)
 
 
 def _memory(store: FsspecStore) -> ObjectStore:

@@ -26,6 +26,7 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.units.estimate import units_of
 from wherry.units.records import JOB, Records, records_beside, target_of
+from wherry.units.target_files import target_files
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _planned(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
 
 def _require_written_in_parts(job: Job) -> None:
     local = job.committed.store.capabilities.local
-    if not job.row.streams or not (local or streams(job.row, job.committed)):
+    if target_files(job.plan) is None or not (local or streams(job.row, job.committed)):
         raise UnsupportedError(
             f"{job.row.name} cannot be written by several processes here",
             uri=job.target.uri,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.core.tensorspec import Span
+from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format
 from wherry.formats.writer import extents_of
 from wherry.storage.location import Location
@@ -50,7 +51,10 @@ def target_files(plan: Plan) -> TargetFiles | None:
     if not row.streams or row.create is None:
         return None
     sketch = FileSketch()
-    writer = row.create(Location(sketch, _ROOT), plan.manifest, plan.options)
+    try:
+        writer = row.create(Location(sketch, _ROOT), plan.manifest, plan.options)
+    except UnsupportedError:  # it needs a file system, or stores of objects with parts
+        return None
     try:
         homes = _homes(extents_of(writer), plan)
     finally:

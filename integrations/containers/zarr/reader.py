@@ -121,7 +121,8 @@ class ArrayReader(BaseReader):
             return out
         found = self._small(array, spec)
         if found is not None:
-            return found[region]
+            part = numpy.array(found[region], order="C")  # its own memory: the caller may write into it
+            return part if part.dtype == wanted else part.view(wanted)
         handle = self._handle(array, spec)
         try:
             data = numpy.asarray(kvstore.read_whole(handle, region, self.location.uri), order="C")

@@ -61,7 +61,7 @@ def test_it_is_an_array_for_numpy_and_says_what_it_is(checkpoint):
     assert np.array_equal(np.asarray(tensor), ARRAY)
     assert np.asarray(tensor, dtype="f8").dtype == "f8"
     assert (tensor.shape, tensor.dtype, tensor.nbytes, len(tensor)) == ((2, 3, 5), "float32", 120, 2)
-    assert repr(tensor) == "<StoredTensor 'a~1w' float32[2, 3, 5]>"
+    assert repr(tensor) == "<LazyTensor 'a~1w' float32[2, 3, 5]>"
     assert checkpoint["scalar"][()] == 4
 
 

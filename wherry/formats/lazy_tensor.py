@@ -1,4 +1,4 @@
-"""StoredTensor: one tensor of an opened checkpoint, read when it is indexed: `checkpoint["params/w"][:8]`."""
+"""LazyTensor: one tensor of an opened checkpoint, read when it is indexed: `checkpoint["params/w"][:8]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
-class StoredTensor:
+class LazyTensor:
     """A tensor in storage.
 
     Attributes:
@@ -71,7 +71,7 @@ class StoredTensor:
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"<StoredTensor {self.spec.name!r} {self.dtype}[{', '.join(map(str, self.shape))}]>"
+        return f"<LazyTensor {self.spec.name!r} {self.dtype}[{', '.join(map(str, self.shape))}]>"
 
 
 def _every_axis(index: Index, spec: TensorSpec) -> list[int | slice]:
