@@ -42,6 +42,10 @@ def test_ruff_says_the_same_of_a_clone_with_and_without_what_the_demo_leaves(tmp
     for name in ("pyproject.toml", "infra"):
         place = ROOT / name
         (shutil.copytree if place.is_dir() else shutil.copy)(place, tmp_path / name)
+    for room in ("tests", "wherry"):  # which infra imports: ruff sorts them as our own if they are there
+        shutil.copytree(
+            ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
+        )
     (tmp_path / default_folder() / "runs").mkdir(parents=True)
     (tmp_path / default_folder() / "left.py").write_text("import os")
     done = subprocess.run(

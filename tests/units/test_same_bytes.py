@@ -84,5 +84,5 @@ def test_the_formats_that_can_be_cut_are_those_of_files_at_known_offsets():
     """Their bytes and places follow from the plan; the list here has all of them, and chunks are no such files."""
     tested = {"huggingface", "dcp", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
     one_file_of_torch = {"lingua-consolidated"}
-    chunks = {"orbax", "t5x", "t5x-orbax", "paxml", "maxtext", "penzai", "huggingface-flax"}
+    chunks = {"orbax", "t5x-legacy", "t5x-orbax", "paxml", "maxtext", "penzai", "huggingface-flax"}
     assert {row.name for row in formats().values() if row.streams} - chunks == tested | one_file_of_torch
