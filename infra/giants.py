@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from wherry.integrations.formats.huggingface.sharding import spread
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    import resource
     from collections.abc import Iterator, Mapping
 
 Shapes = dict[str, tuple[int, ...]]
@@ -303,6 +301,16 @@ def giants(folder: Path) -> Iterator[Giant]:
     yield Giant("GPT-3 175B with Adam, PaxML → DCP", pax, ("--to", "dcp", "--set", "join=."))
 
 
+# Started from a small process, because the peak memory of a process counts that of the one which started it.
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss << 10, file=sys.stderr)
+sys.exit(code)
+"""
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan and what it took.
@@ -328,22 +336,12 @@ def planned(giant: Giant) -> Planned:
     """
     line = [sys.executable, "-m", "wherry.cli", "plan", str(giant.source), TARGET, *giant.words,
             "--workers", str(WORKERS), "--json"]  # fmt: skip
-    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        text = process.stdout.read()
-        _pid, _status, used = wait4(process)
-    seconds = used.ru_utime + used.ru_stime
-    found = json.loads(text)
+    done = subprocess.run([sys.executable, "-c", MEASURE, *line], capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
     if "error" in found:
         raise SystemExit(f"{giant.title}: {found['what']}\ncure: {found['cure']}")
-    return Planned(giant, found, seconds, used.ru_maxrss << 10)
-
-
-def wait4(process: subprocess.Popen[bytes]) -> tuple[int, int, resource.struct_rusage]:
-    """Wait for a process; returns its usage."""
-    found = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(found[1])
-    return found
+    seconds, memory = done.stderr.split()[-2:]
+    return Planned(giant, found, float(seconds), int(memory))
 
 
 def row(one: Planned) -> str:

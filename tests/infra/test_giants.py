@@ -35,6 +35,7 @@ def test_a_giant_takes_no_room_and_is_planned_as_a_whole_one(tmp_path):
     assert one.plan["bytes_out"] == wherry.open(folder).manifest.nbytes > 10_000_000_000
     assert len(one.plan["workers"]["units"]) > 5
     assert one.plan["parameters"]["agrees"]
+    assert one.memory < 300_000_000
     assert giants.row(one).startswith("| a Llama | 435 | ")
 
 
