@@ -162,7 +162,7 @@ OWN = {
     "wherry/staging/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/staging/key.py",
     "wherry/runtime/memory.py", "wherry/staging/lease_watch.py", "wherry/storage/folders.py",
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
-    "wherry/text/config_text.py", "wherry/units/records.py",
+    "wherry/text/config_text.py",
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
     "wherry/staging/staging.py", "wherry/config/digests.py",

@@ -20,6 +20,7 @@ from wherry.staging.journal import FIRST_MAC, next_mac
 from wherry.staging.key import KEY_ENV, journal_key
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
+from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,8 +201,5 @@ def _signed(row: Mapping[str, Any]) -> bytes:
 
 def _draft(folder: Path, name: str, data: bytes) -> Path:
     path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}{DRAFT}"
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    LocalStore().put(str(path), data, create_only=True)
     return path
