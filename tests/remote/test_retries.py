@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import types
 
 import pytest
 from click.testing import CliRunner
+from fsspec.registry import _registry as loaded_classes
 
 from tests.support import buckets
 from wherry.cli import cli
@@ -115,7 +117,8 @@ def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
     ],
 )
 def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, module, None)
+    monkeypatch.delitem(loaded_classes, protocol, raising=False)  # another test may have loaded it
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError) as caught:
         locate(f"{protocol}://bucket/x")
     assert caught.value.cure == f"pip install 'wherry[{extra}]'"
