@@ -43,7 +43,8 @@ _WORK_A_BYTE = 4
 _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
-_MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD, _NEWOBJ = b"(}urb\x81"
+_MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD, _NEWFALSE = b"(}urb\x89"
+_CALLS = b"\x81R"  # NEWOBJ REDUCE
 
 
 class SparseMemo(dict[int, Any]):
@@ -82,36 +83,38 @@ class Machine:
                     raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
                 opcode = data[position]
                 position += 1
-                if opcode == _BINGET:
+                if opcode == _MEMOIZE:
+                    memo.append(stack[-1])
+                elif opcode == _BINGET:
                     stack.append(memo[data[position]])
                     position += 1
-                elif opcode == _MEMOIZE:
-                    memo.append(stack[-1])
                 elif opcode == _LONG_BINGET:
                     stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
                     position += 4
-                elif opcode == _BININT1:
-                    stack.append(data[position])
-                    position += 1
-                elif opcode == _EMPTY_TUPLE:
-                    stack.append(())
-                elif opcode == _EMPTY_DICT:
-                    stack.append({})
-                    made += DICT_BYTES
+                elif opcode == _TUPLE1:
+                    stack[-1], made = (stack[-1],), made + _TUPLE_BYTES
+                elif opcode in _CALLS:
+                    self.position = position
+                    self.call(stack.pop())
                 elif opcode == _MARK:
                     self.push_mark()
                     stack = self.stack
+                elif opcode == _EMPTY_TUPLE:
+                    stack.append(())
+                elif opcode == _BININT1:
+                    stack.append(data[position])
+                    position += 1
+                elif opcode == _BUILD:
+                    self.build()
                 elif opcode == _SETITEMS:
                     items = self.pop_mark()
                     stack = self.stack
                     self.set_items(items)
-                elif opcode == _BUILD:
-                    self.build()
-                elif opcode == _NEWOBJ:
-                    self.position = position
-                    self.call(stack.pop())
-                elif opcode == _TUPLE1:
-                    stack[-1], made = (stack[-1],), made + _TUPLE_BYTES
+                elif opcode == _EMPTY_DICT:
+                    stack.append({})
+                    made += DICT_BYTES
+                elif opcode == _NEWFALSE:
+                    stack.append(False)
                 elif opcode == _TUPLE2:
                     last = stack.pop()
                     stack[-1], made = (stack[-1], last), made + _TUPLE_BYTES
@@ -230,7 +233,8 @@ class Machine:
         if type(wanted) is not Global or type(args) is not tuple:
             raise CorruptError("invalid pickle: it calls something other than a global", cure=_AGAIN)
         maker = self.rules.allowed.get(wanted)
-        self._charge(args)
+        if args:
+            self._charge(args)
         self.stack.append(CallRecord(wanted, args) if maker is None else maker(args))
 
     def _charge(self, args: tuple[Any, ...]) -> None:
