@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.support.bucket_fixtures import GS_AND_S3
+from tests.support.bucket_fixtures import on_both
 from wherry.auditor.audit import audit
 from wherry.auditor.report import summary
 from wherry.converter.convert import convert
@@ -43,7 +43,7 @@ def levels(report):
     return {row.uri.rpartition("/")[2]: row.level for row in report.checkpoints}
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_what_was_verified_in_its_present_state_is_not_read(bucket, made):
     bucket.requests()
     assert levels(audit("all", level="digest")) == {"a.safetensors": "digest", "made": "digest"}
@@ -62,7 +62,7 @@ def test_what_was_verified_in_its_present_state_is_not_read(bucket, made):
     assert len(reads_of(bucket)) == whole
 
 
-@GS_AND_S3
+@on_both("s3")
 def test_a_changed_object_of_the_same_size_is_found(bucket, made):
     assert audit("all", level="digest").ok
     place = bucket.at("made/__0_0.distcp")
@@ -81,7 +81,7 @@ def test_a_changed_object_of_the_same_size_is_found(bucket, made):
     )
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_only_a_read_of_exactly_these_objects_counts(bucket, made):
     """Neither a conversion, nor a sighting, nor a verification of metadata, nor that of another state."""
     metadata = bucket.at("made/.metadata").read(0, 1 << 20)
@@ -99,7 +99,7 @@ def test_only_a_read_of_exactly_these_objects_counts(bucket, made):
     assert levels(audit("all", level="digest", record=False))["made"] == expected
 
 
-@GS_AND_S3
+@on_both("s3")
 def test_an_object_that_is_replaced_while_it_is_read_has_no_state(bucket, made, monkeypatch):
     real = full_read.hash_checkpoint
 
@@ -114,7 +114,7 @@ def test_an_object_that_is_replaced_while_it_is_read_has_no_state(bucket, made, 
     assert verify(made, level="digest").full_read.state == ""
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_a_sample_reaches_what_was_not_read(bucket, made):
     assert verify(made, level="digest", record=True).ok
     first = audit("all", level="digest", sample="1")
@@ -126,7 +126,7 @@ def test_deep_needs_the_level():
         audit("all", deep=True)
 
 
-@GS_AND_S3
+@on_both("s3")
 def test_bytes_are_read_by_range(bucket, made):
     bucket.requests()
     assert audit("all", level="digest").ok
@@ -141,7 +141,7 @@ def test_bytes_are_read_by_range(bucket, made):
     assert {"altered", "corrupt"} & {one.kind for one in found.findings}
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_a_bucket_that_is_gone_is_a_finding(bucket, made, monkeypatch):
     store = bucket.at("x").store
     for name in ("a.safetensors", "made/.metadata", "made/__0_0.distcp", "made/wherry.json"):

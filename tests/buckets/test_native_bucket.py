@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support.bucket_fixtures import GS_AND_S3
+from tests.support.bucket_fixtures import on_both
 from wherry.errors import MismatchError, StorageError, UnsupportedError
 from wherry.runtime import child
 from wherry.verifier import native_source as subject
@@ -62,7 +62,7 @@ def more(to):
 @pytest.mark.parametrize(
     "to", ["dcp", "safetensors", *map(more, ("orbax", "huggingface", "flax-msgpack", "npz"))]
 )
-@GS_AND_S3
+@on_both("gs")
 def test_a_library_loads_from_a_bucket(bucket, made, passed, monkeypatch, to):
     for package in {"orbax": ["orbax.checkpoint"], "flax-msgpack": ["flax"], "npz": ["jax"]}.get(
         to, ["torch"]
@@ -89,7 +89,7 @@ def test_a_library_loads_from_a_bucket(bucket, made, passed, monkeypatch, to):
 
 
 @pytest.mark.parametrize("to", ["dcp", "safetensors"])
-@GS_AND_S3
+@on_both("s3")
 def test_an_altered_byte_is_found(bucket, made, to):
     pytest.importorskip("torch", reason="torch is not installed")
     uri = made(to)

@@ -9,7 +9,7 @@ import pytest
 
 import wherry
 from tests.support import buckets
-from tests.support.bucket_fixtures import GS_AND_S3
+from tests.support.bucket_fixtures import on_both
 from tests.support.command import command, small
 from tests.support.faults import ALWAYS, hang, status
 from wherry.errors import NotFoundError, StorageError
@@ -69,7 +69,7 @@ def test_a_refusal_ends_a_conversion_at_once(bucket, tmp_path, kind, methods):
     assert list(locate(bucket.uri).walk()) == [], "nothing is left"
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_an_absent_bucket_is_named(bucket, tmp_path):
     begin = time.monotonic()
     with pytest.raises(NotFoundError, match="bucket not found") as caught:
@@ -80,7 +80,7 @@ def test_an_absent_bucket_is_named(bucket, tmp_path):
     assert (caught.value.exit_code, bool(caught.value.cure)) == (3, True)
 
 
-@GS_AND_S3
+@on_both("s3")
 def test_a_night_ends_with_an_error_as_long_as_a_source_is_refused(bucket, tmp_path):
     for name in ("one", "two"):
         bucket.upload(small(tmp_path / "a.safetensors"), f"runs/{name}/model.safetensors")
@@ -98,7 +98,7 @@ def test_a_night_ends_with_an_error_as_long_as_a_source_is_refused(bucket, tmp_p
     assert wherry.detect(f"{bucket.uri}/out/one.npz").verdict == "ok"
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_an_upload_that_hangs_ends_with_10_and_goes_on_later(bucket, tmp_path):
     source, target = small(tmp_path / "a.safetensors"), f"{bucket.uri}/made.npz"
     words = ("convert", source, target, "--to", "npz", "--no-lineage", "--json")

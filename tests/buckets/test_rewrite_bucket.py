@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.support.bucket_fixtures import GS_AND_S3
+from tests.support.bucket_fixtures import on_both
 from tests.support.object_stores import left_beside
 from wherry.errors import CorruptError, MismatchError, TargetExistsError, UnsupportedError
 from wherry.ledger.record import open_ledger
@@ -35,7 +35,7 @@ def names(uri):
     return sorted(entry.name for entry in locate(uri).walk())
 
 
-@GS_AND_S3
+@on_both("gs")
 def test_unchanged_objects_are_copied_by_the_store(bucket, made):
     bucket.requests()
     done = rewritten(made)
@@ -58,7 +58,7 @@ def test_unchanged_objects_are_copied_by_the_store(bucket, made):
         rewritten(made, if_exists="fail")
 
 
-@GS_AND_S3
+@on_both("s3")
 def test_without_a_proof_no_byte_of_a_tensor_is_read(bucket, made):
     bucket.requests()
     rewritten(made, verify="none")

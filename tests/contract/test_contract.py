@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.crash import own_container
 from tests.support.formats import cases, expected, opened, place
-from tests.support.variants import FURTHER, WRITTEN, each_variant, words
+from tests.support.variants import FURTHER, WRITTEN, each_container, each_variant, words
 from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format, formats
 from wherry.testing import readers, samples, writers
@@ -33,7 +33,7 @@ def test_random_order_threads_repeats_and_two_finishes(sample_of, tmp_path, name
     writers.check_writer(sample, tmp_path)
 
 
-@each_variant
+@each_container
 def test_abandoned_after_a_sync_and_taken_up(sample_of, tmp_path, name, options):
     sample = sample_of(name, options, large=False)
     for seed in range(2):

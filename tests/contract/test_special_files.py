@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.crash import own_container
 from tests.support.formats import cases, place
 from tests.support.warm import Warm
 from wherry.formats.registry import find_format, formats
@@ -31,9 +32,12 @@ FORMS = {
     "huggingface": ("hf-gpt2-conv1d-fp32", "hf-llama-bin-single-fp32"),
     "tf-bundle": (),
 }  # fmt: skip
-CORPUS_CASES = [
-    case for name in formats() for case in FORMS.get(name, cases(name)[:1]) if case in cases(name)
-]
+CORPUS_CASES = {
+    case: number == 0 and own_container(name)  # the quick ones: one of each container
+    for name in formats()
+    for number, case in enumerate(FORMS.get(name, cases(name)[:1]))
+    if case in cases(name)
+}
 OURS = ("huggingface", "safetensors")  # with companions, in a folder and as one file
 WRITTEN = [
     name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
@@ -59,7 +63,10 @@ def warm():
 
 
 @HOW_MANY
-@pytest.mark.parametrize("case", CORPUS_CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if quick else [pytest.mark.slow]) for case, quick in CORPUS_CASES.items()],
+)
 def test_special_files_in_what_the_systems_wrote(case, tmp_path, every, warm):
     source = place(case)
     whole = tmp_path / "copy"

@@ -46,7 +46,9 @@ LISTS = {"s3": ("GET", "list-type=2"), "gs": ("GET", "/o?")}
 ANY = {"s3": ("", ""), "gs": ("", "")}
 _numbers = count()
 
-pytestmark = pytest.mark.parametrize("emulated", ["s3", "gs"], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize(
+    "emulated", ["s3", pytest.param("gs", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_killed_at_200_random_moments(source, bucket, tmp_path, whole, seed):
 
 
 @pytest.mark.parametrize(
-    "emulated", ["s3", "gs"], indirect=True
+    "emulated", [pytest.param("s3", marks=pytest.mark.slow), "gs"], indirect=True
 )  # to az:// Orbax is copied from a local folder
 @pytest.mark.parametrize(
     "kind", ["packed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("database", "objects"))]

@@ -73,7 +73,10 @@ def assert_nothing_half_done(folder, target):
     assert orbax_steps(folder) == ([8] if target.name == "8" and target.exists() else [])
 
 
-@pytest.mark.parametrize(("to", "name"), [("hf", "out"), ("safetensors", "m.safetensors"), ("orbax", "8")])
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [pytest.param("hf", "out", marks=pytest.mark.slow), ("safetensors", "m.safetensors"), ("orbax", "8")],
+)
 def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
     whole = run(source, tmp_path / "whole" / name, to, 0)
     assert whole.returncode == 0, whole.stderr
@@ -114,7 +117,7 @@ def staged_seconds(command, folder):
     return usual
 
 
-@pytest.mark.parametrize("to", ["orbax", "hf"])
+@pytest.mark.parametrize("to", ["orbax", pytest.param("hf", marks=pytest.mark.slow)])
 def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
     command = [
         sys.executable,

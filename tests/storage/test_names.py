@@ -35,6 +35,7 @@ LOCALES = {
 ANEW = {"C": {"PYTHONUTF8": "1"}, "UTF-8": {}}  # what wherry sets where it starts anew
 STARTED = ("discover", "detect", "plan", "convert")  # as processes of their own
 NAMES = {"text": "mü 模".encode(), "bytes": b"m\xff\xfe"}
+KINDS = pytest.mark.parametrize("kind", ["bytes", pytest.param("text", marks=pytest.mark.slow)])
 CONFIG = b"""
 [routes.r]
 root = "%s"
@@ -55,7 +56,7 @@ def uri_of(path):
 
 
 @pytest.mark.parametrize("locale", ["C", pytest.param("UTF-8", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", NAMES)
+@KINDS
 def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_command, registry_database):
     folder = os.fsencode(tmp_path) + b"/" + NAMES[kind]
     small(Path(os.fsdecode(folder)) / "run" / "checkpoint-1" / "model.safetensors")
@@ -116,7 +117,7 @@ def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_c
         assert check_chain(ledger).altered is None
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@KINDS
 def test_a_rewrite_takes_the_name_and_records_it(tmp_path, kind):
     pytest.importorskip("torch.distributed.checkpoint")
     from tests.support.torch import save, torch

@@ -14,7 +14,10 @@ from wherry.storage.stores import locate
 _numbers = count()
 
 
-GS_AND_S3 = pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
+def on_both(quick):
+    """Parametrize a test by a bucket on gs and one on s3; only one of them in the quick suite."""
+    params = [pytest.param(name, marks=[] if name == quick else [pytest.mark.slow]) for name in ("gs", "s3")]
+    return pytest.mark.parametrize("bucket", params, indirect=True)
 
 
 @dataclass

@@ -110,11 +110,8 @@ def spread(total: int, most: int) -> list[int]:
 
 
 def written(few, many):
-    """Parametrize a test by `to` and `most`: few moments of each format, and, slow, as many as are worth it."""
-    cases = [
-        pytest.param(name, few if own_container(name) else max(few // 3, 1), id=f"few-{name}")
-        for name in WRITTEN
-    ]
+    """Parametrize a test by `to` and `most`: few moments of each container, and, slow, many of each format."""
+    cases = [pytest.param(name, few, id=f"few-{name}") for name in WRITTEN if own_container(name)]
     cases += [pytest.param(name, many, id=f"many-{name}", marks=pytest.mark.slow) for name in WRITTEN]
     return pytest.mark.parametrize(("to", "most"), cases)
 

@@ -25,3 +25,12 @@ def words(options) -> str:
 each_variant = pytest.mark.parametrize(
     ("name", "options"), CASES, ids=[f"{name}-{words(options)}" for name, options in CASES]
 )
+each_container = pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[pytest.mark.slow] if options and find_format(name).refines else [])
+        for name, options in CASES
+    ],
+    ids=each_variant.kwargs["ids"],
+)
+"""Every variant; options of a format that writes through the container of another one are slow."""
