@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         found = attacked(asked, scratch)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        server.remove(scratch)
     asked.results.mkdir(parents=True, exist_ok=True)
     (asked.results / "attack-results.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
     (asked.results / "attack-results.md").write_text(report.markdown(found))

@@ -1,7 +1,7 @@
 """The verbs that run over every hostile file, as command lines.
 
 `{path}` is what is examined, `{folder}` the folder that holds it, `{out}` a new name beside it, `{good}` a sound
-checkpoint of another place, `{keys}` a folder with a key pair.
+checkpoint of another place, `{keys}` a folder with a key pair, `{routes}` a wherry.toml with a route from the folder.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ READING: dict[str, tuple[str, ...]] = {
     "audit digest": ("audit", "{folder}", "--level", "digest", "--quiet"),
     "lineage show": ("lineage", "show", "{path}"),
     "lineage why": ("lineage", "why", "{path}"),
+    "lineage impact": ("lineage", "impact", "{path}"),
+    "lineage stale": ("lineage", "stale"),
+    "ls": ("ls",),
+    "du": ("du",),
+    "diff": ("diff", "{path}", "{good}", "--quiet"),
+    "nightly plan": ("nightly", "--config", "{routes}", "--dry-run"),
 }  # fmt: skip
 # The path is given where something else is expected: a bundle, a table, a family, a key, a ledger.
 MISTAKING: dict[str, tuple[str, ...]] = {
@@ -63,6 +69,10 @@ WRITING: dict[str, tuple[str, ...]] = {
     "convert here": ("convert", "{good}", "{folder}/target", "--to", "torch-zip", *_PLAIN),
     "sign": ("sign", "{path}", "--key", "{keys}/private.pem", "--quiet"),
     "clean": ("clean", "{folder}"),
+    "nightly": ("nightly", "--config", "{routes}", "--go"),
+    "prune": ("prune", "--config", "{routes}", "--yes"),
+    "register": ("register", "{path}", "--name", "attacked"),
+    "promote": ("promote", "{path}", "--name", "attacked", "--level", "digest", "--quiet"),
 }
 VERBS = {**LOOKING, **READING, **MISTAKING, **WRITING}
 CHANGED = ("detect", "inspect", "verify digest", "plan", "convert torch")  # over mutations

@@ -8,7 +8,7 @@ It is stored in the target's sidecar, in the ledger and, as an artifact, in the 
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 _LATER = ("asked", "ignored", "family")  # fields that receipts did not have at first
+_LARGEST = (1 << 63) - 1
+_JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (int, float),
+    "bool": (bool,),
+    "dict[str, Any]": (dict,),
+    "dict[str, str]": (dict,),
+    "dict[str, Any] | None": (dict, type(None)),
+    "list[str]": (list,),
+    "list[dict[str, str]]": (list,),
+}
 _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
 
@@ -69,6 +83,7 @@ def reference_from_json(data: Mapping[str, Any]) -> CheckpointRef:
         TypeError, KeyError: it is not one.
     """
     digests = {name: labelled(data[name]) for name in ("checkpoint_digest", "weights_digest")}
+    _require_types(CheckpointRef, data)
     return replace(CheckpointRef(**data), **digests)
 
 
@@ -195,19 +210,25 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
     if data.get("schema", 0) > SCHEMA:
         raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="upgrade wherry")
     try:
-        fields = {name: value for name, value in data.items() if name != "schema"}
-        fields["source"] = reference_from_json(fields["source"])
-        fields["target"] = reference_from_json(fields["target"])
-        _require_tables(fields.get("options", {}), fields.get("asked", {}))
-        return Receipt(**fields)
+        stated = {name: value for name, value in data.items() if name != "schema"}
+        stated["source"] = reference_from_json(stated["source"])
+        stated["target"] = reference_from_json(stated["target"])
+        _require_types(Receipt, stated)
+        return Receipt(**stated)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
 
 
-def _require_tables(*fields: object) -> None:
-    for one in fields:
-        if not isinstance(one, dict):
-            raise TypeError(f"expected a table, got {type(one).__name__}")
+def _require_types(kind: type[CheckpointRef | Receipt], data: Mapping[str, Any]) -> None:
+    """Refuse values of other types than the fields have, and integers that no database takes."""
+    for one in fields(kind):
+        allowed, value = _JSON_TYPES.get(str(one.type)), data.get(one.name)
+        if allowed is None or one.name not in data:
+            continue
+        if type(value) not in allowed:
+            raise TypeError(f"expected {one.type} as {one.name!r}, got {type(value).__name__}")
+        if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+            raise TypeError(f"{one.name!r} is beyond 64 bits")
 
 
 def utc_now() -> str:

@@ -89,8 +89,23 @@ def body_of(schema: int, text: str) -> dict[str, Any]:
         schema: schema version of the body.
         text: the body as it is stored.
     """
-    body = json.loads(text)
+    body = stored_table(text)
     return body if schema > _WITHOUT_ALGORITHM else _with_digests(body, labelled)
+
+
+def stored_table(text: str) -> dict[str, Any]:
+    """A table that the ledger stores as JSON.
+
+    Raises:
+        CorruptError: the text is something else, which wherry never stores.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise tables.damaged(f"JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise tables.damaged(f"JSON: expected a table, got {type(found).__name__}")
+    return found
 
 
 def _with_digests(value: Any, change: Callable[[str], str]) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, RowMapping, select
 
 from wherry.core.units import short
+from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of
 
@@ -128,6 +129,8 @@ class _ExpectedRows:
         """Add the rows of a statement; the reason if its body is invalid."""
         try:
             told = _rows(statement)
+        except CorruptError as error:
+            return f"invalid body: {error.what}"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return f"invalid body: {error!r}"
         for table, row in told:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from sys import intern
@@ -19,7 +20,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
-from wherry.ledger.append import RELEASED
+from wherry.ledger.append import RELEASED, stored_table
 from wherry.ledger.database import open_ledger
 from wherry.ledger.replay import (
     RATE_STATEMENTS,
@@ -191,6 +192,18 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
     return found
 
 
+def referenced(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
+    """Checkpoint digest → node, for checkpoints that rows of the ledger refer to.
+
+    Raises:
+        CorruptError: one of them is not in the ledger.
+    """
+    found = nodes(ledger, digests)
+    if missing := sorted(set(digests) - found.keys()):
+        raise tables.damaged(f"references: to {missing[0][:80]!r}, which is not in it")
+    return found
+
+
 def standing(ledger: Ledger, digests: Collection[str]) -> tuple[list[PlaceRecord], list[RegistrationRecord]]:
     """The places and the registrations of checkpoints, without the checkpoints themselves."""
     places, registrations = list[PlaceRecord](), list[RegistrationRecord]()
@@ -218,7 +231,15 @@ def verifications(ledger: Ledger, digest: str) -> dict[str, dict[str, Any]]:
     query = select(last.level, told.body).join(tables.statement, told.seq == last.statement)
     with ledger.read() as connection:
         rows = connection.execute(query.where(last.checkpoint_digest == digest).order_by(told.seq)).all()
-    return {row.level: json.loads(row.body)["verification"] for row in rows}
+    return {row.level: _outcome(row.body) for row in rows}
+
+
+def _outcome(body: str) -> dict[str, Any]:
+    """The verification in the body of a statement."""
+    found = stored_table(body).get("verification")
+    if not isinstance(found, dict):
+        raise tables.damaged("statements: a verification without its outcome")
+    return found
 
 
 def present(ledger: Ledger) -> LedgerState:
@@ -270,8 +291,9 @@ def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]
 def _asked(body: str) -> dict[str, Any]:
     """The request in the body of a conversion; where it comes first, as in canonical JSON, the rest is not parsed."""
     if body.startswith(_FIRST):
-        return _DECODER.raw_decode(body, len(_FIRST))[0]
-    return json.loads(body).get("asked", {})
+        with suppress(ValueError):
+            return _DECODER.raw_decode(body, len(_FIRST))[0]
+    return stored_table(body).get("asked", {})
 
 
 def every_digest(ledger: Ledger) -> list[str]:
@@ -382,7 +404,7 @@ def _conversion(
 ) -> ConversionRecord:
     """A record; strings and options that occur again are one object."""
     if row.options not in shared:
-        shared[row.options] = json.loads(row.options)
+        shared[row.options] = stored_table(row.options)
     values: list[Any] = [intern(value) if type(value) is str else value for value in row]
     values[_OPTIONS] = shared[row.options]
     return ConversionRecord(*values, asked=asked)

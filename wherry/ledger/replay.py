@@ -334,7 +334,19 @@ class _Draft:
         self._options: dict[str, Mapping[str, Any]] = {}
 
     def take(self, statement: Statement) -> None:
-        """Replay one statement."""
+        """Replay one statement.
+
+        Raises:
+            CorruptError: it lacks something that statements of its kind have.
+        """
+        from wherry.ledger.schema import damaged
+
+        try:
+            self._take(statement)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(f"statement {statement.seq}: {error!r}") from error
+
+    def _take(self, statement: Statement) -> None:
         from wherry.ledger.append import BareStatement, rows_of
 
         self._end = {"statements": statement.seq, "head": statement.hash, "time": statement.time}

@@ -14,6 +14,8 @@ collation would be slower and could not serve prefixes).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -29,13 +31,61 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from wherry.errors import CorruptError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Dialect
+
 SCHEMA = 3
 GENESIS = "0" * 64  # the previous hash of the first statement
+
+
+def damaged(what: str) -> CorruptError:
+    """The error for contents that wherry never stores in a ledger."""
+    return CorruptError(
+        f"the ledger holds invalid {what}",
+        cure="list the altered statements with `wherry ledger check`, then restore the ledger from a backup",
+    )
+
+
+class _Stored:
+    """A column whose values are checked as they are read from SQLite, which stores any type in any column."""
+
+    stored: type
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:  # noqa: ARG002  SQLAlchemy passes it
+        """A function that refuses values of another type; none on databases that enforce types."""
+        kind = self.stored
+
+        def checked(value: Any) -> Any:
+            if value is not None and type(value) is not kind:
+                raise damaged(f"values: {type(value).__name__} in a column of {kind.__name__}")
+            return value
+
+        return checked if dialect.name == "sqlite" else None
+
+
+class _String(_Stored, String):
+    stored = str
+
+
+class _Body(_Stored, Text):
+    stored = str
+
+
+class _Integer(_Stored, Integer):
+    stored = int
+
+
+class _BigInteger(_Stored, BigInteger):
+    stored = int
+
+
 # SHA-256 digits: of statements, plans and seals. A checkpoint's digest has its algorithm, too.
-_HASH = String(64).with_variant(String(64, collation="C"), "postgresql")
-_DIGEST = String(71).with_variant(String(71, collation="C"), "postgresql")
-_TEXT = String().with_variant(Text(collation="C"), "postgresql")
-_SEQ = Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
+_HASH = _String(64).with_variant(String(64, collation="C"), "postgresql")
+_DIGEST = _String(71).with_variant(String(71, collation="C"), "postgresql")
+_TEXT = _String().with_variant(Text(collation="C"), "postgresql")
+_SEQ = _Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
 
 metadata = MetaData()
 
@@ -47,10 +97,10 @@ checkpoint = Table(
     Column("format", _TEXT, nullable=False),
     Column("format_version", _TEXT),
     Column("kind", _TEXT, nullable=False),
-    Column("step", BigInteger),
-    Column("tensors", BigInteger, nullable=False),
-    Column("parameters", BigInteger, nullable=False),
-    Column("nbytes", BigInteger, nullable=False),
+    Column("step", _BigInteger()),
+    Column("tensors", _BigInteger(), nullable=False),
+    Column("parameters", _BigInteger(), nullable=False),
+    Column("nbytes", _BigInteger(), nullable=False),
 )
 
 statement = Table(
@@ -60,9 +110,9 @@ statement = Table(
     Column("prev", _HASH, nullable=False),
     Column("hash", _HASH, nullable=False, unique=True),
     Column("kind", _TEXT, nullable=False),
-    Column("schema", Integer, nullable=False),
+    Column("schema", _Integer(), nullable=False),
     Column("content", _HASH, nullable=False, index=True),
-    Column("body", Text, nullable=False),
+    Column("body", _Body(), nullable=False),
     Column("time", _TEXT, nullable=False),
 )
 Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
@@ -101,7 +151,7 @@ conversion = Table(
     Column("target_uri", _TEXT, nullable=False, index=True),
     Column("format", _TEXT, nullable=False),
     Column("plan_digest", _HASH, nullable=False),
-    Column("options", Text, nullable=False),
+    Column("options", _Body(), nullable=False),
     Column("software", _TEXT, nullable=False),
     Column("lossless", Boolean, nullable=False),
     Column("time", _TEXT, nullable=False),
@@ -149,7 +199,7 @@ projection = Table(
     metadata,
     Column("name", _TEXT, primary_key=True),
     Column("delivered", _SEQ, nullable=False),
-    Column("failed", Text),
+    Column("failed", _Body()),
     Column("tried", _TEXT, nullable=False),
     Column("seal", _HASH, nullable=False),
 )

@@ -186,7 +186,7 @@ def tree_of(
         up, down: whether to include the ancestors and the descendants; what is not included is not read.
         brief: as for `show`; only the nodes of the nearest conversions are read.
     """
-    from wherry.ledger.nodes import nodes, notable
+    from wherry.ledger.nodes import nodes, notable, referenced
     from wherry.ledger.record import ancestors, descendants
 
     told, ends = _told(sidecar)
@@ -198,8 +198,9 @@ def tree_of(
     found, rest = tuple(dict.fromkeys(edges)), ()
     if brief:
         found, rest = nearest(found, root, lambda digests: notable(ledger, digests))
-    digests = {root, *(edge.source for edge in found), *(edge.target for edge in found)}
-    return LineageTree(root, {**ends, **nodes(ledger, digests)}, found, rest)
+    digests = {*(edge.source for edge in found), *(edge.target for edge in found)}
+    about = {**ends, **nodes(ledger, {root, *ends}), **referenced(ledger, digests - ends.keys())}
+    return LineageTree(root, about, found, rest)
 
 
 def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, LineageNode]]:

@@ -115,13 +115,13 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
 
 def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
     """The current conversions, one for each place, and the nodes of their sources."""
-    from wherry.ledger.nodes import current_conversions, nodes
+    from wherry.ledger.nodes import current_conversions, referenced
     from wherry.ledger.record import open_ledger
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
         rows = [row for row in current_conversions(ledger, chosen) if _has_source(row)]
-        return rows, nodes(ledger, {row.source_digest for row in rows})
+        return rows, referenced(ledger, {row.source_digest for row in rows})
 
 
 def _has_source(row: ConversionRecord) -> bool:

@@ -1,0 +1,58 @@
+"""Receipts that somebody else wrote: a value of another type is an error that names its field."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import pytest
+
+from wherry.core.receipt import CheckpointRef, Receipt, from_json, reference_from_json
+from wherry.errors import CorruptError
+
+DIGEST = "sha256:" + "0" * 64
+REFERENCE = CheckpointRef("/a", "dcp", "2.9", DIGEST, DIGEST, "f", step=1)
+RECEIPT = Receipt(REFERENCE, REFERENCE, "plan")
+VALUES = (None, 7, 2**70, -(2**70), 1.5, "x", [], {}, True)
+OF_THE_TYPE = {  # by annotation: the values above that a field takes
+    "str": ["x"],
+    "str | None": [None, "x"],
+    "int": [7],
+    "int | None": [None, 7],
+    "float": [7, 1.5],
+    "bool": [True],
+    "dict[str, Any]": [{}],
+    "dict[str, str]": [{}],
+    "dict[str, Any] | None": [None, {}],
+    "list[str]": [[]],
+    "list[dict[str, str]]": [[]],
+    "CheckpointRef": [],
+}
+
+
+def takes(field, value):
+    return any(type(one) is type(value) and one == value for one in OF_THE_TYPE[field.type])
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("field", fields(CheckpointRef), ids=lambda field: field.name)
+def test_a_checkpoint_has_the_types_of_its_fields(field, value):
+    data = {**asdict(REFERENCE), field.name: value}
+    if field.name.endswith("_digest"):
+        with pytest.raises((TypeError, AttributeError, CorruptError)):
+            reference_from_json({**data, field.name: value if value != "x" else None})
+    elif takes(field, value):
+        assert getattr(reference_from_json(data), field.name) == value
+    else:
+        with pytest.raises(TypeError, match=field.name):
+            reference_from_json(data)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("field", fields(Receipt), ids=lambda field: field.name)
+def test_a_receipt_has_the_types_of_its_fields(field, value):
+    data = {**RECEIPT.to_json(), field.name: value}
+    if takes(field, value):
+        assert getattr(from_json(data), field.name) == value
+    else:
+        with pytest.raises(CorruptError):
+            from_json(data)
