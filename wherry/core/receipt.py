@@ -83,7 +83,7 @@ def reference_from_json(data: Mapping[str, Any]) -> CheckpointRef:
         TypeError, KeyError: it is not one.
     """
     digests = {name: labelled(data[name]) for name in ("checkpoint_digest", "weights_digest")}
-    _require_types(CheckpointRef, data)
+    require_types(CheckpointRef, data)
     return replace(CheckpointRef(**data), **digests)
 
 
@@ -213,14 +213,18 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         stated = {name: value for name, value in data.items() if name != "schema"}
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
-        _require_types(Receipt, stated)
+        require_types(Receipt, stated)
         return Receipt(**stated)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
 
 
-def _require_types(kind: type[CheckpointRef | Receipt], data: Mapping[str, Any]) -> None:
-    """Refuse values of other types than the fields have, and integers that no database takes."""
+def require_types(kind: type[CheckpointRef | Receipt], data: Mapping[str, Any]) -> None:
+    """Refuse values of other types than the fields have, and integers that no database takes.
+
+    Raises:
+        TypeError: it names the field.
+    """
     for one in fields(kind):
         allowed, value = _JSON_TYPES.get(str(one.type)), data.get(one.name)
         if allowed is None or one.name not in data:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.receipt import Receipt, require_types
 from wherry.core.units import counted, short
 from wherry.lineage.lineage import LineageTree, named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.ledger.replay import PlaceRecord, RegistrationRecord
+    from wherry.ledger.statements import Statement
     from wherry.storage.sidecar import Sidecar
 
 SCHEMA = 1
@@ -217,8 +219,23 @@ def _asked(
         if not receipts:
             return tree, {}
         bodies = by_number(ledger, {edge.statement for edge in tree.edges if edge.statement is not None})
-    told = {_mark(edge): bodies[edge.statement].body for edge in tree.edges if edge.statement is not None}
+    told = {
+        _mark(edge): _conversion(bodies, edge.statement) for edge in tree.edges if edge.statement is not None
+    }
     return tree, {**_from_sidecar(sidecar), **told}
+
+
+def _conversion(bodies: Mapping[int, Statement], number: int) -> Mapping[str, Any]:
+    """The body of the statement that records a conversion."""
+    from wherry.ledger.schema import damaged
+
+    if number not in bodies:
+        raise damaged(f"references: to statement {number}, which is not in it")
+    try:
+        require_types(Receipt, bodies[number].body)
+    except TypeError as error:
+        raise damaged(f"statement {number}: {error}") from error
+    return bodies[number].body
 
 
 def _from_sidecar(sidecar: Sidecar | None) -> dict[tuple[str, str, str], Mapping[str, Any]]:

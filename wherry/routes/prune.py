@@ -233,7 +233,10 @@ def _require_unregistered(ledger: Ledger, node: LineageNode) -> None:
     """Refuse a checkpoint that was registered after the registry was queried, by its claim in the ledger."""
     from wherry.ledger.nodes import referenced
 
-    if referenced(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations != node.registrations:
+    if (
+        referenced(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations
+        != node.registrations
+    ):
         raise TargetInUseError("it was registered meanwhile", cure="run `wherry prune` again", retryable=True)
 
 
