@@ -8,11 +8,11 @@ after report, evidence and message are written, so that alerts on failed runs se
 from typing import Any, Literal
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.auditor.report import counted
 from wherry.errors import MismatchError
+from wherry.tasks.artifacts import show_markdown
 from wherry.tasks.audit import audit as audit_task
 from wherry.tasks.ending import ending
 from wherry.watch.ending import Ending
@@ -85,7 +85,7 @@ def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  froze
     with ending("audit", "wherry audit failed to run") as end:
         done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))
         report = done["report"]
-        create_markdown_artifact(done["markdown"], key="wherry-audit-report", description="Audit report")
+        show_markdown(done["markdown"], "wherry-audit-report", "Audit report")
         first = _first(report, spec.fail_on)
         say(end, report, first)
         if first is not None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
@@ -25,6 +24,7 @@ from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.ledger.outcomes import registration_of, verification_of
 from wherry.storage.stores import limits_of
+from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert
@@ -178,15 +178,11 @@ def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:
 def _show(spec: ConvertSpec, done: dict[str, Any]) -> None:
     """The artifacts of one target."""
     reference = done["receipt"]["target"]
-    create_table_artifact(
-        summary(done), key="wherry-conversion", description=f"{spec.source} to {reference['format']}"
-    )
+    show_table(summary(done), "wherry-conversion", f"{spec.source} to {reference['format']}")
     row = done["registration"]
     if row and row["page"]:
         text = f"{row['name']} version {row['version']}"
-        create_link_artifact(
-            row["page"], link_text=text, key="wherry-model-version", description="In the MLflow UI"
-        )
+        show_link(row["page"], text, "wherry-model-version", "In the MLflow UI")
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:

@@ -9,7 +9,6 @@ The nightly run converts whatever was missed here.
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.config.config import in_force
@@ -18,6 +17,7 @@ from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.routes.night import note_made
+from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 from wherry.tasks.export import routed
@@ -135,4 +135,4 @@ def _show(
         for one in (done, *done["further"]):
             table += summary(one)
     table += [{"what": "failed", "value": str(error)} for error in failures]
-    create_table_artifact(table, key="wherry-export", description=f"export of {spec.source}")
+    show_table(table, "wherry-export", f"export of {spec.source}")

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
@@ -30,6 +29,7 @@ from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown
 from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
+from wherry.tasks.artifacts import show_markdown
 from wherry.tasks.ending import ending
 
 
@@ -84,9 +84,7 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
             runner=partial(_as_tasks, config),
             on_plan=_log_plan,
         )
-        create_markdown_artifact(
-            markdown(report), key="wherry-nightly", description="Summary of the nightly run"
-        )
+        show_markdown(markdown(report), "wherry-nightly", "Summary of the nightly run")
         end.counts = dict(report.counts)
         end.silent = spec.dry_run or report.left_to_another
         error = failure(report)

@@ -7,11 +7,11 @@ an alias that was moved already. A refusal ends the flow as Failed, with every g
 from typing import Any, Self
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wherry.errors import WherryError
 from wherry.models.policy import Policy
+from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.common import show_failure
 from wherry.tasks.ending import ending
 from wherry.tasks.promote import promote as promote_task
@@ -82,14 +82,10 @@ def promote(spec: PromoteSpec) -> dict[str, Any]:
 
 
 def _show(spec: PromoteSpec, done: dict[str, Any]) -> None:
-    create_table_artifact(
-        summary(done), key="wherry-promotion", description=f"{_subject(spec)}: {done['alias']}"
-    )
+    show_table(summary(done), "wherry-promotion", f"{_subject(spec)}: {done['alias']}")
     if done["page"]:
         text = f"{done['name']} version {done['version']}"
-        create_link_artifact(
-            done["page"], link_text=text, key="wherry-model-version", description="In the MLflow UI"
-        )
+        show_link(done["page"], text, "wherry-model-version", "In the MLflow UI")
 
 
 def _title(spec: PromoteSpec) -> str:

@@ -8,13 +8,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from wherry.core.units import show_size
 from wherry.errors import WherryError
+from wherry.tasks.artifacts import show_table, shown
 
 if TYPE_CHECKING:
     from wherry.core.progress import OnProgress, Progress
@@ -55,7 +56,7 @@ def show_failure(error: WherryError, description: str) -> None:
     rows = [
         {"what": name, "value": str(value)} for name, value in error.to_json().items() if value is not None
     ]
-    create_table_artifact(rows, key="wherry-failure", description=description)
+    show_table(rows, "wherry-failure", description)
 
 
 def progress_artifact(verb: str, subject: str) -> OnProgress:
@@ -68,7 +69,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
         subject: what the step works on, for the description.
     """
     log = run_logger()
-    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=f"{verb} {subject}")
+    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=shown(f"{verb} {subject}"))
     context = (
         contextvars.copy_context()
     )  # the engine reports from its own threads, which have no settings of the run
@@ -82,7 +83,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
         if broken or (time.monotonic() - last < _INTERVAL and not done) or not busy.acquire(blocking=done):
             return
         try:
-            text = f"{verb} {subject}: {show_size(progress.done)} of {show_size(progress.total)}"
+            text = shown(f"{verb} {subject}: {show_size(progress.done)} of {show_size(progress.total)}")
             percent = 100.0 * progress.done / progress.total if progress.total else 100.0
             context.run(_update, artifact, percent, text)
             last = time.monotonic()

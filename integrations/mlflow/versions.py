@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from mlflow.exceptions import MlflowException
 
 from wherry.core.algorithms import digest_uri, spellings
-from wherry.errors import StorageError
+from wherry.errors import StorageError, printable
 from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow.client import (
     ABSENT,
@@ -287,12 +287,18 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
 def _description(tags: Mapping[str, str]) -> str:
     """Description on the version's page: what it is, and how to fetch it. MLflow's own loader does not apply."""
     version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
-    made = f", converted from `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
+    made = f", converted from `{_code(tags['wherry.source_uri'])}`" if "wherry.source_uri" in tags else ""
     lines = [f"Checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
-    lines.append(f"```\n{tags['wherry.fetch']}\n```")
+    lines.append(f"```\n{_code(tags['wherry.fetch'])}\n```")
     if "wherry.load" in tags:
-        lines.append(f"Load it from `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")
+        code = printable(tags["wherry.load"], lines=True).replace("`", "'")
+        lines.append(f"Load it from `{_code(tags['wherry.uri'])}`:\n```\n{code}\n```")
     return "\n\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """A text for a code span of Markdown, which names of checkpoints must not end."""
+    return printable(text).replace("`", "'")
 
 
 def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:

@@ -99,7 +99,7 @@ def plain(monkeypatch):
     monkeypatch.setattr(flow, "chain", chain)
     monkeypatch.setattr(flow, "routed", routed.fn)
     monkeypatch.setattr(flow, "summary", lambda _done: [{"what": "target", "value": "x"}])
-    monkeypatch.setattr(flow, "create_table_artifact", lambda table, **_: noted.append(table))
+    monkeypatch.setattr(flow, "show_table", lambda table, *_: noted.append(table))
     return noted
 
 

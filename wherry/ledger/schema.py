@@ -48,7 +48,7 @@ def damaged(what: str) -> CorruptError:
     )
 
 
-class _Stored:
+class _TypedValues:
     """A column whose values are checked as they are read from SQLite, which stores any type in any column."""
 
     stored: type
@@ -65,27 +65,27 @@ class _Stored:
         return checked if dialect.name == "sqlite" else None
 
 
-class _String(_Stored, String):
+class _ShortText(_TypedValues, String):
     stored = str
 
 
-class _Body(_Stored, Text):
+class _LongText(_TypedValues, Text):
     stored = str
 
 
-class _Integer(_Stored, Integer):
+class _SmallInteger(_TypedValues, Integer):
     stored = int
 
 
-class _BigInteger(_Stored, BigInteger):
+class _LargeInteger(_TypedValues, BigInteger):
     stored = int
 
 
 # SHA-256 digits: of statements, plans and seals. A checkpoint's digest has its algorithm, too.
-_HASH = _String(64).with_variant(String(64, collation="C"), "postgresql")
-_DIGEST = _String(71).with_variant(String(71, collation="C"), "postgresql")
-_TEXT = _String().with_variant(Text(collation="C"), "postgresql")
-_SEQ = _Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
+_HASH = _ShortText(64).with_variant(String(64, collation="C"), "postgresql")
+_DIGEST = _ShortText(71).with_variant(String(71, collation="C"), "postgresql")
+_TEXT = _ShortText().with_variant(Text(collation="C"), "postgresql")
+_SEQ = _SmallInteger().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
 
 metadata = MetaData()
 
@@ -97,10 +97,10 @@ checkpoint = Table(
     Column("format", _TEXT, nullable=False),
     Column("format_version", _TEXT),
     Column("kind", _TEXT, nullable=False),
-    Column("step", _BigInteger()),
-    Column("tensors", _BigInteger(), nullable=False),
-    Column("parameters", _BigInteger(), nullable=False),
-    Column("nbytes", _BigInteger(), nullable=False),
+    Column("step", _LargeInteger()),
+    Column("tensors", _LargeInteger(), nullable=False),
+    Column("parameters", _LargeInteger(), nullable=False),
+    Column("nbytes", _LargeInteger(), nullable=False),
 )
 
 statement = Table(
@@ -110,9 +110,9 @@ statement = Table(
     Column("prev", _HASH, nullable=False),
     Column("hash", _HASH, nullable=False, unique=True),
     Column("kind", _TEXT, nullable=False),
-    Column("schema", _Integer(), nullable=False),
+    Column("schema", _SmallInteger(), nullable=False),
     Column("content", _HASH, nullable=False, index=True),
-    Column("body", _Body(), nullable=False),
+    Column("body", _LongText(), nullable=False),
     Column("time", _TEXT, nullable=False),
 )
 Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
@@ -151,7 +151,7 @@ conversion = Table(
     Column("target_uri", _TEXT, nullable=False, index=True),
     Column("format", _TEXT, nullable=False),
     Column("plan_digest", _HASH, nullable=False),
-    Column("options", _Body(), nullable=False),
+    Column("options", _LongText(), nullable=False),
     Column("software", _TEXT, nullable=False),
     Column("lossless", Boolean, nullable=False),
     Column("time", _TEXT, nullable=False),
@@ -199,7 +199,7 @@ projection = Table(
     metadata,
     Column("name", _TEXT, primary_key=True),
     Column("delivered", _SEQ, nullable=False),
-    Column("failed", _Body()),
+    Column("failed", _LongText()),
     Column("tried", _TEXT, nullable=False),
     Column("seal", _HASH, nullable=False),
 )

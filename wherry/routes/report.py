@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.core.units import show_size
+from wherry.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -231,7 +232,7 @@ def _markdown_table(table: NightTable) -> list[str]:
 
 def _cell(text: str) -> str:
     """Escape a text for a table cell; names come from checkpoints."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _odd(outcome: WorkOutcome) -> bool:

@@ -43,7 +43,7 @@ _WORK_A_BYTE = 4
 _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
-_MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD, _NEWFALSE = b"(}urb\x89"
+_MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 
 
@@ -113,8 +113,6 @@ class Machine:
                 elif opcode == _EMPTY_DICT:
                     stack.append({})
                     made += DICT_BYTES
-                elif opcode == _NEWFALSE:
-                    stack.append(False)
                 elif opcode == _TUPLE2:
                     last = stack.pop()
                     stack[-1], made = (stack[-1], last), made + _TUPLE_BYTES

@@ -1,0 +1,41 @@
+"""Artifacts on the page of a run; names from checkpoints are shown escaped and without credentials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from wherry.errors import printable, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def shown(text: str, *, lines: bool = False) -> str:
+    """A text for a page: control characters and bidirectional marks escaped, credentials cut out.
+
+    Args:
+        text: text with names from checkpoints, paths or servers.
+        lines: whether the text has several lines.
+    """
+    return printable(redact(text), lines=lines)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], key: str, description: str) -> None:
+    """Create a table artifact."""
+    table = [
+        {name: shown(value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
+    create_table_artifact(table, key=key, description=shown(description))
+
+
+def show_link(page: str, text: str, key: str, description: str) -> None:
+    """Create a link artifact."""
+    create_link_artifact(page, link_text=shown(text), key=key, description=shown(description))
+
+
+def show_markdown(text: str, key: str, description: str) -> None:
+    """Create a Markdown artifact from a report whose cells are escaped for Markdown."""
+    create_markdown_artifact(shown(text, lines=True), key=key, description=shown(description))
