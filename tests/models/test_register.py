@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,3 +198,14 @@ def test_versions_without_an_algorithm_in_their_tags_stay_registered(
     assert (by_digest.name, by_digest.tags["wherry.checkpoint_digest"]) == (name, found.checkpoint_digest)
     shutil.rmtree(tmp_path / "older")
     assert show(f"models:/{name}@champion").root == made.target.checkpoint_digest
+
+
+@pytest.mark.parametrize(("said", "quiet"), [(None, "True"), ("false", "False")])
+def test_mlflow_reports_its_use_only_if_the_user_allows_it(said, quiet):
+    unset = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "CI", "GITHUB_ACTIONS", "PYTEST_CURRENT_TEST")
+    env = {name: text for name, text in os.environ.items() if name not in unset}
+    ask = "import wherry.integrations.mlflow, mlflow.telemetry.utils as it; print(it.MLFLOW_DISABLE_TELEMETRY.get())"
+    line = [sys.executable, "-c", ask]
+    env |= {} if said is None else {"MLFLOW_DISABLE_TELEMETRY": said}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == quiet
