@@ -57,8 +57,8 @@ ROOMS: Mapping[str, str] = {
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors core staging formats converter units verifier models routes lineage watch",
-    "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
-    " units compare verifier models routes catalog lineage auditor watch console",
+    "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
+    " converter units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -1,6 +1,7 @@
-"""Parts: regions of stored tensors as arrays, in memory that each thread uses again.
+"""Parts: regions of stored tensors as arrays, in memory that is used again.
 
-For readers that compute: they take a region, turn it into something else, and need it no more.
+For readers that compute: they take a region, turn it into something else, and need it no more. Threads that are done
+give their memory back, so that there is as much of it as regions are made at a time, however many threads there are.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ class Parts:
         self._reader = reader
         self._specs = specs
         self._own = threading.local()
+        self._free: list[bytearray] = []
+        self._lock = threading.Lock()
 
     def read(self, path: KeyPath, region: Region) -> np.ndarray:
-        """A region of a tensor, valid until this thread reads the next one."""
+        """A region of a tensor, valid until this thread reads the next one or releases its memory."""
         spec = self._specs[path]
         access = self._reader.access(spec)
         if access.raw is not None:
@@ -47,6 +50,14 @@ class Parts:
         if access.kind == "regions":
             return self._array(spec, region, partial(self._reader.fill, spec, region))
         return self._reader.read(spec, region)
+
+    def release(self) -> None:
+        """Give the memory of this thread's last region back: another thread may use it."""
+        held: Any = getattr(self._own, "buffer", None)
+        if held is not None:
+            self._own.buffer = None
+            with self._lock:
+                self._free.append(held)
 
     def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
         import numpy as np
@@ -57,8 +68,13 @@ class Parts:
         return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:
-        """Reused memory of this thread: fresh memory costs more than filling it."""
+        """Reused memory: fresh memory costs more than filling it."""
         held: Any = getattr(self._own, "buffer", None)
-        if held is None or len(held) < nbytes:
-            held = self._own.buffer = bytearray(nbytes)
+        with self._lock:
+            if held is None and self._free:
+                held = self._free.pop()
+            if held is None or len(held) < nbytes:
+                self._free.clear()  # they are as small
+                held = None
+        self._own.buffer = held = held or bytearray(nbytes)
         return memoryview(held)[:nbytes]

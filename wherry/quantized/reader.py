@@ -154,10 +154,16 @@ class DequantizedReader(ReaderOver):
         self._reader.close()
 
     def _make(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
-        import numpy as np
-
         if 0 in region_shape(region):
             return
+        try:
+            self._make_bands(tensor, region, out)
+        finally:
+            self._parts.release()
+
+    def _make_bands(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
+        import numpy as np
+
         self._require_shape(tensor)
         of_codes = _of_codes(tensor, region)
         scales, corner = self._scales(tensor, of_codes)

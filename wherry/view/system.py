@@ -141,6 +141,7 @@ def view(
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
+    config = _of_plain_weights(config)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
@@ -149,9 +150,16 @@ def view(
         facts=facts_beside(checkpoint, family, source, wish.config),
         sizes=None if config else sizes_stated(family, wish.config),
     )  # fmt: skip
-    given = config if source is target else target_config(family, target, wish.config)
+    given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
+
+
+def _of_plain_weights(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A config without the quantisation that a file of the user's states: what is laid out is dequantised."""
+    from wherry.quantized.schemes import without_quantization
+
+    return without_quantization(config) if config else config
 
 
 def _require_options(

@@ -205,7 +205,10 @@ class ViewReader(BaseReader):
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
             return self._reader.read(self._source.spec(taken), region)
-        return self._projected.gather(spec.path, region, self._parts.read)
+        try:
+            return self._projected.gather(spec.path, region, self._parts.read)
+        finally:
+            self._parts.release()
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Gather a region into a buffer."""
@@ -214,8 +217,11 @@ class ViewReader(BaseReader):
         out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
         if spec.path in self._projected.scalars:
             out[...] = self.read(spec, region)
-        else:
+            return
+        try:
             self._projected.gather(spec.path, region, self._parts.read, out)
+        finally:
+            self._parts.release()
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for the largest part of the source that is read for a region, and for its cast."""
