@@ -33,6 +33,7 @@ from wherry.families import families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
 from wherry.objects.stores import OBJECT_STORES
+from wherry.quantized.schemes import schemes
 from wherry.storage.protocols import PROTOCOLS
 from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
 
@@ -109,6 +110,13 @@ def meaning(cls: type[WherryError]) -> str:
 def format_table() -> str:
     """One row for each format of the registry, with the cells of `wherry formats`."""
     return table(COLUMNS, [[f"`{name}`", *format_cells(row)[1:]] for name, row in formats().items()])
+
+
+def scheme_table() -> str:
+    """The ways of storing quantised weights that wherry dequantises."""
+    return table(
+        ("scheme", "weights", "equal to"), [(f"`{one.name}`", one.about, one.oracle) for one in schemes()]
+    )
 
 
 def family_table() -> str:
@@ -381,6 +389,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "exit_codes": exit_code_table,
     "facts": fact_tables,
     "families": family_table,
+    "schemes": scheme_table,
     "formats": format_table,
     "hooks": hooks,
     "judged": judged_table,

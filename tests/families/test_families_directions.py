@@ -63,7 +63,7 @@ def test_there_and_back(name, source, forms, target, without):
     family = load_family(name)
     mine = {**forms, **conventions(family, source)}
     theirs = conventions(family, target)
-    sizes = {**SIZES, "expert_ffn": 5}
+    sizes = {**SIZES, "expert_ffn": 5, **family.constants}
     if "huggingface-flax" in (source, target) and "pair" in family.axes:  # whose heads divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
     begun = made(family, source, mine, without=without, sizes=sizes)

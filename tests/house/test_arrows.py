@@ -37,14 +37,16 @@ ROOMS: Mapping[str, str] = {
     "layout": "errors core formats",
     "families": "errors text core storage formats layout",
     "mover": "errors core runtime storage objects staging formats",
-    "view": "errors text core runtime storage formats tree layout families mover",
+    "quantized": "errors text core storage formats layout mover",
+    "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
     "ledger": "errors version core storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
-    "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",
+    "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
+    " compare",
     "live": "errors text core runtime storage staging formats tree mover view ledger converter",
     "models": "errors text core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
@@ -55,8 +57,8 @@ ROOMS: Mapping[str, str] = {
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors core staging formats converter units verifier models routes lineage watch",
-    "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
-    " units compare verifier models routes catalog lineage auditor watch console",
+    "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
+    " converter units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -49,7 +49,7 @@ def made(
     family: Family, name: str, chosen, *, without=(), slots=None, dtype="float32", sizes=SIZES, seed=0
 ) -> Made:
     """A system's checkpoint of a family, every value different."""
-    system = family.system(name)
+    system, sizes = family.system(name), {**sizes, **family.constants}
     rng = np.random.default_rng(seed)
     tensors = {}
     for template in templates(family, system, chosen, slots or {"params": system.slots["params"][:1]}):

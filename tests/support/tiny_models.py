@@ -41,6 +41,16 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+GPT_OSS = {
+    **COMMON, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "sliding_window": 4, "num_hidden_layers": 4,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+
+
 MODELS = {
     "llama": ("Llama", GATED),
     "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
@@ -63,6 +73,7 @@ MODELS = {
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
     "deepseek-v3": ("DeepseekV3", LATENT),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
+    "gpt-oss": ("GptOss", GPT_OSS),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),

@@ -137,6 +137,7 @@ def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
 def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
     from wherry.families import families, load_family
+    from wherry.quantized.schemes import schemes
 
     rows = [load_family(name) for name in families()]
     if json_:
@@ -146,6 +147,10 @@ def _list_families(*, json_: bool) -> None:
         return
     tables.print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
+    )
+    say("")
+    tables.print_table(
+        ["scheme", "quantised weights that are dequantised"], [[one.name, one.about] for one in schemes()]
     )
 
 

@@ -154,7 +154,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         pairs=mapped.pairs,
         ignored=ignored,
         ways={spec.path: source.way(spec) for spec in carried},
-        parameters=checkpoint.original.manifest.parameters,
+        parameters=checkpoint.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,

@@ -46,6 +46,7 @@ NONE = "none"
 
 
 SCAN = "scan"
+DEQUANTIZE = "dequantize"
 
 
 _KEPT = "Metadata to store in the manifest of the checkpoint."

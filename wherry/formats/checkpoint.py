@@ -87,6 +87,11 @@ class Checkpoint:
         """The stored checkpoint: itself, or the checkpoint of which it is a view."""
         return self
 
+    @property
+    def parameters(self) -> int:
+        """The number of elements of its tensors; of a view those of its source."""
+        return self.manifest.parameters
+
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The tensors of `original` that a tensor is made of."""
         return (path,)

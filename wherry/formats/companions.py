@@ -8,25 +8,41 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
 from wherry.errors import MismatchError, storage_error
 from wherry.formats.file_names import is_weights
+from wherry.storage.location import Entry
 from wherry.storage.open_file import open_regular
-from wherry.storage.stores import make_folder
+from wherry.storage.stores import LocalStore, make_folder
 from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from wherry.core.manifest import Companion
     from wherry.formats.checkpoint import Checkpoint
     from wherry.storage.location import Location
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFiles(LocalStore):
+    """Files that exist in memory only, until they are copied beside the target."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        return Entry(path, len(self.files[path]), is_dir=False) if path in self.files else None
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        return self.files[path][start:stop]
 
 
 @contextmanager

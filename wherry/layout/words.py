@@ -243,6 +243,11 @@ def _floating(name: str) -> bool:
     return name.startswith(("float", "bfloat"))
 
 
+def significant(name: str) -> int:
+    """Significant bits of a floating-point type, the leading one included."""
+    return _bits(name) + 1
+
+
 def _bits(name: str) -> int:
     return int(_info(name).nmant)
 

@@ -19,6 +19,7 @@ from wherry.formats.companions import digested
 from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.open import named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
+from wherry.quantized.view import as_recorded
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
@@ -197,7 +198,7 @@ def _against(
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_source(named(against)) as other:
-        seen = _as_scanned(other, sidecar)
+        seen = _as_scanned(as_recorded(other, sidecar.manifest if sidecar else None), sidecar)
         theirs = hash_checkpoint(
             seen, found.algorithm, memory=how.memory, progress=how.progress, paths=_meant(seen, sidecar)
         )
@@ -238,7 +239,7 @@ def _came_back(
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint,
-            other,
+            as_recorded(other, sidecar.manifest),
             layout,
             sidecar.algorithm,
             memory=how.memory,

@@ -5,6 +5,9 @@ shapes for the same parameters. Between two systems the declarations of a family
 conversion is refused (`wherry.view.foreign`). The tree does not change within one system, to a plain container, and
 from one that holds the target's own tree, unless a layout option, an element type or a family is given. Then the
 families are not imported: that would take longer than copying 100 MB.
+
+Layouts are declared for plain weights, so a quantised checkpoint is dequantised before a layout applies. Where the tree
+does not change, codes and scales stay as they are, unless `--set dequantize=bfloat16` asks for plain weights.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.request import CONTAINERS, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, SCAN
 from wherry.errors import UsageError
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.tree.spelling import spelled
@@ -57,6 +60,10 @@ def relaid(
         MismatchError: config and shapes contradict each other.
         IncompleteError: a layer is missing.
     """
+    if DEQUANTIZE in options:
+        rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
+        plain = _plain(checkpoint, wish, str(options[DEQUANTIZE]))
+        return relaid(plain, row, rest, wish, only, files=files)
     if SCAN in options:
         rest = {name: value for name, value in options.items() if name != SCAN}
         from wherry.view.scan import scanned_view
@@ -70,13 +77,28 @@ def relaid(
         )
     if not asked and _same_tree(checkpoint, row, wish, own):
         return checkpoint, own, only
-    from wherry.view.system import view
+    from wherry.view.system import laid_out
 
-    seen = view(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)), files=files)
+    seen = laid_out(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)), files=files)
     if seen is not None:
         return seen, own, None
     require_own(checkpoint, row, own, wish)
     return checkpoint, {**own, **asked}, only
+
+
+def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoint:
+    """The source with plain weights of an element type, as the user asks."""
+    from wherry.quantized.view import dequantized
+    from wherry.view.model import config_of
+
+    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype)
+    if found is None:
+        raise UsageError(
+            "no config next to the source states a quantisation, so nothing can be dequantised",
+            uri=checkpoint.uri,
+            cure=f"leave {DEQUANTIZE} out, or pass the model's config.json with --config",
+        )
+    return found
 
 
 def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Mapping[str, Any]) -> bool:

@@ -131,10 +131,11 @@ def _(
     }
     back = replace(whole, targets=held, scalars={})
     with LayoutView(written, back) as inverse:
-        own = known if known is None else Hashes(found.algorithm, known)
-        return list(
-            _compared(inverse, source.original, forward, back, found.algorithm, memory, progress, own)
-        )
+        mine = (
+            known if source.source is source.original else None
+        )  # of the stored tensors, not of a view of them
+        own = mine if mine is None else Hashes(found.algorithm, mine)
+        return list(_compared(inverse, source.source, forward, back, found.algorithm, memory, progress, own))
 
 
 def _compared(

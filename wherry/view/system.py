@@ -6,9 +6,10 @@ every tensor. A config that names a model of no family ends the search: names th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.request import CONTAINERS, NONE, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, SCAN
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
     convert_layout,
@@ -34,7 +35,7 @@ from wherry.view.model import config_of, model_named
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from wherry.core.request import LayoutRequest
     from wherry.families.schema import Family, System
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
 
 
 def layout_options() -> frozenset[str]:
-    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, and `scan`."""
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, `scan`, `dequantize`."""
     known = [load_family(name) for name in families()]
     systems = [system for family in known for system in family.systems.values()]
     facts = (name for family in known for name in family.facts)
-    return frozenset([SCAN, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))])
+    return frozenset(
+        [SCAN, DEQUANTIZE, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))]
+    )
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, Any]:
@@ -60,6 +63,43 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 
     found = load_family_file(family_file) if family_file else load_family(family or "")
     return overview(found, own=not family_file)
+
+
+def laid_out(
+    checkpoint: Checkpoint,
+    row: Format,
+    asked: Mapping[str, str],
+    wish: LayoutRequest,
+    only: str | None,
+    *,
+    renamed: bool = False,
+    files: bool = True,
+) -> LayoutView | None:
+    """See `view`, of a checkpoint whose weights may be quantised: then of its dequantised weights.
+
+    Raises:
+        UnrepresentableError: the target needs a layout, and the quantisation is not supported.
+        WherryError: see `relaid`.
+    """
+    from wherry.quantized.view import CHOICES, dequantized
+
+    config = None if checkpoint.is_view else config_of(checkpoint, wish.config)
+    seen = partial(view, row=row, asked=asked, wish=wish, only=only, renamed=renamed, files=files)
+    try:
+        plain = dequantized(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
+    except WherryError:
+        if _keeps_tree(seen, checkpoint):
+            return None
+        raise
+    return seen(plain or checkpoint)
+
+
+def _keeps_tree(seen: Callable[[Checkpoint], LayoutView | None], checkpoint: Checkpoint) -> bool:
+    """Whether no layout applies, so that codes and scales are kept."""
+    try:
+        return seen(checkpoint) is None
+    except WherryError:
+        return False
 
 
 def view(
@@ -101,6 +141,7 @@ def view(
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
+    config = _of_plain_weights(config)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
@@ -109,9 +150,16 @@ def view(
         facts=facts_beside(checkpoint, family, source, wish.config),
         sizes=None if config else sizes_stated(family, wish.config),
     )  # fmt: skip
-    given = config if source is target else target_config(family, target, wish.config)
+    given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
     return LayoutView(checkpoint, projected, made, wish.dtype, only)
+
+
+def _of_plain_weights(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A config without the quantisation that a file of the user's states: what is laid out is dequantised."""
+    from wherry.quantized.schemes import without_quantization
+
+    return without_quantization(config) if config else config
 
 
 def _require_options(

@@ -9,10 +9,8 @@ and are never turned into an array in memory.
 from __future__ import annotations
 
 import math
-import threading
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.account import IgnoredEntry
@@ -20,19 +18,18 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.companions import ignored_companion
+from wherry.formats.companions import MemoryFiles, ignored_companion
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Extent
-from wherry.layout.copies import held_bytes, taken_by
+from wherry.layout.copies import copies, held_bytes, taken_by
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader
-from wherry.mover.regions import fill_region, raw_bytes
-from wherry.storage.location import Entry, Location
-from wherry.storage.stores import LocalStore
+from wherry.mover.parts import Parts
+from wherry.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Pieces, StoredTensor
+    from wherry.storage.location import Entry
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _NO_PLACE = "a layout has places for tensors only"
@@ -74,24 +72,38 @@ class View(Checkpoint):
         self._source = source
         self._new_files = files or {}
         self.projected = projected
-        reader = self.reader_over(DecodedReader(source.reader))
+        reader = self.reader_over(DecodedReader(source.original.reader))
         super().__init__(Opened(source.detection, manifest, reader, source.ignored))
 
     @property
     def original(self) -> Checkpoint:
-        """The source itself."""
+        """The stored checkpoint: the source, or the checkpoint of which the source is a view."""
+        return self._source.original
+
+    @property
+    def source(self) -> Checkpoint:
+        """The source, whose layout this view changes."""
         return self._source
 
+    @property
+    def parameters(self) -> int:
+        """The number of the source's elements."""
+        return self._source.parameters
+
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
-        """The source tensors of which a tensor is made."""
+        """The stored tensors of which a tensor is made."""
+        return {stored for taken in self._taken(path) for stored in self._source.made_of(taken)}
+
+    def _taken(self, path: KeyPath) -> Collection[KeyPath]:
+        """The source's tensors of which a tensor is made."""
         taken = self.projected.scalars.get(path)
         if taken is not None:
             return {taken}
         return set(taken_by(self.projected.targets[path], self.projected.pieces))
 
     def reader_over(self, reader: Reader) -> Reader:
-        """A reader of the view over one of the source."""
-        return ViewReader(self._source, reader, self.projected, self._new_files)
+        """A reader of the view over one of the stored checkpoint."""
+        return ViewReader(self._source, self._source.reader_over(reader), self.projected, self._new_files)
 
 
 class LayoutView(View):
@@ -136,9 +148,20 @@ class LayoutView(View):
         left = [ignored_companion(name, _OTHER_SYSTEM) for name in (made.left if made else ())]
         values = [IgnoredEntry(path, "values", _NO_PLACE, "value") for path in source.manifest.values]
         self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *values, *left)
-        self.lossy: Mapping[KeyPath, Bound] = projected.lossy
-        self.notes: tuple[str, ...] = made.warnings if made else ()
+        self.lossy: Mapping[KeyPath, Bound] = self._losses()
+        self.notes: tuple[str, ...] = (*source.notes, *(made.warnings if made else ()))
         self.snippet: str = made.snippet if made else ""
+
+    def _losses(self) -> Mapping[KeyPath, Bound]:
+        """The loss of each tensor: that of the layout, or that of the source if it is larger."""
+        if not self._source.lossy:
+            return self.projected.lossy
+        found = dict(self.projected.lossy)
+        for path in self.projected.targets:
+            bounds = [self._source.lossy[one] for one in self._taken(path) if one in self._source.lossy]
+            if bounds:
+                found[path] = max([*bounds, *([found[path]] if path in found else [])])
+        return found
 
 
 def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
@@ -168,7 +191,7 @@ class ViewReader(BaseReader):
         self._reader = reader
         self._projected = projected
         self._new_files = files
-        self._own = threading.local()
+        self._parts = Parts(reader, source.manifest.tensors)
 
     def access(self, spec: TensorSpec) -> Access:
         """Raw if the source's bytes are in the same order as the target's, otherwise by region."""
@@ -182,7 +205,10 @@ class ViewReader(BaseReader):
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
             return self._reader.read(self._source.spec(taken), region)
-        return self._projected.gather(spec.path, region, self._part)
+        try:
+            return self._projected.gather(spec.path, region, self._parts.read)
+        finally:
+            self._parts.release()
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Gather a region into a buffer."""
@@ -191,8 +217,11 @@ class ViewReader(BaseReader):
         out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
         if spec.path in self._projected.scalars:
             out[...] = self.read(spec, region)
-        else:
-            self._projected.gather(spec.path, region, self._part, out)
+            return
+        try:
+            self._projected.gather(spec.path, region, self._parts.read, out)
+        finally:
+            self._parts.release()
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for the largest part of the source that is read for a region, and for its cast."""
@@ -200,7 +229,15 @@ class ViewReader(BaseReader):
         if stored is None:
             return 0
         own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
-        return held_bytes(stored, region, self._projected.pieces) - own
+        held = held_bytes(stored, region, self._projected.pieces) - own
+        return held + self._parts_overhead(stored, region)
+
+    def _parts_overhead(self, stored: StoredTensor, region: Region) -> int:
+        """What the reader of the source needs for the part that needs most; stored tensors are read without."""
+        if not self._source.is_view:
+            return 0
+        found = copies(stored, region, self._projected.pieces)
+        return max((self._reader.overhead(one.source, one.region) for one in found), default=0)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of a tensor if the source's bytes are in the same order as the target's; None otherwise."""
@@ -232,7 +269,7 @@ class ViewReader(BaseReader):
     def companion(self, name: str) -> Location:
         """The location of a companion: in memory, or in the source."""
         if name in self._new_files:
-            return Location(_MemoryFiles(files=self._new_files), name)
+            return Location(MemoryFiles(files=self._new_files), name)
         return self._source.reader.companion(name)
 
     def members(self) -> Iterable[Entry]:
@@ -242,47 +279,6 @@ class ViewReader(BaseReader):
     def close(self) -> None:
         """Remove decoded data; the owner of the source closes it."""
         self._reader.close()
-
-    def _part(self, path: KeyPath, region: Region) -> np.ndarray:
-        """A region of a source tensor, valid until this thread reads the next one."""
-        spec = self._source.manifest.tensors[path]
-        access = self._reader.access(spec)
-        if access.raw is not None:
-            read = raw_bytes(access.raw, spec)
-            return self._array(spec, region, partial(fill_region, spec, region, read))
-        if access.kind == "regions":
-            return self._array(spec, region, partial(self._reader.fill, spec, region))
-        return self._reader.read(spec, region)
-
-    def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
-        import numpy as np
-
-        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
-        out = self._scratch(math.prod(shape) * dtype.itemsize)
-        fill(out)
-        return np.frombuffer(out, dtype).reshape(shape)
-
-    def _scratch(self, nbytes: int) -> memoryview:
-        """Reused memory of this thread: fresh memory costs more than filling it."""
-        held: Any = getattr(self._own, "buffer", None)
-        if held is None or len(held) < nbytes:
-            held = self._own.buffer = bytearray(nbytes)
-        return memoryview(held)[:nbytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _MemoryFiles(LocalStore):
-    """Files that exist in memory only, until they are copied beside the target."""
-
-    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-
-    def stat(self, path: str) -> Entry | None:
-        """See Store."""
-        return Entry(path, len(self.files[path]), is_dir=False) if path in self.files else None
-
-    def read(self, path: str, start: int, stop: int) -> bytes:
-        """See Store."""
-        return self.files[path][start:stop]
 
 
 def _banded(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpec:

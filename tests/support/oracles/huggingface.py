@@ -37,6 +37,12 @@ _YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
+_GPT_OSS = {
+    **_COMMON, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "swiglu_limit": 0.5,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                        "truncate": False, "original_max_position_embeddings": 16},
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -79,6 +85,7 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
+    "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),

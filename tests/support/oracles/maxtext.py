@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.oracles import maxtext_gpt3
+from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss
 from tests.support.oracles.leaves import DisagreementError, Leaves, Part, stacked
 from tests.support.oracles.maxtext_attention import attention
 from tests.support.oracles.maxtext_experts import experts, shared_and_routed
@@ -32,7 +32,8 @@ DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
-    "mlp_activations": ["silu", "linear"], "model_name": "default", "mscale": 1.0, "n_routing_groups": -1,
+    "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
+    "n_routing_groups": -1,
     "norm_topk_prob": False, "normalization_layer_epsilon": 1e-5, "normalize_embedding_logits": True,
     "original_max_position_embeddings": 4096, "param_scan_axis": 1, "q_lora_rank": 0, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "rope_attention_scaling": False, "rope_factor": 40, "rope_interleave": True,
@@ -99,8 +100,12 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
     if c.decoder_block == "gemma3":
         return [
             (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
-            for number, take in enumerate(_gemma3_layers(leaves, c))
+            for number, take in enumerate(_cycles(leaves, c, CYCLE))
         ]
+    if c.decoder_block == "gpt_oss":
+        pair = (maxtext_gpt_oss.local, maxtext_gpt_oss.whole)
+        layers = enumerate(_cycles(leaves, c, maxtext_gpt_oss.CYCLE))
+        return [(take, pair[number % len(pair)]) for number, take in layers]
     return [
         (take, BLOCKS[c.decoder_block]) for take in _stack(leaves, c, "layers", c.base_num_decoder_layers)
     ]
@@ -112,16 +117,16 @@ def _stack(leaves: Leaves, c: Any, name: str, count: int) -> list[Part]:
     return [Part(leaves, f"decoder/{name}_{index}") for index in range(count)]
 
 
-def _gemma3_layers(leaves: Leaves, c: Any) -> list[Part]:
+def _cycles(leaves: Leaves, c: Any, cycle: int) -> list[Part]:
     """Scanned, whole cycles are stacked, one stack for each place in the cycle; the rest is not."""
     if not c.scan_layers:
         return _stack(leaves, c, "layers", c.base_num_decoder_layers)
-    cycles, rest = divmod(c.base_num_decoder_layers, CYCLE)
+    cycles, rest = divmod(c.base_num_decoder_layers, cycle)
     columns = [
-        stacked(leaves, f"decoder/layers/layers_{place}", cycles, c.param_scan_axis) for place in range(CYCLE)
+        stacked(leaves, f"decoder/layers/layers_{place}", cycles, c.param_scan_axis) for place in range(cycle)
     ]
     remainder = [Part(leaves, f"decoder/layers_remainder/layers_{place}") for place in range(rest)]
-    return [column[cycle] for cycle in range(cycles) for column in columns] + remainder
+    return [column[turn] for turn in range(cycles) for column in columns] + remainder
 
 
 def _mlp(take: Part, c: Any, x: Array, width: int) -> Array:

@@ -30,7 +30,7 @@ def experts(take: Part, c: Any, x: Array, width: int) -> Array:
     hidden = ACTIVATIONS[c.mlp_activations[0]](gates)
     hidden = hidden * np.einsum("bte,new->btnw", x, take("wi_1", count, embed, width))
     found = np.einsum("btnw,nwe->btne", hidden, take("wo", count, width, embed))
-    return np.einsum("btne,btn->bte", found, _weights(take.under("gate"), c, x))
+    return np.einsum("btne,btn->bte", found, weights(take.under("gate"), c, x))
 
 
 def shared_and_routed(take: Part, c: Any, x: Array, mlp: Callable[[Part, Any, Array, int], Array]) -> Array:
@@ -39,7 +39,7 @@ def shared_and_routed(take: Part, c: Any, x: Array, mlp: Callable[[Part, Any, Ar
     return routed + mlp(take.under("shared_experts"), c, x, c.shared_experts * c.base_moe_mlp_dim)
 
 
-def _weights(take: Part, c: Any, x: Array) -> Array:
+def weights(take: Part, c: Any, x: Array) -> Array:
     """A weight for each expert [batch, position, expert], 0 for those that a token is not routed to."""
     scores = _SCORES[c.routed_score_func](x @ take("kernel", c.base_emb_dim, c.num_experts))
     biased = scores + take("bias", c.num_experts) if c.routed_bias else scores

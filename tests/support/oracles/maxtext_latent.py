@@ -23,9 +23,9 @@ def latent_attention(take: Part, c: Any, x: Array) -> Array:
     """Self-attention of normalised activations [batch, position, embed]."""
     heads, nope, value_dim = c.base_num_query_heads, c.qk_nope_head_dim, c.v_head_dim
     query = _query(take, c, x)
-    query = np.concatenate([query[..., :nope], _turn(c, query[..., nope:])], axis=-1) * _scale(c)
+    query = np.concatenate([query[..., :nope], turn(c, query[..., nope:])], axis=-1) * _scale(c)
     low = x @ take("wkv_a/kernel", c.base_emb_dim, c.kv_lora_rank + c.qk_rope_head_dim)
-    shared = _turn(c, low[:, :, None, c.kv_lora_rank :])
+    shared = turn(c, low[:, :, None, c.kv_lora_rank :])
     low = rms_norm(
         low[..., : c.kv_lora_rank], take("kv_norm/scale", c.kv_lora_rank), c.normalization_layer_epsilon
     )
@@ -52,17 +52,18 @@ def _scale(c: Any) -> float:
     return scale * (0.1 * c.mscale * math.log(c.rope_factor) + 1.0) ** 2
 
 
-def _turn(c: Any, x: Array) -> Array:
+def turn(c: Any, x: Array) -> Array:
+    """Heads [batch, position, head, dim] with rotary positions."""
     if not c.rope_type.startswith("yarn"):
-        return turn_halves(x, frequencies(c.qk_rope_head_dim, c.rope_max_timescale))
-    found = (turn_neighbours if c.rope_interleave else turn_halves)(x, _yarn(c))
+        return turn_halves(x, frequencies(x.shape[-1], c.rope_max_timescale))
+    found = (turn_neighbours if c.rope_interleave else turn_halves)(x, _yarn(c, x.shape[-1]))
     stretched = c.rope_attention_scaling and c.rope_factor > 1
     return found * (0.1 * math.log(c.rope_factor) + 1.0) if stretched else found
 
 
-def _yarn(c: Any) -> Array:
+def _yarn(c: Any, dim: int) -> Array:
     """Frequencies by Peng et al., 2023: divided by the factor where waves are long, a ramp between two corrections."""
-    dim, base = c.qk_rope_head_dim, c.rope_max_timescale
+    base = c.rope_max_timescale
 
     def correction(turns: float) -> float:
         return (

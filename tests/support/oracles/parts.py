@@ -69,6 +69,7 @@ def attend(
     *,
     cap: float | None = None,
     bias: Array | float = 0.0,
+    sinks: Array | None = None,
 ) -> Array:
     """Dot-product attention without a scale of its own; consecutive query heads share a key head.
 
@@ -78,6 +79,7 @@ def attend(
         visible: [query, key].
         cap: soft cap of the scores.
         bias: [head, query, key], added to the scores.
+        sinks: [head], scores of a key whose value is zero.
 
     Returns:
         [batch, query, head, dim of the values].
@@ -85,7 +87,12 @@ def attend(
     heads, groups = query.shape[2], key.shape[2]
     shared = [np.repeat(one, heads // groups, axis=2) for one in (key, value)]
     scores = soft_cap(np.einsum("bqhd,bkhd->bhqk", query, shared[0]), cap) + bias
-    return np.einsum("bhqk,bkhe->bqhe", softmax(np.where(visible, scores, -1e30)), shared[1])
+    scores = np.where(visible, scores, -1e30)
+    if sinks is None:
+        return np.einsum("bhqk,bkhe->bqhe", softmax(scores), shared[1])
+    beside = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    shares = softmax(np.concatenate([scores, beside], axis=-1))[..., :-1]
+    return np.einsum("bhqk,bkhe->bqhe", shares, shared[1])
 
 
 def frequencies(dim: int, base: float) -> Array:

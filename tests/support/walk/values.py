@@ -15,7 +15,7 @@ GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"
 LATENT = "deepseek_v2 deepseek_v3"
 LLAMAS = f"llama mistral mixtral {QWENS}"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT}"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -38,7 +38,7 @@ NONE: dict[str, str] = {
 # Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
-    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS}": [12],
+    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
                  "deepseek_v2": [in_file(8), ABSENT], "deepseek_v3": [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
     "n_embd": {"gpt2": [48]},
@@ -47,9 +47,10 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_layer": {"gpt2": [4, 1]},
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
-    "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama": [4, 1, None, ABSENT], f"mistral mixtral {QWENS} {GEMMAS}": [4, 1],
+    "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
+                          "gpt_oss": [2, 3]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
+    "num_key_value_heads": {"llama": [4, 1, None, ABSENT], f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
                             LATENT: [None, ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -67,7 +68,7 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "moe_intermediate_size": {f"qwen3_moe {LATENT}": [16]},
     "n_routed_experts": {LATENT: [4]},
     "n_shared_experts": {LATENT: [2]},
-    "num_local_experts": {"mixtral qwen3_moe": [6]},
+    "num_local_experts": {"mixtral qwen3_moe gpt_oss": [6]},
     "relative_attention_num_buckets": {T5: [16]},
     "first_k_dense_replace": {LATENT: [0, 2, 3]},
 }  # fmt: skip
@@ -88,7 +89,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT}": [True], f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss": [True], f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -107,7 +108,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama qwen3 qwen3_moe {GEMMAS} {LATENT}": [True]},
+    "attention_bias": {f"llama qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
     "dense_act_fn": {T5: ["silu"]},
@@ -115,7 +116,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
     "hidden_act": {f"{LLAMAS} {LATENT}": ["gelu", "relu", "gelu_pytorch_tanh"],
-                   "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"]},
+                   "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
+                   "gpt_oss": ["gelu"]},
     "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
@@ -123,7 +125,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_eps": {"bert": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
-    "max_position_embeddings": {f"{LLAMAS} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+    "max_position_embeddings": {f"{LLAMAS} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)], "gpt_oss": [128, 16],
                                 "gemma3_text": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "mlp_bias": {"llama deepseek_v2": [True]},
     "pretraining_tp": {f"llama {LATENT}": [2]},
@@ -137,12 +139,15 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
     "layer_types": {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
+        "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
     "max_window_layers": {"qwen2 qwen3": [1, to(1, WINDOW)]},
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
-    "sliding_window": {"mistral mixtral": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+    "swiglu_alpha": {"gpt_oss": [1.0]},
+    "swiglu_limit": {"gpt_oss": [0.5]},
+    "sliding_window": {"mistral mixtral gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
     "use_bidirectional_attention": {GEMMAS: [True]},
     "use_sliding_window": {QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
@@ -151,11 +156,11 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "mlp_only_layers": {"qwen3_moe": [to([0])]},
     "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [4, 1]},
     "norm_topk_prob": {"deepseek_v2": [True], "qwen3_moe deepseek_v3": [False]},
-    "num_experts_per_tok": {"mixtral qwen3_moe": [1, 3], LATENT: [1, 3]},
+    "num_experts_per_tok": {"mixtral qwen3_moe gpt_oss": [1, 3], LATENT: [1, 3]},
     "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
-    "output_router_logits": {f"mixtral qwen3_moe {LATENT}": [True]},
+    "output_router_logits": {f"mixtral qwen3_moe {LATENT} gpt_oss": [True]},
     "routed_scaling_factor": {LATENT: [2.0]},
-    "router_aux_loss_coef": {"mixtral qwen3_moe": [0.5]},
+    "router_aux_loss_coef": {"mixtral qwen3_moe gpt_oss": [0.5]},
     "router_jitter_noise": {"mixtral": [0.5]},
     "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [2]},
     "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
@@ -175,7 +180,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "moe_layer_freq": {LATENT: [in_file(2)]},
     "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
     "n_ctx": {"gpt2": [in_file(64)]},
-    "partial_rotary_factor": {DECODERS: [in_file(0.5)]},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": [in_file(0.5)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
@@ -202,6 +207,14 @@ _ROPE = {
     "llama mistral mixtral qwen2 qwen3_moe": entries(4, "rope_parameters."),
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     LATENT: entries(2, "rope_parameters."),
+    # GptOssRotaryEmbedding turns a part of a head by no other rule.
+    "gpt_oss": {
+        **entries(4, "rope_parameters."),
+        "rope_parameters.truncate": [True],
+        "rope_parameters.partial_rotary_factor": [
+            to(0.25, {"rope_parameters.rope_type": "proportional", "rope_parameters.rope_theta": 100.0})
+        ],
+    },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
         **entries(8, "rope_parameters.sliding_attention."),
@@ -218,18 +231,20 @@ HARMLESS: dict[str, dict[str, str]] = {
     "head_dim": {LATENT: "the class computes it"},
     "hidden_activation": {"gemma": "an attribute of other classes"},
     "intermediate_size": {"qwen3_moe": "the width of dense layers, of which it has none"},
+    "max_position_embeddings": {"gpt_oss": "yarn reads original_max_position_embeddings"},
     "mlp_bias": {"mistral": "an attribute of other classes"},
     "moe_layer_freq": {LATENT: "read by DeepSeek's own code alone"},
     "norm_topk_prob": {"deepseek_v2": "the router of transformers does not read it"},
     "num_decoder_layers": {"t5_encoder": "there is no decoder"},
     "num_key_value_heads": {LATENT: "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
-    "partial_rotary_factor": {DECODERS: "positions that are not scaled do not read it"},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": "positions that are not scaled do not read it"},
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
     "rope_parameters.full_attention.mrope_section": {"gemma3_text": "of models with images"},
     "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
-    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT}": "of models with images"},
+    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
+    "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones"},
     "rope_parameters.sliding_attention.mrope_section": {"gemma3_text": "of models with images"},
     "rope_parameters.sliding_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},

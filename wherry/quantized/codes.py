@@ -1,0 +1,125 @@
+"""codes: the arithmetic of `dequantize`: value = code × scale, in float32, rounded once to the target's element type.
+
+A code is a byte, or half of one, the lower half first. What each code means is a table of float32 values, so 8-bit
+floats, 4-bit floats and integers with an offset differ by their table only. Scales are floats, or one byte with the
+exponent of a power of two.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.layout.words import significant
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS = 127  # of the exponent that a scale of one byte is
+_SIGNIFICANT = {"float4_e2m1fn": 2, "int4": 3, "int8": 7, "float8_e4m3fn": 4, "float8_e5m2": 3}  # bits
+_EXPONENTS = ("uint8", "float8_e8m0fnu")
+_WIDE = ("bfloat16", "float32", "float64")  # they have all exponents of such scales
+
+
+def code_bits(code: str) -> int:
+    """Bits of one code."""
+    return 4 if code in ("float4_e2m1fn", "int4") else 8
+
+
+@cache
+def code_table(code: str) -> np.ndarray:
+    """The values of all codes, float32 [2^bits].
+
+    `int4` and `int8` are stored with half of their range added, as compressed-tensors packs them. Those of
+    `float4_e2m1fn` are twice their values: see `scale_values`.
+    """
+    import numpy as np
+
+    if code == "float4_e2m1fn":
+        return 2 * np.array([*_FLOAT4, *(-value for value in _FLOAT4)], np.float32)
+    if code.startswith("int"):
+        count = 1 << code_bits(code)
+        return np.arange(-count // 2, count // 2).astype(np.float32)
+    return np.arange(256, dtype=np.uint8).view(dtypes.numpy_dtype(code)).astype(np.float32)
+
+
+@cache
+def _by_byte(code: str) -> np.ndarray:
+    """The values of each byte: float32 [256], or of two codes as one 8-byte word [256]."""
+    import numpy as np
+
+    table = code_table(code)
+    if code_bits(code) == 8:  # noqa: PLR2004  a whole byte
+        return table
+    every = np.arange(256)
+    return np.stack([table[every & 15], table[every >> 4]], axis=1).copy().view(np.uint64).reshape(256)
+
+
+def decode(stored: np.ndarray, code: str) -> np.ndarray:
+    """The values of codes, without their scales.
+
+    Args:
+        stored: uint8 [rows, bytes], C order.
+        code: the name of the code.
+
+    Returns:
+        float32 [rows, codes].
+    """
+    import numpy as np
+
+    table = _by_byte(code)
+    # every byte is a valid index: `clip` only spares numpy the check
+    return np.take(table, stored, mode="clip").view(np.float32)
+
+
+def scale_values(scales: np.ndarray, code: str) -> np.ndarray:
+    """Scales as float32: floats, or one byte with the exponent of a power of two.
+
+    The byte 255 is infinity in a uint8, as transformers computes it, and not a number in a float8_e8m0fnu. Scales of
+    4-bit floats are halved: 2^128 is no float32, but its product with 0.5 is one.
+    """
+    import numpy as np
+
+    if scales.dtype.name not in _EXPONENTS:
+        return scales.astype(np.float32)
+    exponents = scales.view(np.uint8)
+    halved = code == "float4_e2m1fn"
+    with np.errstate(over="ignore"):
+        values = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS - halved)
+    return np.where(exponents == 255, np.float32(np.nan), values) if scales.dtype != np.uint8 else values  # noqa: PLR2004
+
+
+def multiply(values: np.ndarray, scales: np.ndarray, first: tuple[int, int], block: tuple[int, int]) -> None:
+    """Multiply values by the scales of their blocks, in place.
+
+    Args:
+        values: float32 [rows, columns].
+        scales: float32 [block rows, block columns], of all blocks that the values touch.
+        first: row and column of the first value, counted from the corner of the first scale.
+        block: rows and columns that share a scale.
+    """
+    import numpy as np
+
+    rows, columns = values.shape
+    wide = (
+        np.take(scales, (first[1] + np.arange(columns)) // block[1], axis=1)
+        if scales.shape[1] > 1
+        else scales
+    )
+    if block[0] == 1:
+        values *= wide[first[0] : first[0] + rows]
+        return
+    at = 0
+    while at < rows:
+        row = (first[0] + at) // block[0]
+        end = min((row + 1) * block[0] - first[0], rows)
+        values[at:end] *= wide[row]
+        at = end
+
+
+def exact(code: str, scale: str, target: str) -> bool:
+    """Whether no product of a code and a scale, both element types, needs rounding in the target's element type."""
+    bits = 0 if scale in _EXPONENTS else significant(scale)
+    return target in _WIDE and _SIGNIFICANT[code] + bits <= significant(target)

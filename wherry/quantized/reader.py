@@ -1,0 +1,240 @@
+"""Reads the dequantised tensors of a checkpoint: any region, from the codes and scales of that region only.
+
+A region is made in bands of rows that fit in the cache, so the memory that it takes does not depend on the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.errors import CorruptError
+from wherry.formats.companions import MemoryFiles
+from wherry.formats.reader import Absent, Access, ReaderOver
+from wherry.layout.transpose import permute
+from wherry.mover.parts import Parts
+from wherry.quantized.codes import decode, multiply, scale_values
+from wherry.storage.location import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.reader import Reader
+    from wherry.quantized.tensors import QuantizedTensor
+    from wherry.storage.location import Entry
+
+_BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
+_WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
+_WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+
+
+class DequantizedReader(ReaderOver):
+    """A reader over a checkpoint with quantised tensors; used from several threads."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        stored: Mapping[KeyPath, TensorSpec],
+        quantized: Mapping[KeyPath, QuantizedTensor],
+        files: Mapping[str, bytes],
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            reader: of the stored checkpoint; it is closed together with this reader.
+            stored: the stored tensors.
+            quantized: the tensors that are dequantised, by their key path.
+            files: companion files that differ from the stored ones, by name.
+        """
+        self._reader = reader
+        self._stored = stored
+        self._quantized = quantized
+        self._files = files
+        self._parts = Parts(reader, stored)
+        self._checked: set[KeyPath] = set()
+        self._lock = threading.Lock()
+
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The stored checkpoint's reader, for plain tensors."""
+        return self._reader, self._stored[spec.path]
+
+    def access(self, spec: TensorSpec) -> Access:
+        """By region, if the tensor is dequantised."""
+        if spec.path in self._quantized:
+            return Access("regions", gridded=False, computes=True)
+        return super().access(spec)
+
+    def extents(self, spec: TensorSpec) -> Any:
+        """The extents of a plain tensor; None for one that is dequantised."""
+        return None if spec.path in self._quantized else super().extents(spec)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See Reader."""
+        return None if spec.path in self._quantized else super().held(spec, cell)
+
+    def encoded(self, spec: TensorSpec) -> Any:
+        """See Reader."""
+        return None if spec.path in self._quantized else super().encoded(spec)
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Any:
+        """See Reader."""
+        if spec.path in self._quantized:
+            return super(ReaderOver, self).stream(spec, cell)
+        return super().stream(spec, cell)
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        if spec.path in self._quantized:
+            return self.read(spec, spec.whole).tobytes()
+        return super().read_bytes(spec)
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """The elements of a region.
+
+        Raises:
+            CorruptError: the checkpoint states another shape for the codes.
+        """
+        import numpy as np
+
+        if spec.path not in self._quantized:
+            return super().read(spec, region)
+        out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+        self._make(self._quantized[spec.path], region, out)
+        return out
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the elements of a region; see `read`."""
+        import numpy as np
+
+        if spec.path not in self._quantized:
+            super().fill(spec, region, buffer)
+            return
+        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+        self._make(self._quantized[spec.path], region, out)
+
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """Memory for one band, and for the scales of the region."""
+        found = self._quantized.get(spec.path)
+        if found is None:
+            return super().overhead(spec, region)
+        scales = math.prod(region_shape(_grid_region(found, _of_codes(found, region))))
+        columns = region_shape(_of_codes(found, region))[-1]
+        elements = min(max(_BAND, columns), math.prod(region_shape(region)))
+        return _WORKING * elements + 8 * scales
+
+    def absent(self) -> Iterable[Absent]:
+        """Missing chunks, of a tensor that is dequantised under its own key path."""
+        owners = {path: one.plain.path for one in self._quantized.values() for path in one.made_of}
+        return (replace(one, path=owners.get(one.path, one.path)) for one in self._reader.absent())
+
+    def shortfall(self) -> str | None:
+        """See the stored checkpoint's reader."""
+        return self._reader.shortfall()
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion: in memory, or in the stored checkpoint."""
+        if name in self._files:
+            return Location(MemoryFiles(files=self._files), name)
+        return self._reader.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """The files of the stored checkpoint."""
+        return self._reader.members()
+
+    def close(self) -> None:
+        """Close the reader below."""
+        self._reader.close()
+
+    def _make(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
+        if 0 in region_shape(region):
+            return
+        try:
+            self._make_bands(tensor, region, out)
+        finally:
+            self._parts.release()
+
+    def _make_bands(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
+        import numpy as np
+
+        self._require_shape(tensor)
+        of_codes = _of_codes(tensor, region)
+        scales, corner = self._scales(tensor, of_codes)
+        words = out.view(_WORDS[out.dtype.itemsize])
+        words = words.swapaxes(-1, -2) if tensor.transposed else words
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for band in _bands(of_codes):
+                values = self._values(tensor, band)
+                at = tuple(part.start - first.start for part, first in zip(band, of_codes, strict=True))
+                places = tuple(part.start - start for part, start in zip(band, corner, strict=True))
+                grid = scales[
+                    tuple(place // size for place, size in zip(places, tensor.block, strict=True))[:-2]
+                ]
+                multiply(values, grid, (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1]))
+                rows = slice(at[-2], at[-2] + values.shape[0])
+                made = np.ascontiguousarray(values.astype(out.dtype)).view(words.dtype)
+                permute(made, words[(*at[:-2], rows)])
+
+    def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
+        """The codes of a band of one matrix as float32 [rows, columns], without their scales."""
+        rows, columns = region_shape(band)[-2:]
+        unit = tensor.unit
+        steps = slice(band[-1].start // unit, -(-band[-1].stop // unit))
+        inner = tensor.codes.whole[len(tensor.shape) :]
+        stored = self._parts.read(tensor.codes.path, (*band[:-1], steps, *inner))
+        values = decode(stored.reshape(rows, -1).view("u1"), tensor.code)
+        first = band[-1].start - steps.start * unit
+        return values[:, first : first + columns]
+
+    def _scales(self, tensor: QuantizedTensor, region: Region) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The scales of a region with the rank of the codes, and the element at which the first of them begins."""
+        grid = _grid_region(tensor, region)
+        stored = tensor.scales
+        part = stored.whole if stored.size == 1 else grid[: len(stored.shape)]
+        values = scale_values(self._parts.read(stored.path, part), tensor.code).reshape(region_shape(grid))
+        corner = tuple(one.start * size for one, size in zip(grid, tensor.block, strict=True))
+        return values, corner
+
+    def _require_shape(self, tensor: QuantizedTensor) -> None:
+        """The shape that the checkpoint states for packed codes is theirs."""
+        stated = tensor.shape_tensor
+        if stated is None or tensor.plain.path in self._checked:
+            return
+        found = tuple(self._parts.read(stated.path, stated.whole).reshape(-1).tolist())
+        if found != tensor.shape:
+            raise CorruptError(
+                f"{stated.name} states the shape {found}, but the codes have the shape {tensor.shape}",
+                path=tensor.codes.name,
+                cure="unsupported padding of packed rows, or a damaged file: compare it with the original",
+            )
+        with self._lock:
+            self._checked.add(tensor.plain.path)
+
+
+def _of_codes(tensor: QuantizedTensor, region: Region) -> Region:
+    """A region of the dequantised tensor, as a region of the codes."""
+    return (*region[:-2], region[-1], region[-2]) if tensor.transposed else region
+
+
+def _grid_region(tensor: QuantizedTensor, region: Region) -> Region:
+    """The scales of a region of codes."""
+    return tuple(
+        slice(part.start // size, -(-part.stop // size))
+        for part, size in zip(region, tensor.block, strict=True)
+    )
+
+
+def _bands(region: Region) -> Iterator[Region]:
+    """Bands of rows of one matrix each."""
+    step = max(_BAND // max(region_shape(region)[-1], 1), 1)
+    for place in product(*(range(part.start, part.stop) for part in region[:-2])):
+        outer = tuple(slice(index, index + 1) for index in place)
+        for start in range(region[-2].start, region[-2].stop, step):
+            yield (*outer, slice(start, min(start + step, region[-2].stop)), region[-1])

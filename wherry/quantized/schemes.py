@@ -1,0 +1,179 @@
+"""Scheme: one way in which checkpoints store quantised weights, as a row of `schemes.toml`.
+
+    when         expression over a config's `quantization_config`: whether the checkpoint is of this scheme
+    code         what one code means: a float type, or int{bits}, an integer stored with half of its range added; by
+                 default the element type of the tensor itself
+    bits         expression: the bits of an integer code
+    dtypes       element types of the tensors that hold codes
+    values       the name of such a tensor; {name} is any name, {module} one without `.weight`
+    plain        the name of the tensor once it is dequantised
+    scales       names that the scales of a tensor may have; one of them must exist
+    shape        the name of a small tensor that states the shape
+    dropped      names of tensors that only computing with codes needs: the scales of activations
+    block        expression: rows and columns that share a scale; None: one scale for each row or tensor
+    blocked      whether the codes of a block are a dimension of their own
+    transposed   whether the dequantised tensor has rows and columns exchanged
+    groups       what every row of `config_groups` may state: attribute → values; null is always one
+    oracle       the software that our arithmetic equals bit by bit, in tests
+
+A checkpoint whose config states another way is refused by name; nothing is guessed from names.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import UnrepresentableError
+from wherry.layout.expr import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+_TEXT = "text_config"  # of a model with other modalities: it may state the quantisation instead
+_FILE = Path(__file__).parent / "schemes.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A way of storing quantised weights; the module docstring describes the fields."""
+
+    name: str
+    about: str
+    when: str
+    dtypes: tuple[str, ...]
+    values: str
+    plain: str
+    scales: tuple[str, ...]
+    oracle: str
+    code: str = ""
+    bits: str = ""
+    shape: str = ""
+    dropped: tuple[str, ...] = ()
+    block: str = "None"
+    blocked: bool = False
+    transposed: bool = False
+    groups: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+
+
+@cache
+def schemes() -> tuple[Scheme, ...]:
+    """All schemes."""
+    rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return tuple(
+        Scheme(name=name, **{key: _frozen(value) for key, value in row.items()}) for name, row in rows.items()
+    )
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    if isinstance(value, dict):
+        return {name: _frozen(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class StatedScheme:
+    """The scheme that a config states, with its numbers.
+
+    Attributes:
+        scheme: the scheme.
+        method: what the config calls it, for messages.
+        code: the name of the code; empty for the tensor's own element type.
+        block: rows and columns that share a scale; None for one scale for each row or tensor.
+        plain_modules: names of modules that the config states as not quantised.
+    """
+
+    scheme: Scheme
+    method: str
+    code: str
+    block: tuple[int, int] | None
+    plain_modules: frozenset[str] = frozenset()
+
+
+def quantization_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a Hugging Face config states about its quantisation; None if it states nothing."""
+    tables = [config or {}, (config or {}).get(_TEXT)]
+    for table in tables:
+        for key in CONFIG_KEYS:
+            found = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
+            if isinstance(found, dict):
+                return cast("dict[str, Any]", found)
+    return None
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that states no quantisation."""
+    kept = {name: value for name, value in config.items() if name not in CONFIG_KEYS}
+    inner = kept.get(_TEXT)
+    if isinstance(inner, dict):
+        kept[_TEXT] = without_quantization(cast("dict[str, Any]", inner))
+    return kept
+
+
+def stated_scheme(quantization: Mapping[str, Any], uri: str | None = None) -> StatedScheme:
+    """The scheme that a config's `quantization_config` states.
+
+    Raises:
+        UnrepresentableError: no scheme is of this kind; what is not supported is named.
+    """
+    words = [str(quantization[name]) for name in ("quant_method", "format") if quantization.get(name)]
+    method = " ".join(words) or "an unnamed method"
+    scheme = next((one for one in schemes() if evaluate(one.when, quantization) is True), None)
+    if scheme is None:
+        known = ", ".join(one.name for one in schemes())
+        raise _refusal(f"unsupported quantisation {method}: known are {known}", uri)
+    _require_groups(scheme, quantization, method, uri)
+    bits = evaluate(scheme.bits, quantization) if scheme.bits else None
+    return StatedScheme(
+        scheme, method, scheme.code.format(bits=bits), _block(scheme, quantization, method, uri),
+        frozenset(_names(quantization)),
+    )  # fmt: skip
+
+
+def _names(quantization: Mapping[str, Any]) -> list[str]:
+    rows = [quantization.get(name) for name in ("modules_to_not_convert", "ignored_layers", "ignore")]
+    return [
+        one for row in rows if isinstance(row, list) for one in cast("list[Any]", row) if isinstance(one, str)
+    ]
+
+
+def _block(
+    scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None
+) -> tuple[int, int] | None:
+    found = evaluate(scheme.block, quantization)
+    if found is None:
+        return None
+    sizes = cast("list[Any]", list(found)) if isinstance(found, list | tuple) else []
+    if len(sizes) != 2 or not all(type(one) is int and one > 0 for one in sizes):  # noqa: PLR2004  rows, columns
+        raise _refusal(
+            f"quantisation {method} has blocks of {found!r}, which are not two positive sizes", uri
+        )
+    return (sizes[0], sizes[1])
+
+
+def _require_groups(scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None) -> None:
+    """Every group of modules is stored alike, in a way that the scheme has."""
+    groups = quantization.get("config_groups")
+    rows = list(cast("dict[str, Any]", groups).values()) if isinstance(groups, dict) else []
+    weights = [cast("dict[str, Any]", row).get("weights") if isinstance(row, dict) else None for row in rows]
+    for row in weights:
+        stated = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        for name, values in scheme.groups.items():
+            if stated.get(name) is not None and stated[name] not in values:
+                raise _refusal(f"unsupported quantisation {method} with {name} = {stated[name]!r}", uri)
+        if row != weights[0]:
+            raise _refusal(f"unsupported quantisation {method} with several groups of weights", uri)
+    if scheme.groups and quantization.get("quant_method") == "compressed-tensors" and not rows:
+        raise _refusal(f"quantisation {method} states no config_groups", uri)
+
+
+def _refusal(what: str, uri: str | None) -> UnrepresentableError:
+    return UnrepresentableError(
+        what, uri=uri, cure="keep the codes as they are with --to huggingface or a container such as --to orbax",
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""tensors: pairs the codes of a checkpoint with their scales, from metadata alone.
+
+Codes, scales and what else describes them become one tensor of the dequantised checkpoint. A scale without codes, codes
+without a scale, and shapes that do not fit each other are errors that name the tensor. What has no scale and no type of
+codes is plain.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from wherry.core.account import IgnoredEntry
+from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
+from wherry.quantized.codes import code_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.quantized.schemes import Scheme, StatedScheme
+
+_MODULE = ".weight"
+_ACTIVATIONS = "scale of activations"
+_UNUSED = "it scales activations in arithmetic with codes; dequantised weights do not use it"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """Codes and scales that are one dequantised tensor.
+
+    Attributes:
+        plain: the dequantised tensor.
+        codes: the tensor of codes.
+        scales: the tensor of scales.
+        code: the name of the code.
+        shape: the extents of the codes; those of `plain`, unless that has rows and columns exchanged.
+        grid: the extents of the scales, of the same rank.
+        block: elements along each axis that share a scale.
+        unit: codes that one step along the last axis of `codes` that counts them holds.
+        transposed: whether `plain` has rows and columns exchanged.
+        shape_tensor: a tensor that states the shape, if there is one.
+    """
+
+    plain: TensorSpec
+    codes: TensorSpec
+    scales: TensorSpec
+    code: str
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    unit: int
+    transposed: bool = False
+    shape_tensor: TensorSpec | None = None
+
+    @property
+    def made_of(self) -> tuple[KeyPath, ...]:
+        """The stored tensors that it is made of."""
+        stated = (self.shape_tensor.path,) if self.shape_tensor else ()
+        return (self.codes.path, self.scales.path, *stated)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensors:
+    """What a checkpoint holds once it is dequantised.
+
+    Attributes:
+        specs: all its tensors, in the order of the stored ones.
+        quantized: those that are dequantised, by their key path.
+        ignored: stored tensors that are not needed, each with its rule.
+    """
+
+    specs: Mapping[KeyPath, TensorSpec]
+    quantized: Mapping[KeyPath, QuantizedTensor]
+    ignored: tuple[IgnoredEntry, ...] = ()
+
+
+@dataclass(slots=True)
+class _Names:
+    """The tensors of a checkpoint by name, and those that were used."""
+
+    specs: Mapping[str, TensorSpec]
+    used: set[str] = field(default_factory=set[str])
+
+    def take(self, templates: tuple[str, ...], name: str) -> TensorSpec | None:
+        """The first tensor that one of the templates names."""
+        for one in _spelled(templates, name):
+            if one in self.specs and one not in self.used:
+                self.used.add(one)
+                return self.specs[one]
+        return None
+
+
+def quantized_tensors(manifest: Manifest, stated: StatedScheme, dtype: str, uri: str) -> QuantizedTensors:
+    """Pair codes and scales.
+
+    Args:
+        manifest: of the checkpoint; key paths of one part, as in Hugging Face folders, are paired.
+        stated: the scheme that its config states.
+        dtype: element type of the dequantised tensors.
+        uri: the checkpoint, for messages.
+
+    Raises:
+        IncompleteError: a scale, or the codes of one, are missing.
+        MismatchError: the shapes of codes and scales do not fit each other.
+        UnrepresentableError: codes of a rank or with a companion that is not supported.
+    """
+    names = _Names({path[0]: spec for path, spec in manifest.tensors.items() if len(path) == 1})
+    found: dict[str, QuantizedTensor] = {}
+    ignored: list[IgnoredEntry] = []
+    for name, spec in names.specs.items():
+        stem = _stem(stated.scheme, name)
+        if stem is None or spec.dtype not in stated.scheme.dtypes:
+            continue
+        pair = _paired(spec, stem, stated, names, dtype, uri)
+        if pair is not None:
+            names.used.add(name)
+            found[name] = pair
+            ignored += _dropped(stated.scheme, stem, names)
+    _require_no_rest(stated.scheme, names, uri)
+    specs = dict(_replaced(manifest, names, found))
+    return QuantizedTensors(specs, {one.plain.path: one for one in found.values()}, tuple(ignored))
+
+
+def _replaced(
+    manifest: Manifest, names: _Names, found: Mapping[str, QuantizedTensor]
+) -> Iterator[tuple[KeyPath, TensorSpec]]:
+    for path, spec in manifest.tensors.items():
+        if len(path) == 1 and path[0] in found:
+            plain = found[path[0]].plain
+            if plain.path != path and plain.path in manifest.tensors:
+                raise MismatchError(f"{spec.name} would become a tensor that exists", path=plain.name)
+            yield plain.path, plain
+        elif len(path) != 1 or path[0] not in names.used:
+            yield path, spec
+
+
+def _stem(scheme: Scheme, name: str) -> str | None:
+    """What {name} or {module} stands for in the name of codes; None if it is not such a name."""
+    end = scheme.values.partition("}")[2]
+    if not name.endswith(end) or (name == end):
+        return None
+    return name[: len(name) - len(end)]
+
+
+def _spelled(templates: tuple[str, ...], stem: str) -> Iterator[str]:
+    for one in templates:
+        if "{name}" in one:
+            yield one.replace("{name}", stem)
+        else:
+            yield one.replace("{module}", stem.removesuffix(_MODULE))
+
+
+def _paired(
+    codes: TensorSpec, stem: str, stated: StatedScheme, names: _Names, dtype: str, uri: str
+) -> QuantizedTensor | None:
+    """The tensor that codes are; None if the config states that their module is plain."""
+    scheme = stated.scheme
+    scales = names.take(scheme.scales, stem)
+    if scales is None:
+        if stem.removesuffix(_MODULE) in stated.plain_modules:
+            return None
+        wanted = next(_spelled(scheme.scales, stem))
+        raise IncompleteError(
+            f"missing scale {wanted} of the {scheme.name} codes {codes.name}", uri=uri, path=codes.name,
+            cure="restore the missing tensor, or name the module in modules_to_not_convert if it is plain",
+        )  # fmt: skip
+    code = stated.code or codes.dtype
+    shape, unit = _shape(codes, code, blocked=scheme.blocked)
+    if len(shape) < 2:  # noqa: PLR2004  rows and columns
+        raise UnrepresentableError(f"unsupported {scheme.name} codes of shape {codes.shape}", path=codes.name)
+    grid = _grid(shape, scales)
+    block = _blocks(shape, grid, codes, scales, stated)
+    turned = (*shape[:-2], shape[-1], shape[-2]) if scheme.transposed else shape
+    path = (next(_spelled((scheme.plain,), stem)),)
+    plain = replace(codes, path=path, shape=turned, dtype=dtype, chunks=None)
+    stated_shape = names.take((scheme.shape,), stem) if scheme.shape else None
+    return QuantizedTensor(
+        plain, codes, scales, code, shape, grid, block, unit, scheme.transposed, stated_shape
+    )
+
+
+def _shape(codes: TensorSpec, code: str, *, blocked: bool) -> tuple[tuple[int, ...], int]:
+    """The extents of the codes, and how many one step along the counting axis holds."""
+    size = codes.nbytes // max(codes.size, 1) * 8 // code_bits(code)
+    if not blocked:
+        return (*codes.shape[:-1], codes.shape[-1] * size), size
+    unit = codes.shape[-1] * size
+    return (*codes.shape[:-2], codes.shape[-2] * unit), unit
+
+
+def _grid(shape: tuple[int, ...], scales: TensorSpec) -> tuple[int, ...]:
+    """The extents of the scales with the rank of the codes."""
+    if scales.size == 1:
+        return (1,) * len(shape)
+    if scales.shape == shape[:-1]:
+        return (*scales.shape, 1)
+    return scales.shape
+
+
+def _blocks(
+    shape: tuple[int, ...], grid: tuple[int, ...], codes: TensorSpec, scales: TensorSpec, stated: StatedScheme
+) -> tuple[int, ...]:
+    """The elements along each axis that share a scale: the stated block, a row, or all."""
+    leading = tuple(
+        1 if grid[axis : axis + 1] == (extent,) else extent for axis, extent in enumerate(shape[:-2])
+    )
+    for block in (stated.block, (1, shape[-1]), shape[-2:]):
+        if block is not None and grid == _counts(shape, (*leading, *block)):
+            return (*leading, *block)
+    blocks = "×".join(map(str, stated.block)) if stated.block else "rows or a whole tensor"
+    raise MismatchError(
+        f"the scales {scales.name} of shape {scales.shape} do not fit codes of shape {shape} in blocks of {blocks}",
+        path=codes.name,
+        cure="correct quantization_config in config.json, or restore the scales",
+    )
+
+
+def _counts(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
+    """The number of blocks along each axis."""
+    return tuple(-(-extent // max(size, 1)) for extent, size in zip(shape, block, strict=True))
+
+
+def _dropped(scheme: Scheme, stem: str, names: _Names) -> Iterator[IgnoredEntry]:
+    for one in scheme.dropped:
+        spec = names.take((one,), stem)
+        if spec is not None:
+            yield IgnoredEntry(spec.path, _ACTIVATIONS, _UNUSED)
+
+
+def _require_no_rest(scheme: Scheme, names: _Names, uri: str) -> None:
+    """No scale is left over: the codes that it belongs to are missing, or stored in another way."""
+    pairs = {*scheme.scales, *([scheme.shape] if scheme.shape else [])} - {"{module}.scale"}
+    ends = tuple(re.sub(r"\{\w+\}", "", one) for one in pairs)
+    rest = next((one for one in names.specs if one.endswith(ends) and one not in names.used), None)
+    if rest is not None:
+        raise IncompleteError(
+            f"{rest} scales no tensor: its {scheme.name} codes are missing", uri=uri, path=rest,
+            cure="restore the tensor of codes, or remove the scale",
+        )  # fmt: skip
