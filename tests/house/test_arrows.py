@@ -39,7 +39,7 @@ ROOMS: Mapping[str, str] = {
     "mover": "errors core runtime storage objects staging formats",
     "view": "errors text core runtime storage formats tree layout families mover",
     "config": "errors text core storage formats",
-    "ledger": "errors version core storage formats config",
+    "ledger": "errors version core remote storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
@@ -52,9 +52,10 @@ ROOMS: Mapping[str, str] = {
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
-    "watch": "errors core storage formats config ledger routes",
+    "watch": "errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "console": "errors core staging formats converter units verifier models routes lineage watch",
+    "console": "errors version core storage config staging formats converter units verifier models routes lineage"
+    " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
     " units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",

@@ -47,7 +47,7 @@ from wherry.cli.options import (
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.cli.units import commit, on_engine, split, unit_size, work
-from wherry.console.say import say_lines, show_waits
+from wherry.console.say import explain, say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
@@ -82,6 +82,14 @@ _HELP = ["-h", "--help"]
 @click.version_option(__version__, "-V", "--version", prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=explain,
+    help="Say which configuration, ledger and registry are used, and what is waited for.",
 )
 @click.option(
     "--storage-timeout",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from wherry.console.say import say
-from wherry.errors import StorageError, UsageError
+from wherry.errors import StorageError, UsageError, WherryError
+from wherry.remote.probe import reason_of
+from wherry.remote.waits import waiting
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 _FILE = Path("infra/prefect.yaml")
+_EMIT_SECONDS = 10.0
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
@@ -125,18 +130,36 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     The event starts the deployments that have it as a trigger.
     """
     from wherry.core.emit import emit as post
+    from wherry.core.emit import whole_uri
 
+    place = whole_uri(uri)
+    _warn_of_nothing(place)
+    server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
     try:
-        number = post(uri, event=event, step=step, api=api)
+        with waiting(server):
+            number = post(place, event=event, step=step, api=api, timeout=_EMIT_SECONDS)
     except ValueError as error:
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:
         raise StorageError(
-            f"the Prefect server did not accept the event: {error}",
-            uri=uri,
+            f"the Prefect server {server} did not accept the event: {reason_of(error, _EMIT_SECONDS)}",
+            uri=place,
             cure="check PREFECT_API_URL and that the server runs; the nightly run finds the checkpoint anyway",
             retryable=True,
         ) from error
     click.echo(
-        json.dumps({"id": number, "event": event, "uri": uri}) if json_ else f"emitted {event} for {uri}"
+        json.dumps({"id": number, "event": event, "uri": place}) if json_ else f"emitted {event} for {place}"
     )
+
+
+def _warn_of_nothing(place: str) -> None:
+    """Warn that nothing is at the place of an event; where this machine cannot see it, a worker may."""
+    from wherry.storage.stores import locate
+
+    try:
+        there = locate(place).exists()
+    except WherryError as error:
+        say(f"warning: cannot look at {place} from here: {error.what}", err=True)
+        return
+    if not there:
+        say(f"warning: there is nothing at {place}; the run that the event starts will fail", err=True)
