@@ -94,7 +94,7 @@ def deploy(plan: DeployPlan) -> DeployReport:
     check(entries, chosen)
     api = required_server()
     try:
-        made, automations = asyncio.run(_prepare(plan, pools))
+        made, automations = asyncio.run(_prepare(plan, used_pools(pools, chosen)))
         _prefect_deploy(plan.file, plan.pool)
         ids, outcomes = asyncio.run(_finish(entries, automations))
     except HTTPError as error:
@@ -169,6 +169,12 @@ def pools_of(
                 f"unknown work pool {pool!r} of deployment {name}", cure=f"choose one of: {', '.join(known)}"
             )
     return {name: known[pool] for name, pool in named.items()}
+
+
+def used_pools(pools: tuple[WorkPool, ...], chosen: Mapping[str, WorkPool]) -> tuple[WorkPool, ...]:
+    """The pools that deployments use; no other is made on the server."""
+    names = {pool.name for pool in chosen.values()}
+    return tuple(pool for pool in pools if pool.name in names)
 
 
 def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None:

@@ -137,7 +137,8 @@ MISTAKES = [
     Mistake("promote HOME/converted", 2, "missing name of the registered model", "add --name NAME",
             "promote HOME/converted --name newcomers"),
     # configuration
-    Mistake("routes check", 3, "no configuration to check", "--config FILE", "routes check --config HOME/wherry.toml"),
+    Mistake("routes check", 3, "no configuration to check", "--config FILE; `wherry init` writes one",
+            "routes check --config HOME/wherry.toml"),
     Mistake("nightly --config HOME/nothing.toml", 3, "configuration file not found", "check the path in --config",
             "nightly --dry-run --config HOME/wherry.toml"),
     Mistake("nightly --env prod --config HOME/wherry.toml", 3, "unknown environment 'prod'", "add [env.prod]",
@@ -147,7 +148,7 @@ MISTAKES = [
     Mistake("routes check --config HOME/misspelt.toml", 2, "routes.llama.retention.keep_lats: unknown field",
             "did you mean keep_last or keep_days?", "routes check --config HOME/wherry.toml"),
     Mistake("routes check --config HOME/unrelated.toml", 2, "routes.llama.colour: unknown field",
-            "remove 'colour', or move it; infra/wherry.toml lists all fields",
+            "remove 'colour', or move it; `wherry config example` shows all fields",
             "routes check --config HOME/wherry.toml"),
     # servers that do not run
     Mistake("resolve models:/newcomers", 10, "MLflow does not answer: Connection refused (http://127.0.0.1:9)",
@@ -217,7 +218,8 @@ def pasted(cure):
     """The commands in a cure that need nothing to be filled in."""
     commands = re.findall(r"`wherry ([^`]+)`|(?<!`)wherry (inspect --digest --write \S+)", cure)
     words = [found or bare for found, bare in commands]
-    return [line for line in words if not re.search(r"\b[A-Z]{3,}\b", line.replace("HOME", ""))]
+    complete = [line for line in words if not re.search(r"\b[A-Z]{3,}\b", line.replace("HOME", ""))]
+    return [f"{line} --root HOME/nested --yes" if line == "init" else line for line in complete]  # it asks
 
 
 def named(mistake):

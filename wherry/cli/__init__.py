@@ -28,7 +28,8 @@ from wherry.cli.errors import (
     is_debugging,
     silence,
 )
-from wherry.cli.help import completion, names_for, show_help
+from wherry.cli.help import complete_arguments, completion, names_for, show_help
+from wherry.cli.init import init
 from wherry.cli.inspect import diff, inspect, layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
@@ -310,6 +311,7 @@ def doctor(json_: bool) -> None:
 
 
 cli.add_command(emit)
+cli.add_command(init)
 cli.add_command(audit)
 cli.add_command(completion)
 cli.add_command(show_help)
@@ -341,15 +343,19 @@ cli.add_command(work)
 cli.add_command(commit)
 
 
-def _name_help(group: click.Group) -> None:
-    """Set `help_option_names` on each command; otherwise click caches those of the command that runs first."""
+def _finish(group: click.Group) -> None:
+    """Set `help_option_names` on each command; otherwise click caches those of the command that runs first.
+
+    Its arguments get their completion here, too.
+    """
     for command in group.commands.values():
         command.context_settings.setdefault("help_option_names", _HELP)
+        complete_arguments(command)
         if isinstance(command, click.Group):
-            _name_help(command)
+            _finish(command)
 
 
-_name_help(cli)
+_finish(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_FILE = Path("infra/prefect.yaml")
 _EMIT_SECONDS = 10.0
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 
 @click.command()
-@click.argument("file", type=_path, default=_FILE)
-@click.option("--pools", type=_path, help="Folder of the work pools; `pools` next to FILE by default.")
+@click.argument("file", type=_path, default=None, required=False)
 @click.option(
-    "--automations", type=_path, help="File of the automations; `automations.yaml` next to FILE by default."
+    "--pools", type=_path, help="Folder of the work pools; `pools` next to FILE by default, or wherry's own."
+)
+@click.option(
+    "--automations",
+    type=_path,
+    help="File of the automations; `automations.yaml` next to FILE by default, or wherry's own.",
 )
 @click.option("--pool", metavar="NAME", help="Use this work pool for all deployments in FILE.")
 @click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that receives alerts.")
@@ -38,7 +41,7 @@ _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 )
 @_json
 def deploy(
-    file: Path,
+    file: Path | None,
     pools: Path | None,
     automations: Path | None,
     pool: str | None,
@@ -48,15 +51,18 @@ def deploy(
 ) -> None:
     """Create or update work pools, limits, deployments and automations in Prefect.
 
-    FILE is a prefect.yaml, by default infra/prefect.yaml. PREFECT_API_URL names the server.
+    FILE is a prefect.yaml, by default the one that comes with wherry (infra/prefect.yaml). Only the work pools that
+    its deployments use are made. PREFECT_API_URL names the server.
     """
+    from wherry.config.packaged import packaged
     from wherry.core.services import service
 
     prefect = service("deploy")
+    chosen = file or packaged("prefect.yaml")
     plan = prefect.DeployPlan(
-        file=file,
-        pools=pools or file.parent / "pools",
-        automations=automations or file.parent / "automations.yaml",
+        file=chosen,
+        pools=pools or _beside(chosen, "pools"),
+        automations=automations or _beside(chosen, "automations.yaml"),
         pool=pool,
         notify=notify,
         limits=dict(_slots(word) for word in limits),
@@ -73,16 +79,25 @@ def deploy(
 
 
 @click.command()
-@click.argument("file", type=_path, default=_FILE)
+@click.argument("file", type=_path, default=None, required=False)
 @click.option("--limit", default=2, show_default=True, help="Maximum number of concurrent runs.")
-def serve(file: Path, limit: int) -> None:
+def serve(file: Path | None, limit: int) -> None:
     """Serve the deployments in FILE from this process, without a work pool.
 
-    The process runs until it is stopped.
+    FILE is as for `wherry deploy`. The process runs until it is stopped.
     """
+    from wherry.config.packaged import packaged
     from wherry.core.services import service
 
-    service("serve").serve(file, limit=limit)
+    service("serve").serve(file or packaged("prefect.yaml"), limit=limit)
+
+
+def _beside(file: Path, name: str) -> Path:
+    """A file next to another one; where there is none, the one that comes with wherry."""
+    from wherry.config.packaged import packaged
+
+    beside = file.parent / name
+    return beside if beside.exists() or not file.exists() else packaged(name)
 
 
 @click.command()

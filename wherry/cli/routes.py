@@ -53,7 +53,7 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     if loaded.file is None:
         raise NotFoundError(
             "no configuration to check",
-            cure="run it in the folder of wherry.toml, or pass --config FILE; infra/wherry.toml is an example",
+            cure="run it in the folder of wherry.toml, or pass --config FILE; `wherry init` writes one",
         )
     problems = check(loaded, reach=reach)
     if json_:
@@ -108,6 +108,14 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
     width = max(len(row["setting"]) for row in rows)
     for row in rows:
         say(f"{row['setting']:<{width}}  {row['value'] or '-'}  ({row['origin']})")
+
+
+@config_group.command("example")
+def config_example() -> None:
+    """Print a wherry.toml with every setting and field of a route, commented."""
+    from wherry.config.packaged import packaged
+
+    click.echo(packaged("wherry.toml").read_text("utf-8"), nl=False)
 
 
 @click.command()
