@@ -52,12 +52,13 @@ ROOMS: Mapping[str, str] = {
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
+    "site": "errors version core storage ledger catalog lineage",
     "watch": "errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors version core storage config staging formats converter units verifier models routes lineage"
     " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
-    " units compare verifier models routes catalog lineage auditor watch console",
+    " units compare verifier models routes catalog lineage site auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

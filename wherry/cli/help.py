@@ -71,22 +71,22 @@ _ARGUMENTS = {("formats", "name"): "format", ("layouts", "family"): "family"}
 def complete_arguments(command: click.Command) -> None:
     """Let a shell complete files where an argument of the command is a path, and names where it is one."""
     for one in command.params:
-        if not isinstance(one, click.Argument) or one.name is None:
+        if not isinstance(one, click.Argument):
             continue
-        listed = _ARGUMENTS.get((str(command.name), one.name))
+        listed = _ARGUMENTS.get((str(command.name), str(one.name)))
         if listed is not None:
             one.shell_complete = _as_items(names_for(listed))
         elif one.name in _PLACES:
             one.shell_complete = _files
 
 
-def _files(_context: click.Context, typed: str) -> list[CompletionItem]:
-    return [CompletionItem(typed, type="file")]
+def _files(ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001  click names them
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _as_items(names: Callable[..., list[str]] | None) -> Callable[..., list[CompletionItem]]:
-    def complete(context: click.Context, typed: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in (names(context, None, typed) if names else ())]
+    def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in (names(ctx, None, incomplete) if names else ())]
 
     return complete
 
