@@ -71,11 +71,11 @@ def opened(stores: Stores) -> Generator[MlflowClient]:
     _refuse_credentials(stores.tracking_uri, stores.registry_uri)
     require_answer(stores.tracking_uri, stores.registry_uri)
     with _errors(stores.tracking_uri, stores.registry_uri):
-        watched: Any = _Watched(without_secrets(stores.registry_uri), stores)
+        watched: Any = _WatchedClient(without_secrets(stores.registry_uri), stores)
         yield cast("MlflowClient", watched)
 
 
-class _Watched:
+class _WatchedClient:
     """Has the methods of MLflow's client; a call that takes long is told, as one to the registry."""
 
     def __init__(self, shown: str, stores: Stores) -> None:

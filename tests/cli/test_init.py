@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.support.tiny_models import save_tiny
 from wherry.cli import cli
 from wherry.config.config import load_config
-from wherry.config.packaged import packaged
+from wherry.config.package_data import packaged
 from wherry.errors import TargetExistsError, UsageError
 from wherry.routes.check import check
 from wherry.routes.first import FirstRoute, first_config, write_config

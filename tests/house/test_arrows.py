@@ -52,7 +52,7 @@ ROOMS: Mapping[str, str] = {
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
-    "site": "errors version core storage ledger catalog lineage",
+    "site": "errors version core ledger catalog lineage",
     "watch": "errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors version core storage config staging formats converter units verifier models routes lineage"

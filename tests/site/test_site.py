@@ -18,7 +18,7 @@ from wherry.cli import cli
 from wherry.errors import UsageError
 from wherry.ledger.record import open_ledger, record_sighting
 from wherry.site import pages
-from wherry.site.contents import Reader
+from wherry.site.contents import LedgerReader
 from wherry.site.server import SiteServer
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -173,7 +173,7 @@ def test_hostile_names_stay_text(tmp_path):
             assert "\u202e" not in text, path
         _, text = ask("/?q=data")
         assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e&amp;&quot;&#x27;" in text
-        (run,) = [name for name in Reader().read().runs if "script" in name]
+        (run,) = [name for name in LedgerReader().read().runs if "script" in name]
         assert ask(re.search(r'href="(/runs\?run=[^"]*script[^"]*)"', ask("/runs")[1])[1])[0].status == 200
         assert run.startswith("/data/")
 
@@ -196,7 +196,7 @@ def test_a_long_list_is_cut_and_says_so(runs, monkeypatch):
 
 
 def test_the_ledger_is_read_again_only_when_it_has_changed(runs, tmp_path):
-    reader = Reader()
+    reader = LedgerReader()
     before = reader.read()
     assert reader.read() is before
     wherry.convert(small(tmp_path / "new.safetensors"), tmp_path / "new", to="orbax")

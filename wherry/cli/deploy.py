@@ -54,7 +54,7 @@ def deploy(
     FILE is a prefect.yaml, by default the one that comes with wherry (infra/prefect.yaml). Only the work pools that
     its deployments use are made. PREFECT_API_URL names the server.
     """
-    from wherry.config.packaged import packaged
+    from wherry.config.package_data import packaged
     from wherry.core.services import service
 
     prefect = service("deploy")
@@ -86,7 +86,7 @@ def serve(file: Path | None, limit: int) -> None:
 
     FILE is as for `wherry deploy`. The process runs until it is stopped.
     """
-    from wherry.config.packaged import packaged
+    from wherry.config.package_data import packaged
     from wherry.core.services import service
 
     service("serve").serve(file or packaged("prefect.yaml"), limit=limit)
@@ -94,7 +94,7 @@ def serve(file: Path | None, limit: int) -> None:
 
 def _beside(file: Path, name: str) -> Path:
     """A file next to another one; where there is none, the one that comes with wherry."""
-    from wherry.config.packaged import packaged
+    from wherry.config.package_data import packaged
 
     beside = file.parent / name
     return beside if beside.exists() or not file.exists() else packaged(name)

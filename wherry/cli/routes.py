@@ -113,7 +113,7 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
 @config_group.command("example")
 def config_example() -> None:
     """Print a wherry.toml with every setting and field of a route, commented."""
-    from wherry.config.packaged import packaged
+    from wherry.config.package_data import packaged
 
     click.echo(packaged("wherry.toml").read_text("utf-8"), nl=False)
 

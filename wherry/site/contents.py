@@ -62,7 +62,7 @@ class SiteContents:
         return [entry for entry in self.entries if all(word in _text_of(entry) for word in wanted)]
 
 
-class Reader:
+class LedgerReader:
     """Reads the contents of the ledger, once for each of its states; any thread may ask."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.units import counted, short, show_size
 from wherry.errors import NotFoundError
-from wherry.site.drawing import bar, timeline
+from wherry.site.pictures import bar, timeline
 from wherry.site.shell import Page, link, shell, text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from wherry.errors import AmbiguousError, NotFoundError, UsageError, WherryError, internal_error
-from wherry.site.contents import Reader
+from wherry.site.contents import LedgerReader
 from wherry.site.pages import page_at
 from wherry.site.shell import Page, shell, text
 
@@ -53,7 +53,7 @@ class SiteServer(ThreadingHTTPServer):
                 f"port {port} cannot be used: {error.strerror}",
                 cure="give another --port; 0 chooses a free one",
             ) from error
-        self.contents = Reader()
+        self.contents = LedgerReader()
 
     @property
     def url(self) -> str:

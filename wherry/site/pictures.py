@@ -1,4 +1,4 @@
-"""drawing: the two pictures of the pages, as SVG without a script: the timeline of a run, and a bar for a share."""
+"""pictures: the two pictures of the pages, as SVG without a script: the timeline of a run, and a bar for a share."""
 
 from __future__ import annotations
 
