@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from wherry.errors import UsageError
 from wherry.integrations.prefect.deploy import read_deployments
+from wherry.integrations.prefect.server import answering_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +61,9 @@ def serve(file: Path, *, limit: int = 2) -> None:
     Raises:
         NotFoundError: the file does not exist.
         UsageError: the file is invalid, or a deployment cannot be served.
-        StorageError: the file cannot be read.
+        StorageError: the file cannot be read, or the configured server does not answer.
     """
+    answering_server()
     carry_out(*deployments(file), limit=limit)
 
 

@@ -15,11 +15,13 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from wherry.integrations.mlflow_version import (
+    MOST_NAMES,
     RegisteredVersion,
     no_version,
-    not_registered,
     registered_version,
     unknown_alias,
+    unknown_model,
+    unknown_version,
 )
 from wherry.storage.home import sqlite_file, sqlite_to_read, without_secrets
 
@@ -40,8 +42,13 @@ _DELETED = "Deleted_Internal"  # stage of a deleted version
 _REVISION = "SELECT version_num FROM alembic_version"
 _ELSEWHERE = "SELECT 1 FROM registered_models WHERE workspace <> ? LIMIT 1"
 _MODEL = "SELECT 1 FROM registered_models WHERE workspace = ? AND name = ?"
+_NAMES = "SELECT name FROM registered_models WHERE workspace = ? ORDER BY name LIMIT ?"
 _ALIASES = "SELECT alias, version FROM registered_model_aliases WHERE workspace = ? AND name = ?"
 _VERSION = "SELECT version FROM model_versions WHERE workspace = ? AND name = ? AND version = ? AND current_stage <> ?"
+_NUMBERS = (
+    "SELECT version FROM model_versions WHERE workspace = ? AND name = ? AND current_stage <> ? "
+    "ORDER BY version DESC LIMIT ?"
+)
 _NEWEST = "SELECT max(version) FROM model_versions WHERE workspace = ? AND name = ? AND current_stage <> ?"
 _TAGS = "SELECT key, value FROM model_version_tags WHERE workspace = ? AND name = ? AND version = ?"
 
@@ -86,13 +93,15 @@ def _found(
     if connection.execute(_MODEL, model).fetchone() is None:
         if ":" in name:  # an invalid name, about which the client says more
             return None
-        raise not_registered(f"Registered Model with name={name} not found", uri)
+        known = connection.execute(_NAMES, (_WORKSPACE, MOST_NAMES)).fetchall()
+        raise unknown_model(name, [row[0] for row in known], uri)
     aliases = {word: int(number) for word, number in connection.execute(_ALIASES, model)}
     number = _number(connection, model, version, alias, aliases)
     if number is None:
         raise unknown_alias(name, alias, aliases) if alias is not None else no_version(name, uri)
     if connection.execute(_VERSION, (*model, number, _DELETED)).fetchone() is None:
-        raise not_registered(f"Model Version (name={name}, version={number}) not found", uri)
+        numbers = connection.execute(_NUMBERS, (*model, _DELETED, MOST_NAMES)).fetchall()
+        raise unknown_version(name, str(number), [row[0] for row in numbers], uri)
     tags = dict(connection.execute(_TAGS, (*model, number)).fetchall())
     if None in tags.values():  # the column allows it, and the client has its own way with it
         return None

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.algorithms import labelled
-from wherry.errors import NotFoundError
+from wherry.errors import NotFoundError, similar
 from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+MOST_NAMES = 1000  # models or versions that are read for the cure of an error
+_REGISTER = "register the checkpoint: `wherry register URI --name NAME`"
 _DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 
 
@@ -59,4 +61,30 @@ def not_registered(message: str, uri: str) -> NotFoundError:
         message: what MLflow says about it.
         uri: the registry, without secrets.
     """
-    return NotFoundError(message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`")
+    return NotFoundError(message, uri=uri, cure=_REGISTER)
+
+
+def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
+    """The error for a model that a registry does not have.
+
+    Args:
+        name: the model that was asked for.
+        known: models that it has, not necessarily all.
+        uri: the registry, without secrets.
+    """
+    near = similar(name, known)
+    others = f"did you mean {' or '.join(near)}? " if near else ""
+    return NotFoundError(f"Registered Model with name={name} not found", uri=uri, cure=f"{others}{_REGISTER}")
+
+
+def unknown_version(name: str, number: str, known: Sequence[int], uri: str) -> NotFoundError:
+    """The error for a version that a model does not have.
+
+    Args:
+        name: the registered model.
+        number: the version that was asked for.
+        known: its versions.
+        uri: the registry, without secrets.
+    """
+    what = f"Model Version (name={name}, version={number}) not found"
+    return NotFoundError(what, uri=uri, cure=f"choose one of: {', '.join(map(str, sorted(known))) or 'none'}")

@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -82,7 +83,7 @@ class WherryError(Exception):
         where = [part for part in (self.uri, self.path and f"tensor {self.path}") if part]
         lines = [self.what + (f" ({', '.join(where)})" if where else "")]
         if self.cure:
-            lines.append(f"cure: {self.cure}")
+            lines.append(f"cure: {_whole(self.cure, self.uri)}")
         return "\n".join(printable(redact(line)) for line in lines)
 
     def to_json(self) -> dict[str, object]:
@@ -92,7 +93,7 @@ class WherryError(Exception):
             "what": redact(self.what),
             "uri": self.uri and redact(self.uri),
             "path": self.path,
-            "cure": self.cure and redact(self.cure),
+            "cure": self.cure and redact(_whole(self.cure, self.uri)),
             "stage": self.stage,
             "retryable": self.retryable,
             "exit_code": self.exit_code,
@@ -244,6 +245,7 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.EROFS: ("choose a target on a writable file system", False),
     errno.EACCES: ("check the permissions of the folder", False),
     errno.EPERM: ("check the permissions of the folder", False),
+    errno.ENOTDIR: ("check the path: a part of it is a file, not a folder", False),
     errno.ENAMETOOLONG: ("shorten the name, or remove the link that leads to it", False),
     errno.EIO: ("check the system log for errors of the device", True),
     errno.ETIMEDOUT: ("try again; the storage did not respond in time", True),
@@ -304,6 +306,17 @@ def redact_values(values: Mapping[str, str]) -> dict[str, str]:
     return {
         name: "***" if redact(f"{name}=x") != f"{name}=x" else redact(value) for name, value in values.items()
     }
+
+
+# A command in a cure that reads a checkpoint and does not name it yet.
+_UNNAMED = re.compile(r"`wherry (inspect|verify|detect|discover)((?: --[a-z-]+(?: [a-z]+)?)*)`")
+
+
+def _whole(cure: str, uri: str | None) -> str:
+    """The cure with the checkpoint in question in each command that needs one, so that it can be pasted."""
+    if uri is None or uri.startswith("live:"):
+        return cure
+    return _UNNAMED.sub(lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
 
 
 def wherry_error(

@@ -8,6 +8,7 @@ Facts (MLflow 3.17):
 - Tags and aliases are upserted by read and insert: two writers of one new key collide, and one gets BAD_REQUEST with
   the database's message. Version numbers collide too; MLflow itself tries three times. Both are retried here.
 - `search_model_versions` leaves `aliases` empty; the aliases of all versions are a mapping of the registered model.
+- The client waits up to two minutes for each of eight attempts and says nothing; `wherry.remote.waits` does.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from mlflow import MlflowClient
@@ -28,6 +29,7 @@ from mlflow.exceptions import MlflowException
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import not_registered
+from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -69,7 +71,29 @@ def opened(stores: Stores) -> Generator[MlflowClient]:
     _refuse_credentials(stores.tracking_uri, stores.registry_uri)
     require_answer(stores.tracking_uri, stores.registry_uri)
     with _errors(stores.tracking_uri, stores.registry_uri):
-        yield _client(stores.tracking_uri, stores.registry_uri)
+        watched: Any = _WatchedClient(without_secrets(stores.registry_uri), stores)
+        yield cast("MlflowClient", watched)
+
+
+class _WatchedClient:
+    """Has the methods of MLflow's client; a call that takes long is told, as one to the registry."""
+
+    def __init__(self, shown: str, stores: Stores) -> None:
+        self._shown = shown
+        with waiting(shown):
+            self._client = _client(stores.tracking_uri, stores.registry_uri)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return self._told(found) if callable(found) else found
+
+    def _told(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*positional: Any, **named: Any) -> Any:
+            with waiting(self._shown):
+                return method(*positional, **named)
+
+        return call
 
 
 def colliding(call: Callable[[], _T]) -> _T:
@@ -169,7 +193,9 @@ def _errors(*uris: str) -> Generator[None]:
 
 def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
-        return UsageError(f"MLflow rejected the request: {message}", uri=uri)
+        return UsageError(
+            f"MLflow rejected the request: {message}", uri=uri, cure="correct the value that it names"
+        )
     if code == ABSENT:
         return not_registered(message, uri)
     transient = code in _TRANSIENT

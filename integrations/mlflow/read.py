@@ -10,29 +10,37 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from mlflow.exceptions import MlflowException
 
 from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
-from wherry.integrations.mlflow.client import Stores, opened, quoted
+from wherry.integrations.mlflow.client import ABSENT, Stores, opened, quoted
 from wherry.integrations.mlflow.versions import lowest, versions
 from wherry.integrations.mlflow_rest import by_password
 from wherry.integrations.mlflow_version import (
+    MOST_NAMES,
     RegisteredVersion,
     no_version,
     registered_version,
     unknown_alias,
+    unknown_model,
+    unknown_version,
 )
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+    from wherry.errors import NotFoundError
 
 _PAGE = 1000
 _TIMEOUT_SECONDS = 30
@@ -70,16 +78,39 @@ def look_up(
     Raises:
         NotFoundError: the model, version or alias does not exist.
     """
+    uri = without_secrets(registry_uri)
     with opened(Stores(tracking_uri, registry_uri)) as client:
-        named = aliases(client, name)
+        with _instead(lambda: unknown_model(name, _models(client), uri)):
+            named = aliases(client, name)
         if alias is None and version is None:
             row = _newest(client, name, registry_uri)
         else:
             number = version if alias is None else named.get(alias)
             if number is None:
                 raise unknown_alias(name, alias, named)
-            row = client.get_model_version(name, number)
+            with _instead(lambda: unknown_version(name, str(number), _numbers(client, name), uri)):
+                row = client.get_model_version(name, number)
         return _registered(row, _of(named, str(row.version)))
+
+
+@contextmanager
+def _instead(error: Callable[[], NotFoundError]) -> Generator[None]:
+    """Raise our error, with what there is, in the place of MLflow's for what does not exist."""
+    try:
+        yield
+    except MlflowException as absent:
+        if absent.error_code != ABSENT:
+            raise
+        raise error() from absent
+
+
+def _models(client: MlflowClient) -> list[str]:
+    return [row.name for row in client.search_registered_models(max_results=MOST_NAMES)]
+
+
+def _numbers(client: MlflowClient, name: str) -> list[int]:
+    rows = client.search_model_versions(f"name={quoted(name)}", max_results=MOST_NAMES)
+    return [int(row.version) for row in rows]
 
 
 def _newest(client: MlflowClient, name: str, registry_uri: str) -> ModelVersion:

@@ -85,26 +85,21 @@ def deploy(plan: DeployPlan) -> DeployReport:
         NoAnswerError: `prefect deploy` exceeded its time or memory.
     """
     from httpx import HTTPError
-    from prefect.settings import get_current_settings
 
-    api = get_current_settings().api.url
-    if not api:
-        raise UsageError(
-            "no Prefect server configured",
-            cure="set PREFECT_API_URL to the URL that `prefect server start` prints",
-        )
+    from wherry.integrations.prefect.server import CURE, required_server
+
     entries, pools = read_deployments(plan.file), read_pools(plan.pools)
     require_independent(plan.file)
     chosen = pools_of(entries, pools, plan.pool)
     check(entries, chosen)
+    api = required_server()
     try:
-        made, automations = asyncio.run(_prepare(plan, pools))
+        made, automations = asyncio.run(_prepare(plan, used_pools(pools, chosen)))
         _prefect_deploy(plan.file, plan.pool)
         ids, outcomes = asyncio.run(_finish(entries, automations))
     except HTTPError as error:
-        cure = "check PREFECT_API_URL, and that the server is running"
         raise StorageError(
-            f"request to the Prefect server failed: {error}", uri=api, cure=cure, retryable=True
+            f"request to the Prefect server failed: {error}", uri=api, cure=CURE, retryable=True
         ) from error
     return DeployReport(api, made, dict(plan.limits), ids, outcomes)
 
@@ -174,6 +169,12 @@ def pools_of(
                 f"unknown work pool {pool!r} of deployment {name}", cure=f"choose one of: {', '.join(known)}"
             )
     return {name: known[pool] for name, pool in named.items()}
+
+
+def used_pools(pools: tuple[WorkPool, ...], chosen: Mapping[str, WorkPool]) -> tuple[WorkPool, ...]:
+    """The pools that deployments use; no other is made on the server."""
+    names = {pool.name for pool in chosen.values()}
+    return tuple(pool for pool in pools if pool.name in names)
 
 
 def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None:

@@ -1,16 +1,24 @@
-"""What people type who see wherry for the first time: each mistake ends with its exit code and a cure that leads on."""
+"""What people type who see wherry for the first time: each mistake ends with its exit code and a cure that leads on.
+
+The commands in a cure are pasted, and must work. Where a cure is no command, the row has one that follows it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from dataclasses import dataclass
+import shutil
+import socket
+from contextlib import closing
+from dataclasses import dataclass, field
 
 import pytest
 from click.testing import CliRunner
 
+import wherry
 from tests.support.command import small
+from tests.support.tiny_models import save_tiny
 from wherry.cli import cli, main
 from wherry.formats.registry import LIBRARIES, formats
 
@@ -20,11 +28,12 @@ class Mistake:
     """One command that does not work.
 
     Attributes:
-        typed: the command; HOME stands for a folder with checkpoints.
+        typed: the command; HOME stands for a folder with checkpoints, DIGEST for the digest of one of them.
         code: its exit code.
         says: a part of the error.
         cure: a part of the cure.
-        leads: a command that follows the cure, and then works.
+        leads: a command that follows the cure, and then works; not needed where the cure has one.
+        where: environment variables of the mistake; the cure is to unset them.
     """
 
     typed: str
@@ -32,53 +41,124 @@ class Mistake:
     says: str
     cure: str
     leads: str = ""
+    where: dict[str, str] = field(default_factory=dict)
 
 
-# HOME holds one.safetensors, run/a.safetensors and run/b.safetensors, and model/ in the form of Hugging Face.
+# HOME holds the checkpoints that `home` makes. Nothing listens on port 9 of this machine.
+CONVERT = "convert HOME/one.safetensors HOME/out"
 MISTAKES = [
-    Mistake("convrt a b", 2, "no such command 'convrt'", "wherry --help", "--help"),
+    # commands and options
+    Mistake("convrt a b", 2, "no such command 'convrt'", "wherry --help"),
+    Mistake("--verbos ls", 2, "no such option '--verbos'", "wherry --help"),
     Mistake("help convrt", 2, "no such command: wherry convrt", "did you mean convert?", "help convert"),
-    Mistake("help ledger recrd", 2, "no such command: wherry ledger recrd", "did you mean record?"),
-    Mistake("convert HOME/one.safetensors", 2, "missing", "wherry convert --help", "convert --help"),
-    Mistake("convert HOME/one.safetensors HOME/out", 2, "missing option '--to'", "wherry convert --help"),
-    Mistake("convert HOME/one.safetensors HOME/out --to pytorch", 2, "unknown format 'pytorch'",
-            "did you mean torch-zip or dcp?", "convert HOME/one.safetensors HOME/out --to torch-zip"),
-    Mistake("convert HOME/one.safetensors HOME/out --to jax", 2, "unknown format 'jax'", "did you mean orbax?",
-            "convert HOME/one.safetensors HOME/out --to orbax --dry-run"),
-    Mistake("convert HOME/one.safetensors HOME/out --to Orbx", 2, "unknown format 'Orbx'", "did you mean orbax"),
-    Mistake("convert HOME/one.safetensors HOME/out --to gguf", 4, "writing gguf is not supported",
-            "choose one of: dcp"),
-    Mistake("plan HOME/one.safetensors HOME/out --to tensorflow", 2, "unknown format", "choose one of: dcp"),
-    Mistake("convert HOME/one.safetensors HOME/out --to dcp --set shard_sise=1GB", 2, "unknown option 'shard_sise'",
-            "did you mean shard_size?", "convert HOME/one.safetensors HOME/out --to dcp --set shard_size=1GB"),
-    Mistake("convert HOME/one.safetensors HOME/out --to dcp --memory 2", 2, "a memory budget of 2 bytes is too small",
-            "write a unit, for example --memory 2GiB", "convert HOME/one.safetensors HOME/out --to dcp --memory 2GiB"),
-    Mistake("verify HOME/one.safetensors --memory 5", 2, "budget of 5 bytes", "--memory 5GiB",
-            "verify HOME/one.safetensors --memory 5GiB"),
+    Mistake("help ledger recrd", 2, "no such command: wherry ledger recrd", "did you mean record?",
+            "help ledger record"),
+    Mistake("ledger recrd", 2, "no such command 'recrd'", "wherry ledger --help"),
+    Mistake("convert HOME/one.safetensors", 2, "missing argument 'TARGET...'", "wherry convert --help"),
+    Mistake(CONVERT, 2, "missing option '--to'", "wherry convert --help"),
     Mistake("verify HOME/one.safetensors --level digests", 2, "'digests' is not one of", "wherry verify --help"),
-    Mistake("convert HOME/one.safetensors HOME/out --to dcp --ignore other", 2, "unknown rule other",
-            "did you mean others?"),
-    Mistake("detect HOME/one.safetensor", 3, "file or folder not found", "wherry discover", "discover HOME"),
-    Mistake("detect google/t5-small", 3, "file or folder not found", "hf://google/t5-small"),
-    Mistake("detect file://tmp/x", 2, "names the host 'tmp'", "file:///tmp/x"),
+    Mistake(f"{CONVERT} --to dcp --memry 1GiB", 2, "no such option '--memry'", "wherry convert --help"),
+    Mistake("sign HOME/one.safetensors", 2, "missing option '--key'", "wherry sign --help"),
+    Mistake("rewrite HOME/one.safetensors", 2, "missing option '--as'", "wherry rewrite --help"),
+    Mistake("completion tcsh", 2, "'tcsh' is not one of", "wherry completion --help"),
+    # formats, families, options
+    Mistake(f"{CONVERT} --to pytorch", 2, "unknown format 'pytorch'", "did you mean torch-zip or dcp?",
+            f"{CONVERT} --to torch-zip"),
+    Mistake(f"{CONVERT} --to jax", 2, "unknown format 'jax'", "did you mean orbax?", f"{CONVERT} --to orbax"),
+    Mistake(f"{CONVERT} --to Orbx", 2, "unknown format 'Orbx'", "did you mean orbax", f"{CONVERT} --to orbax"),
+    Mistake(f"{CONVERT} --to gguf", 4, "writing gguf is not supported", "choose one of: dcp", f"{CONVERT} --to dcp"),
+    Mistake("plan HOME/one.safetensors HOME/out --to tensorflow", 2, "unknown format", "choose one of: dcp",
+            "plan HOME/one.safetensors HOME/out --to dcp"),
+    Mistake("formats torch-dpc", 2, "unknown format 'torch-dpc'", "did you mean", "formats dcp"),
     Mistake("detect file://HOME/one.safetensors --from orbx", 2, "unknown format 'orbx'", "did you mean orbax",
             "detect file://HOME/one.safetensors --from safetensors"),
+    Mistake("verify HOME/one.safetensors --from orbax", 4, "not a checkpoint of format orbax", "remove --from",
+            "verify HOME/one.safetensors"),
+    Mistake("layouts lama", 2, "unknown family 'lama'", "did you mean llama?", "layouts llama"),
+    Mistake("plan HOME/model HOME/out --to maxtext --family lama", 2, "unknown family 'lama'", "did you mean llama?",
+            "plan HOME/model HOME/out --to maxtext --family llama"),
+    Mistake(f"{CONVERT} --to dcp --set shard_sise=1GB", 2, "unknown option 'shard_sise'", "did you mean shard_size?",
+            f"{CONVERT} --to dcp --set shard_size=1GB"),
+    Mistake("convert HOME/model HOME/out --to maxtext --set scan_layer=true", 2, "unknown option 'scan_layer'",
+            "did you mean scan_layers or", "convert HOME/model HOME/out --to maxtext --set scan_layers=true"),
+    Mistake(f"{CONVERT} --to orbax --set zarr=9", 2, "invalid value for option zarr: '9'", "choose 2 or 3",
+            f"{CONVERT} --to orbax --set zarr=3"),
+    Mistake(f"{CONVERT} --to orbax --set zarr", 2, "invalid value 'zarr'; expected NAME=VALUE", "put =",
+            f"{CONVERT} --to orbax --set zarr=3"),
+    Mistake(f"{CONVERT} --to orbax --only parms", 2, "'parms' is not 'params'", "wherry convert --help"),
+    Mistake(f"{CONVERT} --to dcp --ignore other", 2, "unknown rule other", "did you mean others?",
+            f"{CONVERT} --to dcp --ignore others"),
+    Mistake(f"{CONVERT} HOME/second --to orbax", 2, "expected one --to for each TARGET", "once for each target",
+            f"{CONVERT} --to orbax HOME/second --to dcp"),
+    Mistake(f"{CONVERT} --to dcp --memory 2", 2, "a memory budget of 2 bytes is too small",
+            "write a unit, for example --memory 2GiB", f"{CONVERT} --to dcp --memory 2GiB"),
+    Mistake("verify HOME/one.safetensors --memory 5", 2, "budget of 5 bytes", "--memory 5GiB",
+            "verify HOME/one.safetensors --memory 5GiB"),
+    Mistake("verify HOME/one.safetensors --memory lots", 2, "invalid size 'lots'", "128MiB",
+            "verify HOME/one.safetensors --memory 128MiB"),
+    Mistake("--storage-timeout soon ls", 2, "invalid duration 'soon'", "15m", "--storage-timeout 15m ls"),
+    # paths
+    Mistake("detect HOME/one.safetensor", 3, "file or folder not found", "wherry discover HOME"),
+    Mistake("inspect HOME/no/such/step", 3, "file or folder not found", "wherry discover HOME"),
+    Mistake("detect google/t5-small", 3, "file or folder not found", "hf://google/t5-small", "detect --help"),
+    Mistake("detect file://tmp/x", 2, "names the host 'tmp'", "file:///tmp/x", "detect file://HOME/one.safetensors"),
+    Mistake("detect s4://bucket/x", 2, "unknown storage protocol s4://", "gs, s3", "detect HOME/one.safetensors"),
     Mistake("verify HOME/nested", 4, "not a checkpoint of any known format",
             "pass the checkpoint in it: HOME/nested/llama", "verify HOME/nested/llama"),
-    Mistake("verify HOME/run", 4, "not a checkpoint", "wherry discover", "discover HOME/run"),
+    Mistake("verify HOME/run", 4, "not a checkpoint", "wherry discover"),
     Mistake("verify HOME/nested/llama/config.json", 4, "not a checkpoint", "pass its folder: HOME/nested/llama",
             "verify HOME/nested/llama"),
-    Mistake("inspect HOME/several", 4, "not a checkpoint", "(one/, two/); `wherry discover HOME/several` lists all",
-            "discover HOME/several"),
-    Mistake("formats torch-dpc", 2, "unknown format 'torch-dpc'", "did you mean", "formats dcp"),
-    Mistake("layouts lama", 2, "unknown family 'lama'", "did you mean llama?", "layouts llama"),
-    Mistake("routes check", 3, "no configuration to check", "--config FILE", "routes check --config HOME/wherry.toml"),
-    Mistake("nightly lama --config HOME/wherry.toml", 3, "unknown route 'lama'", "did you mean llama?"),
+    Mistake("inspect HOME/several", 4, "not a checkpoint", "(one/, two/); `wherry discover HOME/several` lists all"),
+    Mistake("inspect HOME/wherry.toml", 4, "not a checkpoint", "wherry formats"),
+    Mistake("convert HOME/model HOME/one.safetensors --to safetensors", 8, "target already exists",
+            "choose another target", "convert HOME/model HOME/out --to safetensors"),
+    Mistake("convert HOME/model HOME/one.safetensors/x --to orbax", 10, "Not a directory",
+            "a part of it is a file, not a folder", "convert HOME/model HOME/out --to orbax"),
+    Mistake("verify HOME/one.safetensors --against HOME/two", 3, "file or folder not found", "wherry discover HOME"),
+    Mistake("audit HOME/nothing", 3, "file or folder not found", "check the path", "audit HOME/nested"),
+    # the ledger and its digests
+    Mistake("lineage show HOME/run/a.safetensors", 3, "no lineage is recorded", "convert it with wherry",
+            "convert HOME/run/a.safetensors HOME/out --to dcp"),
+    Mistake("verify blake3:00000000", 3, "the ledger knows no checkpoint with this digest", "wherry ls"),
+    Mistake("verify DIGEST0", 3, "file or folder not found", "wherry discover", "verify DIGEST"),
+    Mistake("register HOME/one.safetensors --name m", 3, "no digests are recorded",
+            "wherry inspect --digest --write HOME/one.safetensors", "register HOME/converted --name newcomers"),
+    # models
+    Mistake("resolve models:newcomers", 2, "invalid model URI", "models:/NAME", "resolve models:/newcomers"),
+    Mistake("resolve models:/newcomer", 3, "name=newcomer not found", "did you mean newcomers?",
+            "resolve models:/newcomers"),
+    Mistake("verify models:/newcomers/7", 3, "version=7) not found", "choose one of: 1", "verify models:/newcomers/1"),
+    Mistake("fetch models:/newcomers@champ HOME/out", 3, "unknown alias champ", "choose one of: champion → 1",
+            "fetch models:/newcomers@champion HOME/out"),
+    Mistake("register HOME/converted --name a/b", 2, "Names cannot contain '/'", "correct the value",
+            "register HOME/converted --name newcomers"),
+    Mistake("promote models:/newcomers/1 --policy releas --config x", 2, "no such option '--config'",
+            "wherry promote --help"),
+    Mistake("promote HOME/converted", 2, "missing name of the registered model", "add --name NAME",
+            "promote HOME/converted --name newcomers"),
+    # configuration
+    Mistake("routes check", 3, "no configuration to check", "--config FILE; `wherry init` writes one",
+            "routes check --config HOME/wherry.toml"),
+    Mistake("nightly --config HOME/nothing.toml", 3, "configuration file not found", "check the path in --config",
+            "nightly --dry-run --config HOME/wherry.toml"),
+    Mistake("nightly --env prod --config HOME/wherry.toml", 3, "unknown environment 'prod'", "add [env.prod]",
+            "nightly --dry-run --config HOME/wherry.toml"),
+    Mistake("nightly lama --config HOME/wherry.toml", 3, "unknown route 'lama'", "did you mean llama?",
+            "nightly llama --dry-run --config HOME/wherry.toml"),
     Mistake("routes check --config HOME/misspelt.toml", 2, "routes.llama.retention.keep_lats: unknown field",
-            "did you mean keep_last or keep_days?"),
+            "did you mean keep_last or keep_days?", "routes check --config HOME/wherry.toml"),
     Mistake("routes check --config HOME/unrelated.toml", 2, "routes.llama.colour: unknown field",
-            "remove 'colour', or move it; infra/wherry.toml lists all fields"),
-    Mistake("detect s4://bucket/x", 2, "unknown storage protocol s4://", "gs, s3"),
+            "remove 'colour', or move it; `wherry config example` shows all fields",
+            "routes check --config HOME/wherry.toml"),
+    # servers that do not run
+    Mistake("resolve models:/newcomers", 10, "MLflow does not answer: Connection refused (http://127.0.0.1:9)",
+            "start the server, or check MLFLOW_TRACKING_URI", "resolve models:/newcomers",
+            {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}),
+    Mistake("ls", 10, "the ledger cannot be used: connection failed",
+            "start the database server, or check WHERRY_LEDGER", "ls", {"WHERRY_LEDGER": "postgresql://wherry@127.0.0.1:9/wherry"}),
+    Mistake("emit HOME/one.safetensors", 2, "PREFECT_API_URL", "set PREFECT_API_URL", "help emit"),
+    Mistake("emit HOME/one.safetensors", 10, "http://127.0.0.1:9/api did not accept the event: Connection refused",
+            "check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
 ]  # fmt: skip
 
 CONFIG = """[routes.llama]
@@ -87,23 +167,42 @@ targets = [{ format = "orbax", uri = "HOME/converted/{run}/{step|0}/{name}" }]
 """
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A folder of checkpoints, which is also the working directory of nobody."""
-    small(tmp_path / "one.safetensors")
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory, own_home):
+    """A folder of checkpoints, one of them converted and registered, and the digest of that one."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    small(folder / "one.safetensors")
     for name in ("a", "b"):
-        small(tmp_path / "run" / f"{name}.safetensors")
+        small(folder / "run" / f"{name}.safetensors")
     for place in ("nested/llama", "several/one", "several/two"):
-        small(tmp_path / place / "model.safetensors")
-        (tmp_path / place / "config.json").write_text(json.dumps({"model_type": "strange"}))
-    (tmp_path / "wherry.toml").write_text(CONFIG.replace("HOME", str(tmp_path)))
+        small(folder / place / "model.safetensors")
+        (folder / place / "config.json").write_text(json.dumps({"model_type": "strange"}))
+    save_tiny(folder / "model", "llama")
+    receipt = wherry.convert(folder / "model", folder / "converted", to="orbax")
+    wherry.register(folder / "converted", "newcomers", alias="champion")
+    (folder / "wherry.toml").write_text(CONFIG.replace("HOME", str(folder)))
     for name, lines in (("misspelt", "retention.keep_lats = 2"), ("unrelated", 'colour = "red"')):
-        (tmp_path / f"{name}.toml").write_text(f"{(tmp_path / 'wherry.toml').read_text()}{lines}\n")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    monkeypatch.chdir(empty)
+        (folder / f"{name}.toml").write_text(f"{(folder / 'wherry.toml').read_text()}{lines}\n")
+    (folder / "empty").mkdir()
+    return folder, receipt.target.checkpoint_digest
+
+
+@pytest.fixture
+def home(checkpoints, monkeypatch):
+    """The folder, from another working directory; what a test adds to it is removed again."""
+    folder, _digest = checkpoints
+    before = set(folder.rglob("*"))
+    monkeypatch.chdir(folder / "empty")
     monkeypatch.delenv("WHERRY_CONFIG", raising=False)
-    return tmp_path
+    yield folder
+    for path in set(folder.rglob("*")) - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def digest(checkpoints):
+    """The first 12 hex digits of the converted checkpoint."""
+    return checkpoints[1].partition(":")[2][:12]
 
 
 def typed(line, home, capfd):
@@ -115,16 +214,62 @@ def typed(line, home, capfd):
     return ended.value.code or 0, (printed.out + printed.err).replace(str(home), "HOME")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.typed)
-def test_a_mistake_ends_with_a_cure_that_leads_on(mistake, home, capfd):
+def pasted(cure):
+    """The commands in a cure that need nothing to be filled in."""
+    commands = re.findall(r"`wherry ([^`]+)`|(?<!`)wherry (inspect --digest --write \S+)", cure)
+    words = [found or bare for found, bare in commands]
+    complete = [line for line in words if not re.search(r"\b[A-Z]{3,}\b", line.replace("HOME", ""))]
+    return [f"{line} --root HOME/nested --yes" if line == "init" else line for line in complete]  # it asks
+
+
+def named(mistake):
+    return " ".join([mistake.typed, *mistake.where.values()])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=named)
+def test_a_mistake_ends_with_a_cure_that_leads_on(mistake, home, digest, capfd, monkeypatch):
     before = sorted(path.name for path in home.iterdir())
-    code, text = typed(mistake.typed, home, capfd)
+    with monkeypatch.context() as patch:
+        for name, value in mistake.where.items():
+            patch.setenv(name, value)
+        code, text = typed(mistake.typed.replace("DIGEST0", f"{digest}0000"), home, capfd)
     error, cure = re.search(r"^error: (.*)\ncure: (.*)$", text, re.MULTILINE).groups()
     assert (code, mistake.says in error, mistake.cure in cure) == (mistake.code, True, True), text
     assert sorted(path.name for path in home.iterdir()) == before
-    if mistake.leads:
-        code, text = typed(mistake.leads, home, capfd)
-        assert code == 0, text
+    following = [*pasted(cure), *([mistake.leads] if mistake.leads else [])]
+    assert following, f"the row needs a command that follows its cure: {cure}"
+    for line in following:
+        code, text = typed(line.replace("DIGEST", digest), home, capfd)
+        assert code == 0, f"{line}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("line", "variable", "uri"),
+    [("resolve models:/m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
+     ("ls", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w")],
+)  # fmt: skip
+def test_what_hangs_is_named_before_the_command_gives_up(
+    line, variable, uri, home, capfd, caplog, monkeypatch
+):
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as silent:
+        address = uri.format(silent.getsockname()[1])
+        monkeypatch.setenv(variable, address)
+        code, text = typed(line, home, capfd)
+    shown = address.replace("w@", "")
+    assert (code, f"({shown})" in text, "cure: start the" in text) == (10, True, True)
+    assert f"{shown} has not answered for 2 s" in [record.getMessage() for record in caplog.records]
+
+
+def test_verbose_says_what_is_used(home, capfd):
+    _, text = typed("-v ls", home, capfd)
+    assert re.search(r"^wherry \S+, configuration none$", text, re.MULTILINE)
+    assert re.search(r"^ledger sqlite:\S+ledger.db, model registry sqlite:\S+mlflow.db$", text, re.MULTILINE)
+    _, text = typed("ls", home, capfd)
+    assert "model registry" not in text
+
+
+def test_there_are_sixty_different_mistakes():
+    assert len({named(mistake) for mistake in MISTAKES}) >= 60
 
 
 def test_the_names_of_libraries_lead_to_formats_that_exist():

@@ -116,16 +116,16 @@ def test_env_sections_reach_into_routes(toml):
 @pytest.mark.parametrize(
     ("text", "words", "cure"),
     [
-        ("x =", "invalid TOML", "infra/wherry.toml"),
+        ("x =", "invalid TOML", "wherry config example"),
         ('memry = "1GB"\n', "line 1, memry", "did you mean memory?"),
-        (ROUTE + "[routes.a.retention]\nkeep_best = 1\n", "line 6, routes.a.retention", "infra/wherry.toml"),
+        (ROUTE + "[routes.a.retention]\nkeep_best = 1\n", "line 6, routes.a.retention", "wherry config example"),
         (ROUTE.replace("{run}", "{rn}"), "line 5, routes.a.targets[0].uri: unknown field {rn}", "{run}"),
         (ROUTE.replace("{run}", "{run"), "unmatched brace", "{run}"),
         (ROUTE.replace('format = "hf"\n', ""), "line 3, routes.a.targets[0].format", "format"),
         (ROUTE.replace('root = "runs"', 'root = "r"\nselect = "some"'), "line 3, routes.a.select", "every N"),
         (ROUTE + '[env.p.routes.a]\nmin_age = "soon"\n', "line 7, routes.a.min_age", "15m"),
-        ("# a note\n[concurrency]\nfile = 0\n", "line 3, concurrency.file", "infra/wherry.toml"),
-        (ROUTE + '[routes."a/b"]\nroot = "x"\ntargets = []\n', "routes.a/b.name", "infra/wherry.toml"),
+        ("# a note\n[concurrency]\nfile = 0\n", "line 3, concurrency.file", "wherry config example"),
+        (ROUTE + '[routes."a/b"]\nroot = "x"\ntargets = []\n', "routes.a/b.name", "wherry config example"),
         ('note = """\n[routes.a]\n"""\nmemory = "much"\n', "line 4, memory", "128MiB"),
     ],
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_refusals_name_line_field_and_cure(toml, text, words, cure):
 
 def test_all_faults_are_told_at_once(toml):
     error = refusal(toml('memory = "much"\nlager = 1\n' + ROUTE.replace("{run}", "{rn}")))
-    assert {line.split(":")[0] for line in error.what.splitlines()} == {
+    assert {line.split(":")[0] for line in error.what.split("; ")} == {
         "line 1, memory", "line 2, lager", "line 7, routes.a.targets[0].uri",
     }  # fmt: skip
 

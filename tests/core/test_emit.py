@@ -112,7 +112,8 @@ def test_the_file_works_alone(server, tmp_path):
 
 def test_the_command(server, monkeypatch):
     done = CliRunner().invoke(cli, ["emit", "/a", "--step", "3", "--json"], standalone_mode=False)
-    assert json.loads(done.output)["uri"] == "/a"
+    assert json.loads(done.stdout)["uri"] == "/a"
+    assert "there is nothing at /a" in done.stderr
     server.answer = 500
     failed = CliRunner().invoke(cli, ["emit", "/a"], standalone_mode=False)
     assert failed.exception.exit_code == 10
@@ -163,3 +164,13 @@ def test_training_goes_on_where_no_web_server_answers(caplog):
             wherry.emit("/ckpt/1", api=api, timeout=5)
         thread.join()
     assert "could not send the event for" in caplog.text
+
+
+def test_a_relative_path_is_sent_as_an_absolute_one(tmp_path, monkeypatch):
+    from wherry.core.emit import whole_uri
+
+    monkeypatch.chdir(tmp_path)
+    assert whole_uri("run/1") == str(tmp_path / "run" / "1")
+    assert whole_uri("../x") == str(tmp_path.parent / "x")
+    for uri in ("gs://bucket/run", "/a/b", "models:/m@champion", "file:///a"):
+        assert whole_uri(uri) == uri

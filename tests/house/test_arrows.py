@@ -40,7 +40,7 @@ ROOMS: Mapping[str, str] = {
     "quantized": "errors text core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
-    "ledger": "errors version core storage formats config",
+    "ledger": "errors version core remote storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
@@ -54,11 +54,13 @@ ROOMS: Mapping[str, str] = {
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
-    "watch": "errors core storage formats config ledger routes",
+    "site": "errors version core ledger catalog lineage",
+    "watch": "errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "console": "errors core staging formats converter units verifier models routes lineage watch",
+    "console": "errors version core storage config staging formats converter units verifier models routes lineage"
+    " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter units compare verifier models routes catalog lineage auditor watch console",
+    " converter units compare verifier models routes catalog lineage site auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

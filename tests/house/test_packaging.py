@@ -217,3 +217,21 @@ def test_the_version_is_one(installed: Path, base: Path, wheel: Path) -> None:
     code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from wherry.cli import main; main(['--version'])"
     said = run(sys.executable, "-I", "-S", "-c", code, f"{installed}:{base}")
     assert said.split()[-1] == wheel.name.split("-")[1]
+
+
+def test_the_wheel_has_what_deploy_and_the_example_of_a_configuration_need(
+    wheel: Path, installed: Path, base: Path
+) -> None:
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("wherry/packaged/")}
+    files = ["prefect.yaml", "prefect.devices.yaml", "automations.yaml", "wherry.toml"]
+    files += [f"pools/{path.name}" for path in (ROOT / "infra" / "pools").glob("*.json")]
+    assert shipped == {f"wherry/packaged/{name}" for name in files}
+    code = (
+        "import sys; sys.path[:0] = sys.argv.pop(1).split(':')\n"
+        "from wherry.config.package_data import packaged\n"
+        "for name in ('prefect.yaml', 'pools', 'automations.yaml', 'wherry.toml'): print(packaged(name))"
+    )
+    found = run(sys.executable, "-I", "-S", "-c", code, f"{installed}:{base}").split()
+    assert all(Path(path).is_relative_to(installed / "wherry" / "packaged") for path in found)
+    assert all(Path(path).exists() for path in found)
+    assert (installed / "wherry" / "routes" / "first.toml").is_file()

@@ -174,3 +174,15 @@ def test_what_cannot_be_served_is_named(tmp_path):
         )
         with pytest.raises(UsageError, match=what):
             deployments(tmp_path / "prefect.yaml")
+
+
+@pytest.mark.parametrize(
+    ("file", "pool", "made"),
+    [("prefect.yaml", None, {"wherry-process"}),
+     ("prefect.yaml", "wherry-kubernetes-cpu", {"wherry-kubernetes-cpu"}),
+     ("prefect.devices.yaml", None, {"wherry-kubernetes-gpu", "wherry-kubernetes-tpu"})],
+)  # fmt: skip
+def test_only_the_pools_that_deployments_use_are_made(file, pool, made):
+    pools = tuple(POOLS.values())
+    chosen = deploy.pools_of(deploy.read_deployments(INFRA / file), pools, pool)
+    assert {one.name for one in deploy.used_pools(pools, chosen)} == made

@@ -116,14 +116,15 @@ def test_the_shipped_files_deploy_and_deploying_again_mends_drift_only(place):
     assert set(first["deployments"]) == {
         "nightly-convert", "post-training-export", "promote", "audit", "convert",
     }  # fmt: skip
+    assert set(first["pools"]) == {"wherry-process"}, "no other pool is used"
     assert {*first["pools"].values(), *first["automations"].values()} == {"created"}
-    pool = f"{place.environment['PREFECT_API_URL']}/work_pools/wherry-docker"
+    pool = f"{place.environment['PREFECT_API_URL']}/work_pools/wherry-process"
     wanted = get(pool)["base_job_template"]
     place.run(sys.executable, "-c", DRIFT, pool)
     again = deploy(place)
     assert again["deployments"] == first["deployments"]
-    assert again["pools"].pop("wherry-docker") == "updated"
-    assert {*again["pools"].values(), *again["automations"].values()} == {"unchanged"}
+    assert again["pools"].pop("wherry-process") == "updated"
+    assert {*again["automations"].values()} == {"unchanged"}
     mended = get(pool)
     assert mended["base_job_template"] == wanted
     assert (mended["is_paused"], mended["concurrency_limit"]) == (True, 7), "what an operator set is kept"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,50 @@ def test_a_live_state_is_restored_through_a_model_uri(receipt, name, tmp_path):
     moved(Path(receipt.target.uri), tmp_path / "away")
     with pytest.raises(NotFoundError, match="not found at any known location"):
         wherry.restore(f"models:/{name}@champion", into=template)
+
+
+def test_the_beginning_of_a_digest_names_a_checkpoint_for_every_verb(receipt):
+    whole = receipt.target.checkpoint_digest
+    for text in (whole.rpartition(":")[2][:12], whole[:20], whole):
+        with wherry.open(text) as checkpoint:
+            assert checkpoint.uri == receipt.target.uri
+        assert wherry.verify(text).uri == receipt.target.uri
+
+
+def test_a_digest_names_a_source_without_a_sidecar_as_long_as_it_is_the_same(tmp_path):
+    receipt = converted(tmp_path, to="dcp")
+    source = Path(receipt.source.uri)
+    text = receipt.source.checkpoint_digest[:20]
+    assert wherry.detect(text).uri == str(source)
+    (source / "config.json").write_text(json.dumps({"model_type": "other"}))
+    with pytest.raises(NotFoundError, match="not found at any known location"):
+        wherry.detect(text)
+
+
+def test_a_digest_does_not_name_what_replaced_its_checkpoint(tmp_path):
+    receipt, other = converted(tmp_path, to="dcp"), converted(tmp_path / "other", to="dcp")
+    moved(Path(receipt.target.uri), tmp_path / "away")
+    moved(Path(other.target.uri), Path(receipt.target.uri))
+    with pytest.raises(NotFoundError, match="not found at any known location"):
+        wherry.open(receipt.target.checkpoint_digest)
+
+
+def test_a_file_comes_before_a_digest_of_its_name_and_an_unknown_digest_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(Path(converted(tmp_path).target.uri) / "model.safetensors", "0123abcd")
+    assert wherry.detect("0123abcd").uri == str(tmp_path / "0123abcd")
+    with pytest.raises(NotFoundError, match="the ledger knows no checkpoint with this digest"):
+        wherry.detect("sha256:0123abcdef")
+    with pytest.raises(NotFoundError, match="file or folder not found"):
+        wherry.detect("0123abcdef")
+
+
+def test_names_and_versions_that_do_not_exist_are_told_what_does(receipt, name, stores):
+    for service_name in ("mlflow-sqlite", "mlflow"):
+        one = {"registry_uri": stores["registry_uri"]} if service_name == "mlflow-sqlite" else stores
+        with pytest.raises(NotFoundError) as caught:
+            service(service_name).look_up(f"{name}x", **one)
+        assert f"did you mean {name}" in caught.value.cure
+        with pytest.raises(NotFoundError) as caught:
+            service(service_name).look_up(name, version="7", **one)
+        assert caught.value.cure == "choose one of: 1"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import numpy as np
 import pytest
 
@@ -230,3 +233,23 @@ def test_axis_names_of_boxes_must_agree(tmp_path):
     other = {"params": {**linen(), "w": nn.LogicallyPartitioned(jnp.zeros((8, 6)), ("mlp", "embed"))}}
     with pytest.raises(MismatchError, match=r"axes mismatch: expected \(mlp, embed\), got \(embed, mlp\)"):
         wherry.restore(tmp_path / "named", into=other)
+
+
+def test_the_cure_of_other_names_is_the_rename_that_matches(tmp_path):
+    path = written(
+        tmp_path / "a.safetensors", {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+    )
+    template = {"kernel": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}
+    with pytest.raises(
+        UnrepresentableError, match=r"2 mismatches .*: kernel: missing in the checkpoint; w:"
+    ) as caught:
+        wherry.restore(path, into=template)
+    rename = re.search(r"pass rename=(\[.*\])", caught.value.cure)[1]
+    assert wherry.restore(path, into=template, rename=ast.literal_eval(rename)).state["kernel"].sum() == 6
+
+
+def test_no_rename_is_suggested_where_two_would_match(tmp_path):
+    path = written(tmp_path / "a.safetensors", {"v": np.ones(3, np.float32), "w": np.ones(3, np.float32)})
+    with pytest.raises(UnrepresentableError) as caught:
+        wherry.restore(path, into={"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)})
+    assert "->" not in caught.value.cure

@@ -21,6 +21,7 @@ NO_CORPUS = "the corpus is not here; WHERRY_CORPUS names its folder"
 ALLOWED = (
     # This machine lacks what pip does not install.
     r"PostgreSQL does not run as root, and there is no user postgres",
+    r"(bash|zsh|fish) is not installed",
     r"initdb and pg_ctl of PostgreSQL are not installed",
     r"there is no \S*chromium",
     r"this system has no O_DIRECT",

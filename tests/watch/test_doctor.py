@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +142,10 @@ def test_nothing_heavy_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == []
+
+
+def test_every_extra_with_packages_of_its_own_is_looked_for():
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = declared["project"]["optional-dependencies"]
+    developer = {"all", "bench", "demo", "demo-bucket", "test"}
+    assert set(doctor._EXTRAS) == set(extras) - developer

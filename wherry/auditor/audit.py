@@ -50,6 +50,11 @@ LEVELS = ("present", "digest")
 _WORKERS = 16  # reading metadata mostly waits for storage
 
 
+# What the ledger keeps of the gravest findings; the report and the bundle have all of them.
+_RECORDED = ("kind", "severity", "what", "uri", "checkpoint_digest", "path")
+_MOST_RECORDED = 100
+
+
 @dataclass(frozen=True, slots=True)
 class _AuditRequest:
     """The arguments of an audit."""
@@ -258,6 +263,9 @@ def _recorded(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditR
         "as_of": report.as_of,
         "ok": report.ok,
         "counts": report.counts,
+        "findings": [
+            {name: getattr(one, name) for name in _RECORDED} for one in report.findings[:_MOST_RECORDED]
+        ],
         "head": {"seq": chain.statements, "hash": chain.head},
         "bundle_sha256": bundle,
         "started": report.started,

@@ -28,7 +28,8 @@ from wherry.cli.errors import (
     is_debugging,
     silence,
 )
-from wherry.cli.help import completion, names_for, show_help
+from wherry.cli.help import complete_arguments, completion, names_for, show_help
+from wherry.cli.init import init
 from wherry.cli.inspect import diff, inspect, layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
@@ -47,7 +48,7 @@ from wherry.cli.options import (
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.cli.units import commit, on_engine, split, unit_size, work
-from wherry.console.say import say_lines, show_waits
+from wherry.console.say import explain, say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
@@ -82,6 +83,14 @@ _HELP = ["-h", "--help"]
 @click.version_option(__version__, "-V", "--version", prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=explain,
+    help="Say which configuration, ledger and registry are used, and what is waited for.",
 )
 @click.option(
     "--storage-timeout",
@@ -302,6 +311,7 @@ def doctor(json_: bool) -> None:
 
 
 cli.add_command(emit)
+cli.add_command(init)
 cli.add_command(audit)
 cli.add_command(completion)
 cli.add_command(show_help)
@@ -333,15 +343,19 @@ cli.add_command(work)
 cli.add_command(commit)
 
 
-def _name_help(group: click.Group) -> None:
-    """Set `help_option_names` on each command; otherwise click caches those of the command that runs first."""
+def _finish(group: click.Group) -> None:
+    """Set `help_option_names` on each command; otherwise click caches those of the command that runs first.
+
+    Its arguments get their completion here, too.
+    """
     for command in group.commands.values():
         command.context_settings.setdefault("help_option_names", _HELP)
+        complete_arguments(command)
         if isinstance(command, click.Group):
-            _name_help(command)
+            _finish(command)
 
 
-_name_help(cli)
+_finish(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

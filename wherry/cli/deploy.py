@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from wherry.console.say import say
-from wherry.errors import StorageError, UsageError
+from wherry.errors import StorageError, UsageError, WherryError
+from wherry.remote.probe import reason_of
+from wherry.remote.waits import waiting
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_FILE = Path("infra/prefect.yaml")
+_EMIT_SECONDS = 10.0
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 
 @click.command()
-@click.argument("file", type=_path, default=_FILE)
-@click.option("--pools", type=_path, help="Folder of the work pools; `pools` next to FILE by default.")
+@click.argument("file", type=_path, default=None, required=False)
 @click.option(
-    "--automations", type=_path, help="File of the automations; `automations.yaml` next to FILE by default."
+    "--pools", type=_path, help="Folder of the work pools; `pools` next to FILE by default, or wherry's own."
+)
+@click.option(
+    "--automations",
+    type=_path,
+    help="File of the automations; `automations.yaml` next to FILE by default, or wherry's own.",
 )
 @click.option("--pool", metavar="NAME", help="Use this work pool for all deployments in FILE.")
 @click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that receives alerts.")
@@ -33,7 +41,7 @@ _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 )
 @_json
 def deploy(
-    file: Path,
+    file: Path | None,
     pools: Path | None,
     automations: Path | None,
     pool: str | None,
@@ -43,15 +51,18 @@ def deploy(
 ) -> None:
     """Create or update work pools, limits, deployments and automations in Prefect.
 
-    FILE is a prefect.yaml, by default infra/prefect.yaml. PREFECT_API_URL names the server.
+    FILE is a prefect.yaml, by default the one that comes with wherry (infra/prefect.yaml). Only the work pools that
+    its deployments use are made. PREFECT_API_URL names the server.
     """
+    from wherry.config.package_data import packaged
     from wherry.core.services import service
 
     prefect = service("deploy")
+    chosen = file or packaged("prefect.yaml")
     plan = prefect.DeployPlan(
-        file=file,
-        pools=pools or file.parent / "pools",
-        automations=automations or file.parent / "automations.yaml",
+        file=chosen,
+        pools=pools or _beside(chosen, "pools"),
+        automations=automations or _beside(chosen, "automations.yaml"),
         pool=pool,
         notify=notify,
         limits=dict(_slots(word) for word in limits),
@@ -68,16 +79,25 @@ def deploy(
 
 
 @click.command()
-@click.argument("file", type=_path, default=_FILE)
+@click.argument("file", type=_path, default=None, required=False)
 @click.option("--limit", default=2, show_default=True, help="Maximum number of concurrent runs.")
-def serve(file: Path, limit: int) -> None:
+def serve(file: Path | None, limit: int) -> None:
     """Serve the deployments in FILE from this process, without a work pool.
 
-    The process runs until it is stopped.
+    FILE is as for `wherry deploy`. The process runs until it is stopped.
     """
+    from wherry.config.package_data import packaged
     from wherry.core.services import service
 
-    service("serve").serve(file, limit=limit)
+    service("serve").serve(file or packaged("prefect.yaml"), limit=limit)
+
+
+def _beside(file: Path, name: str) -> Path:
+    """A file next to another one; where there is none, the one that comes with wherry."""
+    from wherry.config.package_data import packaged
+
+    beside = file.parent / name
+    return beside if beside.exists() or not file.exists() else packaged(name)
 
 
 @click.command()
@@ -125,18 +145,36 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     The event starts the deployments that have it as a trigger.
     """
     from wherry.core.emit import emit as post
+    from wherry.core.emit import whole_uri
 
+    place = whole_uri(uri)
+    _warn_of_nothing(place)
+    server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
     try:
-        number = post(uri, event=event, step=step, api=api)
+        with waiting(server):
+            number = post(place, event=event, step=step, api=api, timeout=_EMIT_SECONDS)
     except ValueError as error:
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:
         raise StorageError(
-            f"the Prefect server did not accept the event: {error}",
-            uri=uri,
+            f"the Prefect server {server} did not accept the event: {reason_of(error, _EMIT_SECONDS)}",
+            uri=place,
             cure="check PREFECT_API_URL and that the server runs; the nightly run finds the checkpoint anyway",
             retryable=True,
         ) from error
     click.echo(
-        json.dumps({"id": number, "event": event, "uri": uri}) if json_ else f"emitted {event} for {uri}"
+        json.dumps({"id": number, "event": event, "uri": place}) if json_ else f"emitted {event} for {place}"
     )
+
+
+def _warn_of_nothing(place: str) -> None:
+    """Warn that nothing is at the place of an event; where this machine cannot see it, a worker may."""
+    from wherry.storage.stores import locate
+
+    try:
+        there = locate(place).exists()
+    except WherryError as error:
+        say(f"warning: cannot look at {place} from here: {error.what}", err=True)
+        return
+    if not there:
+        say(f"warning: there is nothing at {place}; the run that the event starts will fail", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from wherry.errors import UsageError, choose
 
@@ -58,6 +59,34 @@ def names_for(option: str, *, written: bool = False) -> Callable[..., list[str]]
 
     def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
         return [name for name in listed(written) if name.startswith(typed)]
+
+    return complete
+
+
+# Arguments that are paths or URIs; the shell completes files.
+_PLACES = frozenset({"a", "b", "root", "source", "subject", "target", "targets", "uri", "x"})
+_ARGUMENTS = {("formats", "name"): "format", ("layouts", "family"): "family"}
+
+
+def complete_arguments(command: click.Command) -> None:
+    """Let a shell complete files where an argument of the command is a path, and names where it is one."""
+    for one in command.params:
+        if not isinstance(one, click.Argument):
+            continue
+        listed = _ARGUMENTS.get((str(command.name), str(one.name)))
+        if listed is not None:
+            one.shell_complete = _as_items(names_for(listed))
+        elif one.name in _PLACES:
+            one.shell_complete = _files
+
+
+def _files(ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001  click names them
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _as_items(names: Callable[..., list[str]] | None) -> Callable[..., list[CompletionItem]]:
+    def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in (names(ctx, None, incomplete) if names else ())]
 
     return complete
 

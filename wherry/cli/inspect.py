@@ -11,7 +11,7 @@ import click
 from wherry.cli.options import as_json, chosen, memory, quiet, settings
 from wherry.console.say import say
 from wherry.core.request import SourceRequest
-from wherry.core.units import show_size
+from wherry.core.units import counted, show_size
 from wherry.errors import MismatchError, printable
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ def _show_pickles(uri: str, *, json_: bool) -> None:
         if stream.error:
             say(f"{stream.file}: reading stopped: {stream.error}")
     unknown = {one.name for stream in found for one in stream.globals if not one.known}
-    say(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them unknown to all readers")
+    total = f"{counted(len(found), 'pickle')}, {counted(len(rows), 'global')}"
+    say(f"{total}, {len(unknown)} of them unknown to all readers")
 
 
 def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
@@ -196,16 +197,16 @@ def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
         _show_tree(rows)
         return
     hashed = [name for name in ("digest", "sha256") if any(row[name] for row in rows)]
-    counted = list(rows[0]["statistics"]) if rows and "statistics" in rows[0] else []
+    statistics = list(rows[0]["statistics"]) if rows and "statistics" in rows[0] else []
     cells = (
         [
             *_cells(row),
             *(row[name] or "" for name in hashed),
-            *(_number(row["statistics"][name]) for name in counted),
+            *(_number(row["statistics"][name]) for name in statistics),
         ]
         for row in rows
     )
-    print_table(["tensor", "shape", "dtype", *hashed, *counted], cells)
+    print_table(["tensor", "shape", "dtype", *hashed, *statistics], cells)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -242,7 +243,7 @@ def _show_tree(rows: Iterable[Mapping[str, Any]]) -> None:
         )
     for path, (count, nbytes) in totals.items():
         name = path[-1] if path else "."
-        branches[path].label = printable(f"{name}  ({count} tensors, {show_size(nbytes)})")
+        branches[path].label = printable(f"{name}  ({counted(count, 'tensor')}, {show_size(nbytes)})")
     Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(branches[()])
 
 

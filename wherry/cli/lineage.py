@@ -82,6 +82,19 @@ def impact_(x: str, *, all_: bool, json_: bool) -> None:
     tables.print_json(found.to_json()) if json_ else say_lines(render_impact(found))
 
 
+@lineage.command("serve")
+@click.option("--port", type=click.IntRange(0, 65535), default=8047, show_default=True,
+              help="Port of this machine's loopback interface; 0 chooses a free one.")  # fmt: skip
+def serve_(port: int) -> None:
+    """Serve read-only pages about the whole ledger: checkpoints, runs, storage, findings.
+
+    Only this machine can open them. Runs until it is stopped with Ctrl-C.
+    """
+    from wherry.site.server import serve
+
+    serve(port, lambda url: say(f"serving {url}; Ctrl-C ends it"))
+
+
 @lineage.command("stale", epilog=_ABOUT)
 @click.argument("x", required=False)
 @click.option(

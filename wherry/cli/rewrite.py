@@ -63,7 +63,7 @@ def rewrite(
 def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
     from wherry.console import results, tables
     from wherry.core.account import folded
-    from wherry.core.units import show_size
+    from wherry.core.units import counted, show_size
 
     if json_:
         tables.print_json(rewriting.to_json())
@@ -76,7 +76,7 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("tensors", f"{rewriting.tensors:,}"),
         ("written", ", ".join(rewriting.files)),
         ("carried", "" if rewriting.in_place else f"{files:,} files, {show_size(nbytes)}"),
-        ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
+        ("renamed", counted(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
     results.show_ignored(row.to_json() for row in folded(rewriting.ignored))
@@ -86,7 +86,7 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
     from wherry.console import tables
-    from wherry.core.units import show_seconds, show_size
+    from wherry.core.units import counted, show_seconds, show_size
 
     if json_:
         tables.print_json(done.to_json())
@@ -101,7 +101,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("tensors", f"{rewriting.tensors:,}"),
         ("carried", ways),
         ("written", ", ".join(rewriting.files)),
-        ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
+        ("renamed", counted(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
     ])  # fmt: skip
     if receipt is None:
         say("not read back and no digests are known, so no manifest was written and nothing was recorded")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wherry.cli.options import as_json
 from wherry.console.say import say, say_lines
 from wherry.core.units import counted
-from wherry.errors import NotFoundError
+from wherry.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Iterable
 
+    from wherry.config.schema import Route
     from wherry.routes.prune import PruneReport
+    from wherry.routes.report import NightPlan, WorkOutcome
 
 
 def _located(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +53,7 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     if loaded.file is None:
         raise NotFoundError(
             "no configuration to check",
-            cure="run it in the folder of wherry.toml, or pass --config FILE; infra/wherry.toml is an example",
+            cure="run it in the folder of wherry.toml, or pass --config FILE; `wherry init` writes one",
         )
     problems = check(loaded, reach=reach)
     if json_:
@@ -109,6 +110,14 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
         say(f"{row['setting']:<{width}}  {row['value'] or '-'}  ({row['origin']})")
 
 
+@config_group.command("example")
+def config_example() -> None:
+    """Print a wherry.toml with every setting and field of a route, commented."""
+    from wherry.config.package_data import packaged
+
+    click.echo(packaged("wherry.toml").read_text("utf-8"), nl=False)
+
+
 @click.command()
 @click.argument("names", nargs=-1, metavar="[ROUTE]...")
 @_located
@@ -145,9 +154,11 @@ def nightly(
     from wherry.watch.ending import blame, ending
 
     with in_force(config, env) as loaded, ending("nightly-convert", "Nightly conversion") as end:
-        report = run_night(
-            loaded, chosen_routes(loaded, names), dry_run=dry_run, go=go, retry_failed=retry_failed
-        )
+        chosen = chosen_routes(loaded, names)
+        said: dict[str, Any] = {} if json_ or dry_run else {"on_plan": _say_plan, "on_outcome": _say_outcome}
+        if not dry_run:
+            _warn_of_registry(chosen)
+        report = run_night(loaded, chosen, dry_run=dry_run, go=go, retry_failed=retry_failed, **said)
         end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
         error = failure(report)
         if error is not None:
@@ -157,6 +168,36 @@ def nightly(
         if not json_:
             say_lines(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _warn_of_registry(chosen: Iterable[Route]) -> None:
+    """Say at once that versions cannot be registered; the next night registers what this one converts."""
+    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.core.services import service
+
+    if not any(route.model or any(rule.model for rule in route.targets) for route in chosen):
+        return
+    try:
+        service("mlflow-probe").require_answer(mlflow_tracking_uri(), mlflow_registry_uri())
+    except StorageError as error:
+        text = (
+            f"warning: {error}\nnote: checkpoints are converted all the same, and registered by a later night"
+        )
+        say_lines(text, err=True)
+
+
+def _say_plan(plan: NightPlan) -> None:
+    from wherry.core.units import show_size
+
+    todo = plan.todo
+    waiting = (
+        f"{counted(todo.count, 'checkpoint')} waiting, {show_size(todo.nbytes)}, about {plan.hours:.1f} h"
+    )
+    say(f"{plan.route.name}: {waiting}", err=True)
+
+
+def _say_outcome(outcome: WorkOutcome) -> None:
+    say(f"{outcome.route}: {outcome.came}: {outcome.source}", err=True)
 
 
 @click.command()

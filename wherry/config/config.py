@@ -202,7 +202,7 @@ def _parsed(text: str, file: Path | None) -> dict[str, Any]:
         return parse_toml(text.encode(), "the configuration", uri=str(file) if file else None)
     except ValueError as error:
         raise UsageError(
-            f"invalid TOML: {error}", uri=str(file), cure="see the commented example, infra/wherry.toml"
+            f"invalid TOML: {error}", uri=str(file), cure="`wherry config example` prints a commented one"
         ) from error
 
 
@@ -261,7 +261,7 @@ def _refusal(error: ValidationError, text: str, file: Path | None, env: str | No
         lines.append(f"{where(text, at, env)}: {what}")
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
     return UsageError(
-        "\n".join(lines), uri=str(file) if file else None,
+        "; ".join(lines), uri=str(file) if file else None,
         cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "correct it and run `wherry routes check`"),
     )  # fmt: skip
 
@@ -284,7 +284,7 @@ def _advice(fault: Any) -> str:
         return _cure_of_field(str(fault["loc"][-1]))
     if fault["type"] == "missing":
         return f"add {fault['loc'][-1]!r}"
-    return "see infra/wherry.toml, which lists all fields with their values"
+    return "`wherry config example` shows all fields with their values"
 
 
 def _cure_of_field(name: str) -> str:
@@ -294,7 +294,7 @@ def _cure_of_field(name: str) -> str:
     start = (
         f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
     )
-    return f"{start}; infra/wherry.toml lists all fields and their tables"
+    return f"{start}; `wherry config example` shows all fields and their tables"
 
 
 def _kinds(section: type[Section]) -> Iterator[type[Section]]:

@@ -17,7 +17,7 @@ from wherry.console.say import say, say_lines
 from wherry.console.tables import print_json, print_rows, print_table
 from wherry.core.account import folded
 from wherry.core.keypath import render
-from wherry.core.units import show_seconds, show_size
+from wherry.core.units import counted, show_seconds, show_size
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -111,15 +111,15 @@ def show_plan(
     print_rows([
         ("source", f"{plan.source.uri} ({plan.source.format}, {plan.source.format_version})"),
         ("target", f"{plan.target} ({plan.to}, {plan.format_version})"),
-        ("tensors", f"{plan.tensors:,} in {data['moves']:,} moves"),
+        ("tensors", f"{plan.tensors:,} in {counted(data['moves'], 'move')}"),
         ("parameters", f"{parameters['found']:,} ({agrees})"),
         ("bytes", f"{show_size(plan.nbytes_in)} in, {show_size(plan.nbytes_out)} out"),
         ("peak memory", show_size(data["peak_memory"])),
         ("spill", show_size(plan.spill) if plan.spill else ""),
         ("companions", ", ".join(data["companions"])),
-        ("renamed", f"{len(data['renamed'])} tensors" if data["renamed"] else ""),
+        ("renamed", counted(len(data["renamed"]), "tensor") if data["renamed"] else ""),
         ("layout", _layout_words(data["layout"])),
-        ("lossy", f"{len(plan.lossy)} tensors" if plan.lossy else ""),
+        ("lossy", counted(len(plan.lossy), "tensor") if plan.lossy else ""),
         ("verify", plan.verify),
         *_traffic_rows(plan, cost),
         *(workers.rows if workers else ()),
@@ -166,8 +166,8 @@ def _verified_how(checked: Mapping[str, Any] | None) -> str:
     if checked is None:
         return "not read back"
     if checked["level"] == "store":
-        return f"{checked['checksum']} of the store compared, {checked['tensors']} tensors; not read back"
-    return f"every byte read back, {checked['tensors']} tensors"
+        return f"{checked['checksum']} of the store compared, {counted(checked['tensors'], 'tensor')}; not read back"
+    return f"every byte read back, {counted(checked['tensors'], 'tensor')}"
 
 
 def _show_receipt(receipt: Receipt) -> None:
@@ -195,12 +195,12 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         print_json(verification.to_json())
         return
     say(
-        f"{verification.verdict}: {verification.checked} tensors at level {verification.level}, "
+        f"{verification.verdict}: {counted(verification.checked, 'tensor')} at level {verification.level}, "
         f"{show_size(verification.nbytes)} read in {show_seconds(verification.seconds)}"
     )
     if (found := verification.measured) is not None:
         say(
-            f"  {found.tensors} tensors changed as planned: by at most {found.error:.2g}, "
+            f"  {counted(found.tensors, 'tensor')} changed as planned: by at most {found.error:.2g}, "
             f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wherry.errors import printable, redact
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,25 @@ def show_waits(words: Sequence[str]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine())
     log.addHandler(handler)
+
+
+def explain(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    """Print the log of wherry on the standard error while a command runs, and what it works with."""
+    if not value:
+        return
+    from wherry.config.file import config_file
+    from wherry.config.settings import ledger_url, mlflow_registry_uri
+    from wherry.storage.home import without_secrets
+
+    log, handler = logging.getLogger("wherry"), logging.StreamHandler()
+    before = log.level
+    handler.setFormatter(OneLine())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    context.call_on_close(lambda: (log.removeHandler(handler), log.setLevel(before)))
+    log.info("wherry %s, configuration %s", __version__, config_file() or "none")
+    stores = without_secrets(ledger_url()), without_secrets(mlflow_registry_uri())
+    log.info("ledger %s, model registry %s", *stores)
 
 
 class OneLine(logging.Formatter):

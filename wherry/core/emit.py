@@ -17,6 +17,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -44,7 +45,8 @@ def emit(
     """Post one event about a checkpoint.
 
     Args:
-        uri: URI of the checkpoint; the resource of the event, `{{ event.resource['uri'] }}` in a trigger.
+        uri: URI or path of the checkpoint; the resource of the event, `{{ event.resource['uri'] }}` in a trigger. A
+            relative path is made absolute, as the run that the event starts has another working directory.
         event: name of the event.
         step: training step, where known.
         payload: further JSON values of the event.
@@ -60,7 +62,7 @@ def emit(
         OSError: the server did not accept the event.
     """
     try:
-        return _posted(api, event_body(uri, event=event, step=step, payload=payload), timeout)
+        return _posted(api, event_body(whole_uri(uri), event=event, step=step, payload=payload), timeout)
     except (ValueError, OSError) as error:
         if strict:
             raise
@@ -68,6 +70,11 @@ def emit(
             "could not send the event for %s: %s; the nightly run finds the checkpoint", uri, error
         )
         return ""
+
+
+def whole_uri(uri: str) -> str:
+    """The URI itself, or the absolute path of a path."""
+    return uri if re.match(r"[A-Za-z][\w+.-]*:/", uri) else os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  a string
 
 
 def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:

@@ -18,6 +18,7 @@ _SERVICES: dict[str, tuple[str, str, str]] = {
     "native": ("wherry.integrations.native", "jax", "jax"),
     "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
+    "mlflow-probe": ("wherry.integrations.mlflow_probe", "", ""),
     "mlflow-rest": ("wherry.integrations.mlflow_rest", "", ""),
     "mlflow-sqlite": ("wherry.integrations.mlflow_sqlite", "", ""),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),

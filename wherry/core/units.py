@@ -95,4 +95,4 @@ def short(digest: str) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A number with a noun in singular or plural."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

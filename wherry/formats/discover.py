@@ -12,12 +12,14 @@ file is newer, which proves that it was written last.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number, steps_among, unfinished
+from wherry.core.units import show_seconds
 from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
 from wherry.formats.detect import examine, located, look
 from wherry.formats.format import Glimpse
@@ -214,8 +216,10 @@ class _Walk:
         age = time.time() - last / _NANOSECONDS
         if age >= self.min_age or self._proved(times, last, self.rows[found.format]):
             return None
+        wait = math.ceil(self.min_age - max(age, 0))
         return (
-            f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed"
+            f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed; it counts "
+            f"in {show_seconds(wait)} if nothing changes, or at once with a min_age of 0"
         )
 
     def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:

@@ -32,7 +32,9 @@ def cure_of_absence(given: str, location: Location) -> str:
     parent = location.parent
     if _HUB_NAME.fullmatch(given) and location.store.capabilities.local and not parent.exists():
         return f"check the path; a model of the Hugging Face Hub is written hf://{given}"
-    return "check the path, or run `wherry discover` on a folder above it"
+    while location.store.capabilities.local and not parent.exists():
+        parent = parent.parent
+    return f"check the path, or run `wherry discover {shlex.quote(parent.uri)}` to see what is there"
 
 
 def cure_of_nothing(location: Location, is_checkpoint: Callable[[Location], bool]) -> str:
@@ -55,9 +57,7 @@ def cure_of_nothing(location: Location, is_checkpoint: Callable[[Location], bool
     below = _admitted((location.join(name) for name in islice(folders, _SOME)), is_checkpoint)
     if below:
         return _cure_of_folders(location, below)
-    return (
-        "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below"
-    )
+    return "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below it"
 
 
 def _cure_of_folders(location: Location, below: list[Location]) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
@@ -28,6 +28,7 @@ from wherry.config.settings import ledger_url
 from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
+from wherry.remote.waits import waiting
 from wherry.storage.home import ensure_home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Backend(Protocol):
         """Whether the same operation can succeed a moment later."""
         ...
 
+    def unreached(self, error: DBAPIError) -> bool:
+        """Whether there was no connection to a server."""
+        ...
+
 
 class Ledger:
     """An opened ledger; get one from `open_ledger`."""
@@ -83,7 +88,9 @@ class Ledger:
     @contextmanager
     def _transaction(self, kind: str) -> Generator[Connection]:
         engine = self._engine.execution_options(**{BEGIN: kind})
-        with _storage_errors(self.uri, self.backend), engine.begin() as connection:
+        with _storage_errors(self.uri, self.backend), ExitStack() as stack:
+            with waiting(self.uri):  # for the server, or for the lock
+                connection = stack.enter_context(engine.begin())
             yield connection
 
 
@@ -210,6 +217,10 @@ class Sqlite:
         """See Backend."""
         return "locked" in str(error.orig)
 
+    def unreached(self, error: DBAPIError) -> bool:  # noqa: ARG002  a file has no server
+        """See Backend."""
+        return False
+
 
 def _begin_wal(connection: sqlite3.Connection) -> None:
     """Change a database to WAL mode, which it keeps. SQLite does not wait for others that do the same at once."""
@@ -243,9 +254,13 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
     except DBAPIError as error:
         busy = backend.busy(error)
         cure = "check that the ledger can be reached and written, or set WHERRY_LEDGER"
+        if backend.unreached(error):
+            cure = "start the database server, or check WHERRY_LEDGER"
+        elif busy:
+            cure = "try again"
         raise StorageError(
-            f"the ledger cannot be used: {error.orig}",
+            f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
             uri=uri,
-            cure="try again" if busy else cure,
+            cure=cure,
             retryable=busy,
         ) from error

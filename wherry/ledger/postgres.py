@@ -81,6 +81,10 @@ class Postgres:
         state = getattr(error.orig, "sqlstate", None)
         return error.connection_invalidated or state is None or state.startswith(_BUSY)
 
+    def unreached(self, error: DBAPIError) -> bool:
+        """See Backend; only a server gives an SQLSTATE."""
+        return getattr(error.orig, "sqlstate", None) is None
+
 
 def connect(url: str) -> tuple[Engine, str, Postgres]:
     """An engine for the ledger, its URI without secrets, and its backend.

@@ -1,7 +1,8 @@
 """resolve: find the checkpoint that a model URI names, and its location.
 
 `models:/<name>@<alias>`, `models:/<name>/<version>` and `models:/<name>`, which is the newest version, are looked up in
-the registry, `wherry://blake3/<digest>` in the ledger and then in the registry.
+the registry, `wherry://blake3/<digest>` in the ledger and then in the registry, the beginning of a digest (8 hex
+digits or more, with or without its algorithm) in the ledger.
 The result is the URI of a place that still holds the checkpoint with the registered
 digest; a place that holds another checkpoint is an error, never the result. Every verb that takes a checkpoint's URI
 also takes these.
@@ -18,21 +19,25 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.algorithms import digest_in
+from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
 from wherry.core.services import service
 from wherry.core.units import short
-from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
+from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from wherry.ledger.database import Ledger
+    from wherry.ledger.replay import PlaceRecord
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
 _log = logging.getLogger(__name__)
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+)|/latest)?")
+_DIGEST = re.compile(rf"(?P<algorithm>(?:{'|'.join(ALGORITHMS)}):)?[0-9a-f]{{8,64}}")
+_NAMED = 10  # checkpoints that an error names
 _SCHEMES = ("models:/", "wherry://")
 _FORMS = "models:/NAME, models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALGORITHM/DIGEST"
 # Tags of a model version that point to its checkpoint.
@@ -111,8 +116,88 @@ def resolve_model(
 
 
 def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The URI of the checkpoint that a model URI names, see `resolve_model`; any other URI unchanged."""
-    return resolve_model(uri).uri if is_model_uri(uri) else uri
+    """The URI of the checkpoint that a model URI or the beginning of a digest names; any other URI unchanged.
+
+    Raises:
+        NotFoundError, MismatchError: as `resolve_model`.
+        AmbiguousError: several checkpoints have a digest with this beginning.
+    """
+    if is_model_uri(uri):
+        return resolve_model(uri).uri
+    found = _DIGEST.fullmatch(os.fspath(uri))
+    if found is None or os.path.lexists(uri):
+        return uri
+    return _place_of(os.fspath(uri), required=found["algorithm"] is not None) or uri
+
+
+def digest_starting(ledger: Ledger, text: str) -> str | None:
+    """The checkpoint whose digest begins with a text; None if there is none, or the text is no digest.
+
+    Args:
+        ledger: the opened ledger.
+        text: 8 hex digits or more of a checkpoint or weights digest, with or without its algorithm.
+
+    Raises:
+        AmbiguousError: several checkpoints have a digest with this beginning.
+    """
+    from wherry.ledger.nodes import digests_starting
+
+    if not _DIGEST.fullmatch(text):
+        return None
+    found = digests_starting(ledger, text)
+    if len(found) > 1:
+        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+        raise AmbiguousError(
+            f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
+            cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
+            stage="resolve",
+        )
+    return found[0] if found else None
+
+
+def _place_of(text: str, *, required: bool) -> str | None:
+    """The place that still holds the checkpoint with a digest; None if the ledger does not know the digest."""
+    from wherry.ledger.nodes import nodes
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        digest = digest_starting(ledger, text)
+        known = nodes(ledger, {digest}) if digest else {}
+    if digest is None or digest not in known:
+        if required:
+            raise NotFoundError(
+                "the ledger knows no checkpoint with this digest", uri=text,
+                cure="run `wherry ls` to list the checkpoints that it knows", stage="resolve",
+            )  # fmt: skip
+        return None
+    places = [place for place in known[digest].places if place.gone is None]
+    there = next((place.uri for place in places if _holds(place)), None)
+    if there is None:
+        raise _nowhere(text, digest, [place.uri for place in places])
+    return there
+
+
+def _holds(place: PlaceRecord) -> bool:
+    """Whether a place still holds what the ledger saw there: by its sidecar, or by sizes and times of its files."""
+    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+
+    try:
+        found = _at(place.uri)
+        if found is not None:
+            return proved_digest(found[1]) == place.checkpoint_digest
+        with open_checkpoint(place.uri) as checkpoint:
+            return present_fingerprint(checkpoint) == place.fingerprint
+    except WherryError:
+        return False
+
+
+def _nowhere(text: str, digest: str, tried: Sequence[str]) -> NotFoundError:
+    return NotFoundError(
+        f"checkpoint {short(digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
+        uri=text,
+        cure=f"restore the checkpoint; run `wherry lineage show {short(digest)}` to see what it was converted from",
+        stage="resolve",
+    )
 
 
 def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, str]:
@@ -165,12 +250,7 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
             failed.append(_another(asked, place))
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
-    raise NotFoundError(
-        f"checkpoint {short(asked.digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
-        uri=asked.uri,
-        cure="restore the checkpoint; run `wherry lineage show` to see what it was converted from",
-        stage="resolve",
-    )
+    raise _nowhere(asked.uri, asked.digest, tried)
 
 
 def proved_digest(sidecar: Sidecar) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import ALGORITHMS, digest_in
-from wherry.core.units import short
-from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
+from wherry.core.algorithms import digest_in
+from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
 from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import read_sidecar
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Edge, Ledger
     from wherry.storage.sidecar import Sidecar
 
-_DIGEST = re.compile(rf"((?:{'|'.join(ALGORITHMS)}):)?[0-9a-f]{{8,64}}")
-_NAMED = 10  # checkpoints that an error names
 _log = logging.getLogger(__name__)
 
 
@@ -84,11 +80,11 @@ def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `show`.
     """
-    from wherry.ledger.resolve import is_model_uri
+    from wherry.ledger.resolve import digest_starting, is_model_uri
 
     if is_model_uri(text):
         return _by_model(text), None
-    digest = _by_digest(ledger, text)
+    digest = digest_starting(ledger, text)
     return (digest, None) if digest is not None else _by_uri(ledger, text)
 
 
@@ -118,22 +114,6 @@ def _registered_digest(text: str) -> str | None:
         if text in means:
             return row.tags[DIGEST_TAG]
     return None
-
-
-def _by_digest(ledger: Ledger, text: str) -> str | None:
-    from wherry.ledger.nodes import digests_starting
-
-    if not _DIGEST.fullmatch(text):
-        return None
-    found = digests_starting(ledger, text)
-    if len(found) > 1:
-        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
-        raise AmbiguousError(
-            f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
-            cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
-            stage="lineage",
-        )
-    return found[0] if found else None
 
 
 def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:

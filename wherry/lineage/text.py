@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.lineage.nearest import by_end, count_by_end
 from wherry.storage.stores import is_live
 
@@ -76,9 +76,8 @@ def title(node: LineageNode) -> str:
     """A node in one line."""
     step = "" if node.step is None else f", step {node.step}"
     version = f" ({node.format_version})" if node.format_version else ""
-    return (
-        f"{short(node.checkpoint_digest)} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
-    )
+    tensors = counted(node.tensors, "tensor")
+    return f"{short(node.checkpoint_digest)} {node.format}{version}: {node.kind}, {tensors}{step}"
 
 
 def facts(node: LineageNode) -> Iterator[str]:

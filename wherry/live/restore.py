@@ -17,6 +17,7 @@ for them.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -210,13 +211,13 @@ def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
     left = [f"{render(path)}: missing in the template" for path in matched.unexpected] if strict else []
     wrong = [*matched.wrong, *lost, *left]
     if wrong:
-        more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        number = f"{len(wrong)} {'mismatch' if len(wrong) == 1 else 'mismatches'}"
         raise (MismatchError if matched.wrong else UnrepresentableError)(
-            f"{len(wrong)} mismatches between template (expected) and checkpoint (got):\n  "
-            + "\n  ".join(wrong[:_SHOWN]) + more,
+            f"{number} between template (expected) and checkpoint (got): {'; '.join(wrong[:_SHOWN])}{more}",
             uri=seen.uri,
-            cure=_cure(matched),
-        )  # fmt: skip
+            cure=_cure(matched, seen.manifest),
+        )
     wanted = {pair.source.path for pair in matched.pairs if pair.source}
     for piece in seen.reader.absent():
         if piece.path in wanted:
@@ -226,12 +227,30 @@ def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
             )  # fmt: skip
 
 
-def _cure(matched: TemplateMatch) -> str:
+def _cure(matched: TemplateMatch, manifest: Manifest) -> str:
+    renames = _renames(matched, manifest)
+    if renames:
+        return f"if these are the same tensors under other names, pass rename={renames!r}"
     if not matched.pairs:
         return "if the template has the names of another system, pass that: to='huggingface' (or maxtext, t5x, …)"
     if matched.unexpected and not matched.missing and not matched.wrong:
         return "restore a part of it with only='params', or accept unmatched entries with strict=False"
     return "pass rename=… for names, cast=True for element types, or strict=False to accept unmatched entries"
+
+
+def _renames(matched: TemplateMatch, manifest: Manifest) -> list[str]:
+    """Rename rules that would match everything; empty unless shape and element type leave no choice."""
+    lost: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for leaf in matched.missing:
+        lost[leaf.shape, leaf.dtype].append(leaf.name)
+    left: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for path in matched.unexpected:
+        spec = manifest.tensors.get(path)
+        left[(spec.shape, spec.dtype) if spec else ()].append(render(path))
+    alone = all(len(names) == 1 for names in (*lost.values(), *left.values()))
+    if matched.wrong or not alone or lost.keys() != left.keys() or len(lost) > _SHOWN:
+        return []
+    return [f"{left[kind][0]} -> {names[0]}" for kind, names in lost.items()]
 
 
 @dataclass(slots=True)

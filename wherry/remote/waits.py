@@ -1,4 +1,4 @@
-"""waits: says which storage a run waits for, after 10 s and then every 30 s, in one line for each bucket.
+"""waits: says what a run waits for, after 2 s and then every 30 s, in one line for each bucket, server or database.
 
     gs://bucket/key has not answered for 12 s; attempt 2 of 12
 
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-NOTICE_SECONDS = 10.0  # a longer wait is told
+NOTICE_SECONDS = 2.0  # a longer wait is told
 REPEAT_SECONDS = 30.0  # between two lines about one bucket
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class Wait:
 
     @property
     def bucket(self) -> str:
-        """Protocol and bucket."""
+        """Protocol and bucket, or server."""
         return "/".join(self.uri.split("/", 3)[:3])
 
     def told(self, now: float) -> str:
@@ -117,7 +117,12 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @contextmanager
 def waiting(uri: str, most: int = 1) -> Generator[Wait]:
-    """Watch a call of a remote store while the block runs; the block sets `attempt`."""
+    """Watch a call of a store, server or database while the block runs; the block sets `attempt`.
+
+    Args:
+        uri: what is called, without secrets.
+        most: number of attempts at most.
+    """
     wait, watch = Wait(uri, most), _watch
     number = watch.add(wait)
     try:

@@ -80,6 +80,7 @@ def run_night(
     retry_failed: bool = False,
     runner: Runner | None = None,
     on_plan: Callable[[NightPlan], None] = lambda _plan: None,
+    on_outcome: Callable[[WorkOutcome], None] = lambda _outcome: None,
 ) -> NightReport:
     """Make the missing targets of these routes.
 
@@ -91,6 +92,7 @@ def run_night(
         retry_failed: retry checkpoints whose conversion failed, although their files are unchanged.
         runner: runs the steps; threads of this process by default.
         on_plan: called with the plan of each route before anything is converted.
+        on_outcome: called when a checkpoint, or one target of it that is tried alone, has come to its end.
 
     Raises:
         StorageError: the ledger cannot be read or written.
@@ -101,7 +103,8 @@ def run_night(
         plans = plan_night(free, retry_failed=retry_failed, go=go)
         for plan in plans:
             on_plan(plan)
-        outcomes = [one for plan in (() if dry_run else plans) for one in _carried_out(plan, chosen)]
+        works = () if dry_run else plans
+        outcomes = [one for plan in works for one in _carried_out(plan, chosen, on_outcome)]
     return NightReport(plans, tuple(outcomes), tuple(route.name for route in asked if route not in free))
 
 
@@ -150,7 +153,9 @@ def holding(route: Route) -> Generator[bool]:
         yield free
 
 
-def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
+def _carried_out(
+    plan: NightPlan, runner: Runner, on_outcome: Callable[[WorkOutcome], None]
+) -> Iterator[WorkOutcome]:
     """Carry out the works of a route and yield their outcomes in order; the runner limits how many run at a time.
 
     A failure is handled at once, while other works still run: it is noted, or each target is tried alone.
@@ -172,6 +177,7 @@ def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
             running -= 1
             work = plan.works[number]
             outcome = _came(work, targets, attempt)
+            on_outcome(outcome)
             if number not in whole and outcome.came in _ALONE and targets[1:]:
                 whole[number] = outcome
                 for one in targets:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from wherry.core.units import show_size
+from wherry.core.units import counted, show_size
 from wherry.errors import printable
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class NightTable:
 
 def summary(report: NightReport) -> list[str]:
     """What happened, one line for each outcome and for each route that was not converted."""
-    lines = [f"{name}: {number}" for name, number in report.counts.items()] or ["There was nothing to do."]
+    lines = [f"{name}: {number}" for name, number in report.counts.items()] or [_idle(report)]
     lines += [f"route {name} was skipped: another nightly run is converting it" for name in report.skipped]
     return [*lines, *(f"{plan.route.name}: {plan.estimate}" for plan in report.plans if plan.estimate)]
 
@@ -186,9 +186,24 @@ def tables(report: NightReport) -> list[NightTable]:
         NightTable("Failed", error, _told(report.failures)),
         NightTable("Converted, but not recorded", error, _told(report.unrecorded)),
         NightTable("Converted", ("source", "targets"), tuple(done)),
+        NightTable("Would be converted", ("source", "targets"), _planned(report)),
         NightTable("Left out", ("why", "where", "reason"), tuple(_omissions(report))),
     ]
     return [table for table in found if table.rows]
+
+
+def _idle(report: NightReport) -> str:
+    """What a night says that converted nothing: it had nothing to do, or it only planned."""
+    works = sum(len(plan.works) for plan in report.plans)
+    return f"{counted(works, 'checkpoint')} would be converted" if works else "There was nothing to do."
+
+
+def _planned(report: NightReport) -> tuple[tuple[str, ...], ...]:
+    """Sources and targets of a night that only planned."""
+    if report.outcomes:
+        return ()
+    works = (work for plan in report.plans for work in plan.works)
+    return tuple((work.source.found.uri, ", ".join(one.place for one in work.targets)) for work in works)
 
 
 def markdown(report: NightReport) -> str:

@@ -118,7 +118,7 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
         cure = (
             choose(missing[0], known)
             if known
-            else "add routes to wherry.toml; infra/wherry.toml is an example"
+            else "add routes to wherry.toml; `wherry config example` prints some"
         )
         raise NotFoundError(what, uri=config.file, cure=cure)
     return tuple(known[name] for name in names) or config.routes

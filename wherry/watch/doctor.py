@@ -20,6 +20,7 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, new_hash
 from wherry.core.units import short, show_size
 from wherry.errors import WherryError
+from wherry.remote.probe import reason_of
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -35,7 +36,16 @@ _HASHED_BYTES = 8 << 20
 # extra → packages: module name, and name of the distribution.
 _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "prefect": (("prefect", "prefect"), ("fastapi", "fastapi")),
+    "workers": (("prefect_docker", "prefect-docker"), ("prefect_kubernetes", "prefect-kubernetes")),
     "mlflow": (("mlflow", "mlflow"),),
+    "postgres": (("psycopg", "psycopg"),),
+    "sign": (("cryptography", "cryptography"),),
+    "native": (
+        ("jax", "jax"),
+        ("torch", "torch"),
+        ("safetensors", "safetensors"),
+        ("transformers", "transformers"),
+    ),
     "jax": (("jax", "jax"), ("orbax.checkpoint", "orbax-checkpoint"), ("flax", "flax")),
     "torch": (("torch", "torch"),),
     "gcs": (("gcsfs", "gcsfs"),),
@@ -233,7 +243,7 @@ def _writable(name: str, file: Path) -> Diagnosis:
 
 def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
     """Send one request without retry. Any status below 500, even 401, shows that the server runs."""
-    from urllib.error import HTTPError, URLError
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     shown = without_secrets(uri)
@@ -245,8 +255,10 @@ def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
         return Diagnosis(
             name, state, f"{shown} responds with HTTP {error.code}", cure if state == "broken" else None
         )
-    except (URLError, OSError, ValueError) as error:
-        return Diagnosis(name, "broken", f"{shown} does not respond: {getattr(error, 'reason', error)}", cure)
+    except (OSError, ValueError) as error:
+        return Diagnosis(
+            name, "broken", f"{shown} does not respond: {reason_of(error, _ANSWER_SECONDS)}", cure
+        )
 
 
 def _disk() -> Diagnosis:

@@ -21,6 +21,7 @@ from wherry.config.settings import configured
 from wherry.core.emit import post
 from wherry.core.services import service
 from wherry.errors import WherryError, redact
+from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,12 +137,14 @@ def _by_webhook(url: str | None, notice: Notice) -> list[str]:
     if urlsplit(url).scheme not in ("http", "https"):
         return ["invalid webhook: expected an http or https URL"]
     text, failure = json.dumps(payload(notice), default=str), ""
-    for pause in _PAUSES:
-        time.sleep(pause)
-        failure, again = _post(url, text)
-        if not failure or not again:
-            break
-    return [f"webhook at {urlsplit(url).hostname}: {failure}"] if failure else []
+    shown = f"webhook at {urlsplit(url).hostname}"
+    with waiting(shown, len(_PAUSES)) as wait:
+        for wait.attempt, pause in enumerate(_PAUSES, 1):
+            time.sleep(pause)
+            failure, again = _post(url, text)
+            if not failure or not again:
+                break
+    return [f"{shown}: {failure}"] if failure else []
 
 
 def _post(url: str, text: str) -> tuple[str, bool]:

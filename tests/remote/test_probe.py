@@ -1,4 +1,4 @@
-"""An MLflow store that does not answer is reported within seconds, before the client retries in silence."""
+"""A server that does not answer is reported within seconds, before its client retries in silence."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 import wherry
 from tests.support.command import small
-from wherry.errors import StorageError
-from wherry.integrations import mlflow_probe
+from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow_probe import require_answer
+from wherry.remote import probe
 
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch):
-    monkeypatch.setattr(mlflow_probe, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "ANSWER_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -105,3 +105,27 @@ def test_verbs_report_a_silent_server(verb, tmp_path, silent_port):
     }
     with pytest.raises(StorageError, match="MLflow does not answer: no response"):
         calls[verb]()
+
+
+@pytest.mark.parametrize("port", ["closed_port", "silent_port"])
+def test_a_prefect_server_that_does_not_answer_is_an_error(port, request):
+    settings = pytest.importorskip("prefect.settings", reason="prefect is not installed")
+    from wherry.integrations.prefect.server import required_server
+
+    api = f"http://127.0.0.1:{request.getfixturevalue(port)}/api"
+    with settings.temporary_settings({settings.PREFECT_API_URL: api}), pytest.raises(StorageError) as caught:
+        required_server()
+    assert (caught.value.uri, "prefect server start" in caught.value.cure) == (api, True)
+    assert "Prefect does not answer: " in caught.value.what
+
+
+def test_a_prefect_server_that_answers_will_do_and_none_is_an_error_only_where_it_is_needed():
+    settings = pytest.importorskip("prefect.settings", reason="prefect is not installed")
+    from wherry.integrations.prefect.server import answering_server, required_server
+
+    with server(404) as (url, _), settings.temporary_settings({settings.PREFECT_API_URL: f"{url}/api"}):
+        assert required_server() == f"{url}/api"
+    with settings.temporary_settings(restore_defaults={settings.PREFECT_API_URL}):
+        assert answering_server() is None
+        with pytest.raises(UsageError, match="no Prefect server configured"):
+            required_server()

@@ -1,0 +1,212 @@
+"""The pages over the ledger, over HTTP: what they show, what they refuse, and that names in them stay text."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import wherry
+from tests.support.command import small
+from tests.support.registry import flip_a_bit, model_folder
+from wherry.cli import cli
+from wherry.errors import UsageError
+from wherry.ledger.record import open_ledger, record_sighting
+from wherry.site import pages
+from wherry.site.contents import LedgerReader
+from wherry.site.server import SiteServer
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+EVIL = "<script>alert(1)</script>\u202e&\"'"
+
+
+@contextmanager
+def serving():
+    """The server in a thread; yields what sends it a request, and its port."""
+    with SiteServer(0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def ask(path, method="GET", **headers):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            connection.close()
+            return answer, text
+
+        try:
+            yield ask, server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three steps of one run, converted, and what the conversions reported."""
+    for step in (1000, 2000, 3000):
+        model_folder(tmp_path / "run" / str(step), seed=step)
+    return [wherry.convert(tmp_path / "run" / str(step), tmp_path / "out" / str(step), to="orbax")
+            for step in (1000, 2000, 3000)]  # fmt: skip
+
+
+def test_checkpoints_are_listed_and_searched(runs):
+    with serving() as (ask, _):
+        answer, text = ask("/")
+        assert (answer.status, "6 checkpoints" in text) == (200, True)
+        digest = runs[1].target.checkpoint_digest
+        assert f'<li id="{digest}">' in text
+        assert f'href="/lineage/{digest}#{digest}"' in text
+        _, text = ask("/?q=orbax+2000")
+        assert "1 checkpoint of 6" in text
+        assert re.findall(r'<li id="([^"]*)"', text) == [digest]
+        _, text = ask(f"/?q={digest[:25]}")
+        assert re.findall(r'<li id="([^"]*)"', text) == [digest]
+        assert "no checkpoint" in ask("/?q=nowhere")[1]
+
+
+def test_runs_have_a_timeline_and_storage_a_share(runs, tmp_path):
+    with serving() as (ask, _):
+        _, text = ask("/runs")
+        assert "steps 1,000 to 3,000" in text
+        _, text = ask(f"/runs?run={tmp_path}/out")
+        places = [float(at) for at in re.findall(r'<circle cx="([\d.]+)"', text)]
+        assert places == [12.0, 500.0, 988.0]
+        assert len(re.findall("<li id=", text)) == 3
+        _, text = ask("/storage")
+        shares = [int(share) for share in re.findall(r", (\d+)%", text)]
+        assert (sum(shares) in range(98, 103), f"/runs?run={tmp_path}/out".replace("/", "%2F") in text) == (
+            True,
+            False,
+        )
+        assert ask("/runs?run=elsewhere")[0].status == 404
+
+
+def test_open_findings_are_those_of_the_last_audit_and_of_verifications(runs, tmp_path):
+    with serving() as (ask, _):
+        assert "no open finding" in ask("/findings")[1]
+        place = tmp_path / "out" / "2000"
+        away = place.rename(tmp_path / "away")
+        wherry.audit("all")
+        _, text = ask("/findings")
+        assert (str(place) in text, 'class="error"' in text) == (True, True)
+        away.rename(place)
+        assert wherry.audit("all").ok
+        assert "no open finding" in ask("/findings")[1], "it was mended"
+
+
+def test_damage_that_a_verification_found_is_open_until_one_passes(tmp_path):
+    receipt = wherry.convert(small(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", to="safetensors")
+    sound = (tmp_path / "b.safetensors").read_bytes()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "b.safetensors").write_bytes(sound)
+    altered = flip_a_bit(tmp_path / "copy").read_bytes()
+    (tmp_path / "b.safetensors").write_bytes(altered)
+    assert not wherry.verify(receipt.target.uri, level="digest", record=True).ok
+    with serving() as (ask, _):
+        assert "b.safetensors" in ask("/findings")[1]
+        (tmp_path / "b.safetensors").write_bytes(sound)
+        assert wherry.verify(receipt.target.uri, level="digest", record=True).ok
+        assert "no open finding" in ask("/findings")[1]
+
+
+def test_a_lineage_has_its_own_page_and_policy(runs):
+    digest = runs[0].target.checkpoint_digest
+    with serving() as (ask, _):
+        answer, text = ask(f"/lineage/{digest}")
+        stated = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
+        assert answer.headers["Content-Security-Policy"] == f"{stated}; frame-ancestors 'none'"
+        assert ask(f"/lineage/{digest.partition(':')[2][:10]}")[0].status == 200
+        assert ask("/lineage/blake3:00000000")[0].status == 404
+        assert ask("/lineage/nothing")[0].status == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/storage", "/findings", "/elsewhere"])
+def test_every_answer_forbids_scripts_frames_and_other_origins(path, runs):
+    with serving() as (ask, _):
+        answer, text = ask(path)
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert {"base-uri 'none'", "form-action 'self'", "frame-ancestors 'none'"} <= set(policy.split("; "))
+    assert "script" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert not re.search(r"<script|\sstyle=|\son\w+=|https?://", text)
+
+
+def test_only_get_is_answered_and_only_under_its_own_name(runs):
+    with serving() as (ask, port):
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            answer, _ = ask("/", method)
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+        head, text = ask("/", "HEAD")
+        assert (head.status, text, int(head.headers["Content-Length"]) > 100) == (200, "", True)
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1"):
+            answer, text = ask("/", Host=host)
+            assert (answer.status, "run/1000" in text) == (421, False)
+        assert ask("/", Host=f"localhost:{port}")[0].status == 200
+        assert ask("/?" + "&".join(f"a{number}=1" for number in range(50)))[0].status == 400
+
+
+def test_hostile_names_stay_text(tmp_path):
+    receipt = wherry.convert(small(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", to="safetensors")
+    subject = read_sidecar(locate(receipt.target.uri)).checkpoint
+    with open_ledger() as ledger:
+        record_sighting(ledger, replace(subject, uri=f"/data/{EVIL}/x", format=EVIL))
+    with serving() as (ask, _):
+        for path in (
+            "/",
+            "/runs",
+            "/storage",
+            "/findings",
+            f"/?q={'%3Cscript%3E%22'}",
+            "/runs?run=%3Cscript%3E",
+        ):
+            text = ask(path)[1]
+            assert "<script" not in text, path
+            assert "\u202e" not in text, path
+        _, text = ask("/?q=data")
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e&amp;&quot;&#x27;" in text
+        (run,) = [name for name in LedgerReader().read().runs if "script" in name]
+        assert ask(re.search(r'href="(/runs\?run=[^"]*script[^"]*)"', ask("/runs")[1])[1])[0].status == 200
+        assert run.startswith("/data/")
+
+
+def test_an_id_is_on_a_page_only_once_however_many_places_hold_the_checkpoint(tmp_path):
+    for name in ("a", "b"):
+        wherry.convert(small(tmp_path / f"{name}.safetensors"), tmp_path / f"{name}-out", to="orbax")
+    with serving() as (ask, _):
+        _, text = ask("/")
+    ids = re.findall(r'<li id="([^"]*)"', text)
+    assert (len(ids), len(set(ids)), text.count("<li")) == (2, 2, 4)
+
+
+def test_a_long_list_is_cut_and_says_so(runs, monkeypatch):
+    monkeypatch.setattr(pages, "MOST_ROWS", 4)
+    with serving() as (ask, _):
+        _, text = ask("/")
+    assert len(re.findall("<li id=", text)) == 4
+    assert "and 2 more; search for them" in text
+
+
+def test_the_ledger_is_read_again_only_when_it_has_changed(runs, tmp_path):
+    reader = LedgerReader()
+    before = reader.read()
+    assert reader.read() is before
+    wherry.convert(small(tmp_path / "new.safetensors"), tmp_path / "new", to="orbax")
+    assert len(reader.read().entries) == len(before.entries) + 2
+
+
+def test_it_listens_on_the_loopback_interface_alone_and_says_when_a_port_is_taken():
+    with SiteServer(0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        with pytest.raises(UsageError, match="cannot be used"):
+            SiteServer(server.server_port)
+        refused = CliRunner().invoke(cli, ["lineage", "serve", "--port", str(server.server_port)])
+        assert isinstance(refused.exception, UsageError)

@@ -1,0 +1,96 @@
+"""`wherry init`: from nothing to a checked wherry.toml and the plan of its first night."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wherry.cli.help import names_for
+from wherry.cli.options import as_json
+from wherry.console.say import say, say_lines
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from wherry.config.config import Config
+    from wherry.routes.check import Problem
+    from wherry.routes.report import NightReport
+
+_ASKED = {
+    "root": "Folder or URI with the checkpoints",
+    "target": "Folder or URI for the converted checkpoints",
+    "format": "Their format (`wherry formats` lists them)",
+    "registry": "Model registry: URL of an MLflow server, `embedded` (a file), or `none`",
+}
+
+
+@click.command()
+@click.option("--root", metavar="URI", help="Folder or URI with the checkpoints.")
+@click.option(
+    "--target", metavar="URI", help="Folder or URI for the converted checkpoints; `converted` by default."
+)
+@click.option("--to", "format", metavar="FORMAT", shell_complete=names_for("to", written=True),
+              help="Format of the converted checkpoints; safetensors by default.")  # fmt: skip
+@click.option("--registry", metavar="URI",
+              help="MLflow server; `embedded` for a file, the default, or `none` to register nothing.")  # fmt: skip
+@click.option("--config", "file", metavar="FILE", default="wherry.toml", show_default=True,
+              type=click.Path(path_type=Path), help="File to write.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what is not given.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@as_json
+def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -> None:
+    """Write a commented wherry.toml with one route, check it and show what its first night would do.
+
+    Asks for what no option gives. Converts nothing.
+    """
+    from wherry.config.config import in_force
+    from wherry.routes.check import check
+    from wherry.routes.first import FirstRoute, first_config, write_config
+    from wherry.routes.night import run_night
+
+    if file.exists() and not force:
+        write_config(file, "")  # its error; nothing is asked in vain
+    wanted = FirstRoute(**_answers(given, asks=not (yes or json_)))
+    write_config(file, first_config(wanted), force=force)
+    with in_force(file) as loaded:
+        problems = check(loaded)
+        report = run_night(loaded, loaded.routes, dry_run=True)
+    _show(loaded, problems, report, json_=json_)
+    sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
+
+
+def _answers(given: dict[str, str | None], *, asks: bool) -> dict[str, str]:
+    """The values of the options, and of the questions for what was not given.
+
+    Raises:
+        UsageError: nothing is asked, and the root is missing.
+    """
+    from wherry.routes.first import FirstRoute
+
+    values = {name: value for name, value in given.items() if value}
+    for name, question in _ASKED.items() if asks else ():
+        if name not in values:
+            default = getattr(FirstRoute(""), name) or None
+            values[name] = click.prompt(question, default=default, type=str, err=True).strip()
+    if "root" not in values:
+        raise UsageError("missing option '--root'", cure="give --root URI, or leave out --yes to be asked")
+    return values
+
+
+def _show(loaded: Config, problems: list[Problem], report: NightReport, *, json_: bool) -> None:
+    from wherry.console import results
+    from wherry.console.tables import print_json
+
+    if json_:
+        rows = [one.to_json() for one in problems]
+        print_json({"schema": 1, "file": loaded.file, "problems": rows, "night": report.to_json()})
+        return
+    say(f"wrote {loaded.file}")
+    for one in problems:
+        say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
+    say("The first night would do this; nothing was converted:")
+    results.show_night(report, json_=False)
+    option = "" if Path("wherry.toml").absolute() == Path(str(loaded.file)) else f" --config {loaded.file}"
+    say(f"next: `wherry nightly{option}` converts; `wherry deploy` makes it a nightly run in Prefect")

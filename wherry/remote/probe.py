@@ -1,0 +1,78 @@
+"""Whether a server or database answers, found out within seconds: the clients of some retry in silence for minutes.
+
+Any answer will do, even a refusal: what it means is for the client to find out. A database is only connected to.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from http.client import HTTPException
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from wherry.core.emit import opener
+from wherry.remote.waits import waiting
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
+ANSWER_SECONDS = 5.0
+# Port of a database whose URI names none, by the dialect of the URI.
+_PORTS = {"postgresql": 5432, "postgres": 5432, "mysql": 3306, "mssql": 1433}
+
+
+def silence_of(uri: str, shown: str) -> str | None:
+    """Why a server or database does not answer within 5 seconds; None if it does.
+
+    Args:
+        uri: the URL of a server, whose page `health` is asked for, or of a database; others are not checked.
+        shown: the same without secrets.
+    """
+    try:
+        parts = urlsplit(uri)
+        with waiting(shown):
+            return _silence(uri, parts, parts.port)
+    except ValueError:
+        return None  # the client has an error for it
+
+
+def _silence(uri: str, parts: SplitResult, port: int | None) -> str | None:
+    if parts.scheme in ("http", "https"):
+        return _silence_of_server(uri)
+    port = port or _PORTS.get(parts.scheme.partition("+")[0])
+    return _silence_of_port(parts.hostname, port) if parts.hostname and port else None
+
+
+def _silence_of_server(uri: str) -> str | None:
+    request = urllib.request.Request(f"{uri.rstrip('/')}/health")  # noqa: S310  only http and https get here
+    try:
+        with opener().open(request, timeout=ANSWER_SECONDS):
+            return None
+    except HTTPError as answer:
+        answer.close()
+        return None
+    except (OSError, HTTPException) as error:
+        return reason_of(error)
+
+
+def _silence_of_port(host: str, port: int) -> str | None:
+    try:
+        with socket.create_connection((host, port), ANSWER_SECONDS):
+            return None
+    except OSError as error:
+        return reason_of(error)
+
+
+def reason_of(error: Exception, seconds: float = 0) -> str:
+    """Why a connection failed, in a few words.
+
+    Args:
+        error: the failure, of a socket or of `urllib`.
+        seconds: how long the call waited; `ANSWER_SECONDS` by default.
+    """
+    cause: object = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no response within {seconds or ANSWER_SECONDS:g} s"
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(cause).__name__

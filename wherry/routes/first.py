@@ -1,0 +1,120 @@
+"""first: the commented wherry.toml of a new user, with one route; `wherry init` writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from wherry.errors import TargetExistsError, UsageError, storage_errors
+from wherry.formats.registry import find_target_format
+from wherry.storage.stores import locate
+
+EMBEDDED, NONE = "embedded", "none"
+_TEMPLATE = Path(__file__).with_name("first.toml")
+_REGISTRIES = ("http", "https", "sqlite", "postgresql", "mysql")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRoute:
+    """What a new user wants.
+
+    Attributes:
+        root: folder or URI with the checkpoints.
+        target: folder or URI for the converted checkpoints.
+        format: their format, a name or alias.
+        registry: URI of an MLflow store; `embedded` for a file in WHERRY_HOME, `none` to register nothing.
+        route: name of the route.
+    """
+
+    root: str
+    target: str = "converted"
+    format: str = "safetensors"
+    registry: str = EMBEDDED
+    route: str = "all"
+
+
+def first_config(wanted: FirstRoute) -> str:
+    """The text of a wherry.toml.
+
+    Raises:
+        UsageError: the format cannot be written, the registry is no URI of MLflow, or root and target are one folder.
+    """
+    _require_registry(wanted.registry)
+    _require_apart(wanted.root, wanted.target)
+    shown = {
+        "route": wanted.route,
+        "root": _quoted(wanted.root),
+        "format": _quoted(find_target_format(wanted.format).name),
+        "uri": _quoted(f"{_literal(wanted.target).rstrip('/')}/{{name}}"),
+        "model": _model(wanted.registry),
+        "mlflow": _mlflow(wanted.registry),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: shown[found[1]], _TEMPLATE.read_text("utf-8"))
+
+
+def write_config(file: Path, text: str, *, force: bool = False) -> None:
+    """Write the file; an existing one stays as it is unless `force` is given.
+
+    Raises:
+        TargetExistsError: the file exists.
+        StorageError: it cannot be written.
+    """
+    try:
+        with storage_errors(str(file)), file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except Exception as error:
+        if isinstance(error.__cause__, FileExistsError):
+            raise TargetExistsError(
+                "the configuration exists already", uri=str(file),
+                cure="give --config FILE for another one, or --force to overwrite it",
+            ) from error  # fmt: skip
+        raise
+
+
+def _quoted(value: str) -> str:
+    """A TOML string; its escapes are those of JSON."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _literal(template: str) -> str:
+    """A path in which no brace is a placeholder of a route.
+
+    Raises:
+        UsageError: it has braces, which a template cannot contain.
+    """
+    if "{" in template or "}" in template:
+        raise UsageError("the target contains braces", uri=template, cure="choose a folder without { and }")
+    return template
+
+
+def _model(registry: str) -> str:
+    if registry == NONE:
+        return '# model = "{run}"  # registered model in MLflow; nothing is registered without it\n'
+    return 'model = "{run}"  # registered model in MLflow\nalias = "candidate"\n'
+
+
+def _mlflow(registry: str) -> str:
+    if registry in (EMBEDDED, NONE):
+        return '\n# [mlflow]\n# tracking_uri = "https://mlflow.example"  # a SQLite file in WHERRY_HOME by default\n'
+    return f"\n[mlflow]\ntracking_uri = {_quoted(registry)}\n"
+
+
+def _require_registry(registry: str) -> None:
+    scheme = urlsplit(registry).scheme.partition("+")[0]
+    if registry not in (EMBEDDED, NONE) and scheme not in _REGISTRIES:
+        raise UsageError(
+            f"invalid registry {registry!r}",
+            cure=f"give the URL of an MLflow server, `{EMBEDDED}` for a file in WHERRY_HOME, or `{NONE}`",
+        )
+
+
+def _require_apart(root: str, target: str) -> None:
+    if locate(root).uri.rstrip("/") == locate(target).uri.rstrip("/"):
+        raise UsageError(
+            "checkpoints and converted checkpoints would lie in one folder",
+            uri=root,
+            cure="give another --target",
+        )
