@@ -34,7 +34,7 @@ from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
 from wherry.objects.stores import OBJECT_STORES
 from wherry.storage.protocols import PROTOCOLS
-from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
+from wherry.view.overview import WAYS, facts_side_by_side, judged, judges, without_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,6 +116,11 @@ def family_table() -> str:
     rows = [load_family(name) for name in families()]
     told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
     return table(("family", "models", "systems"), told)
+
+
+def without_table() -> str:
+    """One row for each model type that no family declares, and why."""
+    return table(("model type", "why"), [(f"`{kind}`", why) for kind, why in without_layouts().items()])
 
 
 def fact_tables() -> str:
@@ -393,6 +398,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "speed": speed,
     "stores": store_table,
     "targets": lambda: route_table(TargetRule),
+    "without_layouts": without_table,
 }
 
 

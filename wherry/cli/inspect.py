@@ -137,6 +137,7 @@ def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
 def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
     from wherry.families import families, load_family
+    from wherry.view.overview import without_layouts
 
     rows = [load_family(name) for name in families()]
     if json_:
@@ -147,6 +148,7 @@ def _list_families(*, json_: bool) -> None:
     tables.print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
     )
+    _show_group("model types without layouts", list(without_layouts().items()))
 
 
 def _show_pickles(uri: str, *, json_: bool) -> None:
