@@ -42,6 +42,7 @@ ROOMS: Mapping[str, str] = {
     "ledger": "errors version core storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
+    "merger": "errors core formats mover view converter",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",
@@ -56,7 +57,7 @@ ROOMS: Mapping[str, str] = {
     "testing": "errors core runtime storage formats mover converter",
     "console": "errors core staging formats converter units verifier models routes lineage watch",
     "cli": "errors version text core runtime remote storage staging formats tree families view config ledger converter"
-    " units compare verifier models routes catalog lineage auditor watch console",
+    " merger units compare verifier models routes catalog lineage auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -154,7 +154,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         pairs=mapped.pairs,
         ignored=ignored,
         ways={spec.path: source.way(spec) for spec in carried},
-        parameters=checkpoint.original.manifest.parameters,
+        parameters=_first(checkpoint.original).manifest.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,
@@ -163,6 +163,11 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         notes=(*checkpoint.notes, *_staged_note(row, place)),
         snippet=checkpoint.snippet,
     )
+
+
+def _first(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint whose model a target holds: of several that are read as one the first."""
+    return checkpoint.parts[0].checkpoint if checkpoint.parts else checkpoint
 
 
 def streams(row: Format, target: Location) -> bool:
@@ -225,8 +230,15 @@ def _digest(
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
             **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
+            **({"merge": _values_of(merge)} if (merge := prepared.origin.get("merge")) else {}),
         },
     )
+
+
+def _values_of(merge: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the values of a merge; the places of its sources do not."""
+    sources = [{name: one for name, one in row.items() if name != "uri"} for row in merge.get("sources", ())]
+    return {**merge, "sources": sources}
 
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore

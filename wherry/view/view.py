@@ -74,24 +74,27 @@ class View(Checkpoint):
         self._source = source
         self._new_files = files or {}
         self.projected = projected
-        reader = self.reader_over(DecodedReader(source.reader))
+        reader = self.reader_over(DecodedReader(source.original.reader))
         super().__init__(Opened(source.detection, manifest, reader, source.ignored))
 
     @property
     def original(self) -> Checkpoint:
-        """The source itself."""
-        return self._source
+        """The stored checkpoint at the bottom."""
+        return self._source.original
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The source tensors of which a tensor is made."""
         taken = self.projected.scalars.get(path)
-        if taken is not None:
-            return {taken}
-        return set(taken_by(self.projected.targets[path], self.projected.pieces))
+        own = (
+            {taken}
+            if taken is not None
+            else set(taken_by(self.projected.targets[path], self.projected.pieces))
+        )
+        return {source for one in own for source in self._source.made_of(one)}
 
     def reader_over(self, reader: Reader) -> Reader:
         """A reader of the view over one of the source."""
-        return ViewReader(self._source, reader, self.projected, self._new_files)
+        return ViewReader(self._source, self._source.reader_over(reader), self.projected, self._new_files)
 
 
 class LayoutView(View):
