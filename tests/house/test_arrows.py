@@ -42,7 +42,7 @@ ROOMS: Mapping[str, str] = {
     "ledger": "errors version core storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
-    "merger": "errors core formats mover view converter",
+    "merger": "errors core storage formats mover view converter",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover view config ledger converter compare",

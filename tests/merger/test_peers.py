@@ -118,5 +118,6 @@ def test_mergekit_merges_the_same(weights, tmp_path):
     (file,) = (tmp_path / "kit").glob("*.safetensors")
     wanted, found = load_file(file), load_file(tmp_path / "out" / "model.safetensors")
     assert set(found) == set(wanted)
-    for name, tensor in wanted.items():
-        np.testing.assert_array_equal(found[name], tensor)
+    for name, tensor in wanted.items():  # of three terms torch may add the last two first
+        allowed = 2**-22 * np.abs(tensor).max() if len(weights) > 2 else 0
+        np.testing.assert_allclose(found[name], tensor, rtol=0, atol=allowed)
