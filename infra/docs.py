@@ -35,7 +35,7 @@ from wherry.integrations.native import LOADERS
 from wherry.objects.stores import OBJECT_STORES
 from wherry.quantized.schemes import schemes
 from wherry.storage.protocols import PROTOCOLS
-from wherry.view.overview import WAYS, facts_side_by_side, judged, judges
+from wherry.view.overview import WAYS, facts_side_by_side, judged, judges, without_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -124,6 +124,11 @@ def family_table() -> str:
     rows = [load_family(name) for name in families()]
     told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
     return table(("family", "models", "systems"), told)
+
+
+def without_table() -> str:
+    """One row for each model type that no family declares, and why."""
+    return table(("model type", "why"), [(f"`{kind}`", why) for kind, why in without_layouts().items()])
 
 
 def fact_tables() -> str:
@@ -402,6 +407,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "speed": speed,
     "stores": store_table,
     "targets": lambda: route_table(TargetRule),
+    "without_layouts": without_table,
 }
 
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from wherry.live.restore import Restored as Restored
     from wherry.live.restore import restore as restore
     from wherry.live.store import RunStore
+    from wherry.merger.merge import merge as merge
     from wherry.models.fetch import fetch as fetch
     from wherry.models.promote import promote as promote
     from wherry.models.promote import rollback as rollback
@@ -98,6 +99,7 @@ _DOOR = {
     "export": "wherry.live.export:export",
     "fetch": "wherry.models.fetch:fetch",
     "impact": "wherry.lineage.answers:impact",
+    "merge": "wherry.merger.merge:merge",
     "inspect": "wherry.verifier.inspect:inspect",
     "open": "wherry.ledger.open:open_named",
     "plan": "wherry.converter.plan:plan",

@@ -116,8 +116,10 @@ def _conversion(statement: Statement) -> Iterator[dict[str, Any]]:
     body = statement.body
     source, target = _reference(body["source"]), _reference(body["target"])
     converted, original = _sidecar(target), _sidecar(source)
+    parents = [_reference(row["checkpoint"]) for row in body.get("parents", ())]
     inputs = [described(source, schema_of(original))]
-    tensors = {**schema_of(converted), **lineage_of_tensors(converted, source)}
+    inputs += [described(one, schema_of(_sidecar(one))) for one in parents[1:]]
+    tensors = {**schema_of(converted), **({} if parents else lineage_of_tensors(converted, source))}
     outputs = [described(target, tensors, size=target.nbytes)]
     run = _run(statement, str(body["software"].get("wherry", "unknown")))
     job = _job("convert", f"{source.format} to {target.format}")

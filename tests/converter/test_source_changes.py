@@ -206,7 +206,7 @@ def test_a_fifo_that_appears_is_a_change(monkeypatch, tmp_path, source):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("moment", ["open_journal", "source_reference"])
+@pytest.mark.parametrize("moment", ["open_journal", "source_references"])
 def test_a_companion_that_is_gone_is_a_change_at_any_moment(monkeypatch, tmp_path, source, moment):
     """Before the pass, where companions are copied, and after it, where the source's digest is made."""
     from wherry.converter import job
@@ -218,7 +218,7 @@ def test_a_companion_that_is_gone_is_a_change_at_any_moment(monkeypatch, tmp_pat
 
     def lose(*arguments):
         notes.unlink()
-        if moment == "source_reference":
+        if moment == "source_references":
             locate(notes).read(0, 1)
         return original(*arguments)
 

@@ -43,6 +43,7 @@ ROOMS: Mapping[str, str] = {
     "ledger": "errors version core remote storage formats config",
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
+    "merger": "errors core storage formats mover view converter",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
@@ -60,7 +61,7 @@ ROOMS: Mapping[str, str] = {
     "console": "errors version core storage config staging formats converter units verifier models routes lineage"
     " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter units compare verifier models routes catalog lineage site auditor watch console",
+    " converter merger units compare verifier models routes catalog lineage site auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -38,9 +38,9 @@ def covered():
     add(of_families(cases.PENZAI_OUT_OF), "penzai", "out_of", LIBRARY)
     add(of_families(label for label, _form, _to in cases.T5X_PAIRS), "t5x", "into", FORWARD)
     add(["t5"] if cases.T5X_FORMS else [], "t5x", "out_of", FORWARD)
-    for system in cases.LINGUA_SYSTEMS:
-        add(["llama"], system, "into", FORWARD)
-        add(["llama"], system, "out_of", FORWARD)
+    for system, labels in zip(cases.LINGUA_SYSTEMS, (cases.LINGUA_INTO, cases.META_INTO), strict=True):
+        add(of_families(labels), system, "into", FORWARD)
+        add(of_families(cases.LLAMA_OUT_OF), system, "out_of", FORWARD)
     add(flax_classes.families_of(flax_classes.MODELS), "huggingface-flax", "into", LIBRARY)
     add(flax_classes.families_of(flax_classes.OUT_OF), "huggingface-flax", "out_of", LIBRARY)
     for system, way in cases.GPT3_WAYS:

@@ -10,7 +10,8 @@ import pytest
 import wherry
 from tests.support.corpus import CORPUS, needs
 from tests.support.oracles import files, huggingface, judge, lingua
-from tests.support.oracles.huggingface import TOKENS, apart
+from tests.support.oracles.cases import LINGUA_INTO, LLAMA_OUT_OF, META_INTO
+from tests.support.oracles.huggingface import MODELS, TOKENS, apart
 from tests.support.oracles.leaves import Invented, Leaves
 from wherry.core.request import LayoutRequest
 
@@ -44,7 +45,7 @@ def test_the_oracle_computes_what_lingua_computed():
 
 
 @pytest.mark.parametrize("to", list(ROOTS))
-@pytest.mark.parametrize("label", ["llama", "llama-tied"])
+@pytest.mark.parametrize("label", LINGUA_INTO)
 def test_lingua_computes_what_transformers_computed(label, to, tmp_path):
     wherry.convert(judge.source(label), tmp_path / "out", to=to, lineage=False)
     args = json.loads((tmp_path / "out" / "params.json").read_text())["model"]
@@ -55,7 +56,8 @@ def test_lingua_computes_what_transformers_computed(label, to, tmp_path):
 
 
 @pytest.mark.parametrize("to", list(ROOTS))
-def test_transformers_computes_what_lingua_computed(to, tmp_path):
+@pytest.mark.parametrize("label", LLAMA_OUT_OF)
+def test_transformers_computes_what_lingua_computed(label, to, tmp_path):
     invented = Invented()
     expected = lingua.logits(invented, ARGS, TOKENS)
     source = tmp_path / "lingua"
@@ -65,30 +67,43 @@ def test_transformers_computes_what_lingua_computed(to, tmp_path):
         source.mkdir()
         files.save_torch(source / "consolidated.pth", invented.arrays, "model")
     (source / "params.json").write_text(json.dumps(RUN))
-    wherry.convert(source, tmp_path / "out", to="huggingface", lineage=False)
+    wish = LayoutRequest(family=family_of(label))
+    wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize("label", ["llama", "llama-3.1"])
+def family_of(label):
+    """What a user names: nothing for a Llama, to which the families of the same tensors yield."""
+    return None if label == "llama" else MODELS[label].family
+
+
+@pytest.mark.parametrize("label", META_INTO)
 def test_meta_computes_what_transformers_computed(label, tmp_path):
     wherry.convert(
-        judge.source(label), tmp_path / "consolidated.00.pth", to="torch-zip", wish=LayoutRequest(family="llama"),
-        lineage=False,
+        judge.source(label), tmp_path / "consolidated.00.pth", to="torch-zip",
+        wish=LayoutRequest(family=MODELS[label].family), lineage=False,
     )  # fmt: skip
     leaves = Leaves(files.arrays("torch-zip", tmp_path / "consolidated.00.pth"))
-    args = {**META, "multiple_of": 16, "ffn_dim_multiplier": 0.28, "norm_eps": 1e-6}
+    args = {
+        **META,
+        "multiple_of": 16,
+        "ffn_dim_multiplier": 0.28,
+        "norm_eps": 1e-5 if label == "phi3" else 1e-6,
+    }
     args |= {"rope_theta": 5e5, "use_scaled_rope": True} if label == "llama-3.1" else {}
     found = lingua.logits(leaves, args, TOKENS)
     leaves.require_all_taken()
     judge.require_equal(found, judge.wanted(label))
 
 
-def test_transformers_computes_what_meta_computed(tmp_path):
+@pytest.mark.parametrize("label", LLAMA_OUT_OF)
+def test_transformers_computes_what_meta_computed(label, tmp_path):
     invented = Invented()
-    args = {**META, "use_scaled_rope": True, "rope_theta": 5e5}
+    scaled = {"use_scaled_rope": True, "rope_theta": 5e5}
+    args = {**META, **({} if label == "phi3" else scaled)}  # a Phi-3 here has positions that are not scaled
     expected = lingua.logits(invented, args, TOKENS)
     file = files.save_torch(tmp_path / "consolidated.00.pth", invented.arrays)
     (tmp_path / "params.json").write_text(json.dumps(args))
-    wish = LayoutRequest(family="llama", config=str(tmp_path / "params.json"))
+    wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "params.json"))
     wherry.convert(file, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)

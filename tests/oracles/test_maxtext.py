@@ -67,4 +67,9 @@ def test_the_router_s_bias_is_read_where_each_release_keeps_it(place, tmp_path):
 
 
 # What MaxText's config does not state and wherry asks for.
-ASKED = {"gemma2": {"query_scale": "head_dim"}}
+_FACTORS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}
+ASKED = {
+    "gemma2": {"query_scale": "head_dim"},
+    "granite": {**_FACTORS, "logits_scaling": 3.0},
+    "granite-tied": {**_FACTORS, "logits_scaling": 3.0},
+}

@@ -35,8 +35,8 @@ CASES = [
     ("llama", "maxtext"), ("llama-3.1", "maxtext"), ("llama", "lingua"), ("llama-square", "maxtext"),
     ("llama-square", "lingua"), ("mistral", "maxtext"), ("mixtral", "maxtext"), ("gpt3", "maxtext"),
     ("qwen2", "maxtext"), ("qwen3", "maxtext"), ("qwen3-moe", "maxtext"), ("gemma", "maxtext"), ("gemma2", "maxtext"),
-    ("gemma3", "maxtext"), ("deepseek-v2", "maxtext"), ("deepseek-v3-yarn", "maxtext"), ("t5-1.1", "t5x"),
-    ("umt5", "t5x"),
+    ("granite-tied", "maxtext"), ("granite", "lingua"), ("gemma3", "maxtext"), ("deepseek-v2", "maxtext"),
+    ("deepseek-v3-yarn", "maxtext"), ("t5-1.1", "t5x"), ("umt5", "t5x"),
 ]  # fmt: skip
 GPT3 = paxml.Sizes(3, 32, 4, 8, 48, 60, 16, repeat=True)
 OPTIONS = {"maxtext": {"scan_layers": "false"}, "t5x": {"scan_layers": "false"}}

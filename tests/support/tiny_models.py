@@ -32,6 +32,15 @@ LATENT = {
 }  # fmt: skip
 
 
+PHI3 = {**GATED, "pad_token_id": 0}
+
+
+GRANITE = {
+    **GATED, "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}  # fmt: skip
+
+
 GEMMA3 = {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16}
 
 
@@ -59,6 +68,10 @@ MODELS = {
     "mistral": ("Mistral", {**GATED, "sliding_window": None}),
     "mistral-window": ("Mistral", {**GATED, "sliding_window": 16}),
     "mixtral": ("Mixtral", {**GATED, "num_local_experts": 4}),
+    "phi3": ("Phi3", PHI3),
+    "phi3-window": ("Phi3", {**PHI3, "sliding_window": 16}),
+    "granite": ("Granite", GRANITE),
+    "granite-tied": ("Granite", {**GRANITE, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", GATED),
     "qwen3": ("Qwen3", {**GATED, "head_dim": 16}),
     "qwen3-moe": (
@@ -91,6 +104,9 @@ REFUSED = {
     ("llama-3.1", "lingua"): "rope_scaling is .* but lingua always uses",
     ("llama-3.1", "penzai"): "rope_scaling is .* but penzai always uses",
     ("llama-tied", "penzai"): "the output layer is the embedding",
+    ("granite-tied", "penzai"): "the output layer is the embedding",
+    ("phi3-window", "maxtext"): "sliding_window is 16 in .*, but maxtext always uses 0",
+    ("phi3-window", "meta"): "sliding_window is 16 in .*, but meta always uses 0",
     ("mistral-window", "maxtext"): "sliding_window is 16 in .*, but maxtext always uses 0",
 }
 
@@ -132,8 +148,11 @@ def save_tiny(folder, label, *, drawn=False, **more):
     return folder
 
 
-TARGETS = {"llama": ("maxtext", "lingua", "meta", "penzai"), "mistral": ("maxtext", "penzai"), "t5": ("t5x",),
-           "mt5": ("t5x",), "umt5": ("t5x",)}  # fmt: skip
+LLAMA_SYSTEMS = ("maxtext", "lingua", "meta", "penzai")
+
+
+TARGETS = {"llama": LLAMA_SYSTEMS, "phi3": LLAMA_SYSTEMS, "granite": LLAMA_SYSTEMS, "mistral": ("maxtext", "penzai"),
+           "t5": ("t5x",), "mt5": ("t5x",), "umt5": ("t5x",)}  # fmt: skip
 
 
 # Settings by the name of a config's attribute, for any class of transformers: a model of a few kilobytes.

@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError
 from wherry.families import families_of_system
 from wherry.formats.registry import find_format, formats
+from wherry.view.overview import without_layouts
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -31,10 +34,10 @@ WITHOUT_LAYOUT = [
     "BitNetForCausalLM", "BloomForCausalLM", "CodeGenForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
     "DebertaV2ForMaskedLM", "Dinov2Model", "DistilBertForMaskedLM", "Dots1ForCausalLM", "ElectraForMaskedLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
-    "Glm4ForCausalLM", "GlmForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "HeliumForCausalLM",
+    "Glm4ForCausalLM", "GlmForCausalLM", "GptOssForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
     "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
-    "OlmoForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
+    "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
     "RobertaForMaskedLM", "RwkvForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
     "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",
     "ViTForImageClassification", "WhisperForConditionalGeneration", "XGLMForCausalLM",
@@ -150,8 +153,20 @@ def test_the_command_ends_with_7_and_leaves_nothing(tmp_path):
     words = [sys.executable, "-m", "wherry.cli", "convert", "hf", "out", "--to", "maxtext"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 7
-    assert "maxtext has no layout for olmo2 (Olmo2ForCausalLM)" in done.stdout + done.stderr
+    assert (
+        "maxtext has no layout for olmo2 (Olmo2ForCausalLM) (MaxText's olmo3 block"
+        in done.stdout + done.stderr
+    )
     assert sorted(os.listdir(tmp_path)) == ["hf"]
+
+
+def test_models_without_layouts_are_types_of_transformers_that_no_family_has():
+    from transformers import CONFIG_MAPPING
+
+    file = Path(wherry.families.__file__).parent / "tables" / "without_layouts.toml"
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert set(rows) == set(without_layouts()) <= set(CONFIG_MAPPING)
+    assert "glm4_moe" in subprocess.check_output([sys.executable, "-m", "wherry.cli", "layouts"], text=True)
 
 
 # ---- Containers that hold foreign names
@@ -214,8 +229,8 @@ def test_the_config_decides_and_not_the_resemblance(llama, tmp_path):
     shutil.copy(llama / "model.safetensors", tmp_path / "hf")
     config = json.loads((llama / "config.json").read_text())
     said = tmp_path / "hf" / "config.json"
-    said.write_text(json.dumps({**config, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}))
-    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for granite (GraniteForCausalLM)")
+    said.write_text(json.dumps({**config, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}))
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for smollm3 (SmolLM3ForCausalLM)")
     nameless = {name: value for name, value in config.items() if name != "model_type"}
     said.write_text(json.dumps(nameless))
     planned = wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
@@ -233,7 +248,7 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
     whole.write_text(json.dumps(model.config.to_dict(), default=str))
     assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
     to = "t5x-legacy" if "t5" in label else "maxtext"
-    options = {"sliding_window": 0} if label == "mistral-window" else {}  # MaxText's block has no window
+    options = {"sliding_window": 0} if label.endswith("-window") else {}  # MaxText's block has no window
     wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes

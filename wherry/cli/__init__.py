@@ -33,6 +33,7 @@ from wherry.cli.init import init
 from wherry.cli.inspect import diff, inspect, layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
+from wherry.cli.merge import merge
 from wherry.cli.models import fetch, promote, register, resolve
 from wherry.cli.options import (
     CONVERSION,
@@ -321,6 +322,7 @@ cli.add_command(du)
 cli.add_command(inspect)
 cli.add_command(diff)
 cli.add_command(layouts)
+cli.add_command(merge)
 cli.add_command(deploy)
 cli.add_command(preflight)
 cli.add_command(serve)

@@ -138,6 +138,7 @@ def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
     from wherry.families import families, load_family
     from wherry.quantized.schemes import schemes
+    from wherry.view.overview import without_layouts
 
     rows = [load_family(name) for name in families()]
     if json_:
@@ -152,6 +153,7 @@ def _list_families(*, json_: bool) -> None:
     tables.print_table(
         ["scheme", "quantised weights that are dequantised"], [[one.name, one.about] for one in schemes()]
     )
+    _show_group("model types without layouts", list(without_layouts().items()))
 
 
 def _show_pickles(uri: str, *, json_: bool) -> None:

@@ -9,6 +9,7 @@ stated:
     family_file, config                  {name, sha256} of the file
     as, in_place                         as `wherry rewrite` takes them
     from, step, item, opaque             which checkpoint of the source, and its opaque classes
+    merge                                {kind, sources} of `wherry merge`: URI, format, fingerprint and weight of each
 
 Fields that do not affect the result (memory, progress) and the key of a signature are left out. `to` or `as` is always
 present, so an empty `asked` means that the receipt is older than this field.
@@ -172,10 +173,17 @@ def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: b
     """
     rewritten = "as" in asked
     head = ["wherry", "rewrite" if rewritten else "convert", source]
+    if "merge" in asked:
+        head = ["wherry", "merge", *map(term, asked["merge"]["sources"])]
     head += [] if asked.get("in_place") else [asked.get("into", target)]
     head += ["--as", asked["as"]] if rewritten else ["--to", asked["to"]]
     rest = {name: value for name, value in asked.items() if not (moved and name == "from")}
     return shlex.join([*head, *_options(rest)])
+
+
+def term(source: Mapping[str, Any]) -> str:
+    """A source of a merge as the command line names it: with its weight, if it has one."""
+    return f"{source['uri']}*{source['weight']}" if "weight" in source else source["uri"]
 
 
 def resolved(format: str, options: Mapping[str, Any]) -> dict[str, Any]:

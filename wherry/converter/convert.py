@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from wherry.core.request import (
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source
-from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import named
@@ -49,13 +50,14 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Unpack
 
     from wherry.config.digests import DigestChoice
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
-    from wherry.formats.pin import Pin
+    from wherry.formats.pin import JoinedPin, Pin
     from wherry.storage.location import Location
 
 
@@ -99,6 +101,7 @@ def convert_all(
     *,
     progress: OnProgress | None = None,
     prepare: Callable[[Job], Job] | None = None,
+    opened: Callable[[], AbstractContextManager[Checkpoint]] | None = None,
 ) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
@@ -108,6 +111,7 @@ def convert_all(
         request: the request.
         progress: called a few times a second.
         prepare: called with each planned job whose target does not exist; returns the job that is carried out.
+        opened: opens the source, if it is not the one checkpoint that the request names.
 
     Returns:
         The receipts of all targets, in order; `already` if nothing had to be done.
@@ -119,13 +123,24 @@ def convert_all(
     running, sign = RunContext.begun(progress), request.sign
     if sign is not None:
         service("signing").load_key(sign)  # report an invalid key before any byte is moved
-    with _failures_told(request, running.started):
-        opened = settled_checkpoint(lambda: open_source(named(request.source)))
-        with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
-            group = convert_opened(checkpoint, request, running, prepare)
+    opening = opened or partial(settled_source, request.source)
+    with (
+        _failures_told(request, running.started),
+        opening() as checkpoint,
+        _signed_too(sign, progress),
+    ):
+        group = convert_opened(checkpoint, request, running, prepare)
     if sign is not None:
         _sign(group.receipts, sign, progress)
     return group
+
+
+@contextmanager
+def settled_source(source: SourceRequest) -> Generator[Checkpoint]:
+    """The checkpoint that a request names, once nobody writes it any more, and marked as in use."""
+    opened = settled_checkpoint(lambda: open_source(named(source)))
+    with opened as checkpoint, in_use(checkpoint.uri):
+        yield checkpoint
 
 
 def convert_opened(
@@ -203,7 +218,7 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
 @uncollected()
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan all targets; nothing is written."""
-    pin, choice = take_pin(checkpoint), digest_choice(ledger=request.lineage)
+    pin, choice = take_pins(checkpoint), digest_choice(ledger=request.lineage)
     jobs = [_job(checkpoint, target, request, running, pin, choice) for target in request.targets]
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]
@@ -214,7 +229,7 @@ def _job(
     target: TargetRequest,
     request: ConvertRequest,
     running: RunContext,
-    pin: Pin,
+    pin: Pin | JoinedPin,
     choice: DigestChoice,
 ) -> Job:
     row = find_target_format(target.to)
@@ -298,9 +313,10 @@ def existing(job: Job, if_exists: str | None) -> Receipt | None:
 
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
-    """Refuse a target inside the source, which would change the source."""
-    inside = f"{target.path}/".startswith(f"{locate(checkpoint.uri).path.rstrip('/')}/")
-    if inside and target.store.protocol == locate(checkpoint.uri).store.protocol:
+    """Refuse a target inside a source, which would change the source."""
+    sources = [locate(part.checkpoint.uri) for part in checkpoint.original.parts] or [locate(checkpoint.uri)]
+    around = (one for one in sources if f"{target.path}/".startswith(f"{one.path.rstrip('/')}/"))
+    if any(one.store.protocol == target.store.protocol for one in around):
         raise UsageError(
             "the target is inside the source", uri=target.uri, cure="choose a target outside the source"
         )

@@ -77,7 +77,8 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, t
     receipt = sidecar.receipt if sidecar else None
     if sidecar is None or receipt is None or receipt.plan_digest != plan.digest:
         return False
-    if receipt.source.fingerprint != present_fingerprint(checkpoint):
+    sources = [part.checkpoint for part in checkpoint.original.parts] or [checkpoint]
+    if [one.fingerprint for one in receipt.sources] != [present_fingerprint(one) for one in sources]:
         return False
     try:
         which = SourceRequest(target.uri, sidecar.checkpoint.format, opaque=tuple(target.opaque))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.plan import streams
-from wherry.converter.references import reference, source_reference
+from wherry.converter.references import parents_of, reference, source_references
 from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import RunContext
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Format, Writer
-    from wherry.formats.pin import Pin
+    from wherry.formats.pin import JoinedPin, Pin
     from wherry.storage.location import Location
 
 AnyStaging: TypeAlias = Staging | CopiedStaging | ObjectStaging
@@ -77,7 +77,7 @@ class Job:
     committed: Location
     running: RunContext
     meta: Mapping[str, str]
-    pin: Pin
+    pin: Pin | JoinedPin
     choice: DigestChoice
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
@@ -355,17 +355,19 @@ def _sidecar(
     origin = {**plan.manifest.origin, **({"meta": redact_values(job.meta)} if job.meta else {})}
     manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, staged.companions)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
+    sources = source_references(
+        job.checkpoint.original,
+        staged.recorded,
+        hashes.digests if job.source_digests is None else job.source_digests,
+        # A view may replace a companion, as a layout does with the config: the source has its own.
+        staged.companions if job.checkpoint.original is job.checkpoint else (),
+        job.algorithm,
+        plan.memory,
+        staged.staging.spill,
+    )
+    merge = origin.get("merge", {})
     receipt = Receipt(
-        source=source_reference(
-            job.checkpoint.original,
-            staged.recorded,
-            hashes.digests if job.source_digests is None else job.source_digests,
-            # A view may replace a companion, as a layout does with the config: the source has its own.
-            staged.companions if job.checkpoint.original is job.checkpoint else (),
-            job.algorithm,
-            plan.memory,
-            staged.staging.spill,
-        ),
+        source=sources[0],
         target=target,
         plan_digest=plan.digest,
         options=dict(plan.options),
@@ -373,17 +375,26 @@ def _sidecar(
         started=job.running.started,
         finished=utc_now(),
         seconds=job.running.seconds,
-        bytes_read=plan.nbytes_in,
+        bytes_read=_bytes_read(job),
         bytes_written=plan.nbytes_out,
         resumed_bytes=staged.journal.nbytes,
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
-        lossless=not plan.lossy,
+        lossless=not plan.lossy and not merge,
         warnings=[*plan.notes, *filter(None, [job.choice.note])],
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),
         ignored=[one.to_json() for one in folded(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
+        parents=parents_of(sources, merge),
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt
+
+
+def _bytes_read(job: Job) -> int:
+    """Tensor bytes that were read; a merge reads several tensors for each."""
+    if not job.checkpoint.original.parts:
+        return job.plan.nbytes_in
+    taken = {one for source in job.plan.pairs.values() for one in job.checkpoint.made_of(source)}
+    return sum(job.checkpoint.original.manifest.tensors[path].nbytes for path in taken)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, StagedJob, complete, stage
 from wherry.converter.plan import joint_moves, streams
-from wherry.converter.references import agree_with_source
+from wherry.converter.references import agree_with_sources, recorded_of
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
@@ -24,8 +24,6 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
@@ -68,14 +66,13 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         if seen.is_view:
             stack.callback(seen.close)
         with blaming_changes(jobs[0].pin, seen.original):
-            recorded = read_sidecar(locate(seen.uri))
-            algorithms = algorithms_of(jobs[0].algorithm, recorded)
-            staged = [stage(job, algorithms, recorded, stack) for job in jobs]
+            recorded = recorded_of(seen.original)
+            algorithms = algorithms_of(jobs[0].algorithm, *recorded.values())
+            staged = [stage(job, algorithms, recorded.get(()), stack) for job in jobs]
             moves = joint_moves([job.plan for job in jobs])
             where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
             hashes, own = move(jobs[0], moves, where, algorithms)
-            if recorded is not None:
-                agree_with_source(seen.original, recorded, (own or hashes)[recorded.algorithm])
+            agree_with_sources(seen.original, recorded, own or hashes)
         algorithm = jobs[0].algorithm
         if own is not None:
             staged = [
@@ -119,9 +116,9 @@ def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
     return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))
 
 
-def algorithms_of(chosen: str, recorded: Sidecar | None) -> tuple[str, ...]:
-    """The algorithms with which a pass hashes: the chosen one, and that of the source's record."""
-    return tuple(dict.fromkeys((chosen, chosen if recorded is None else recorded.algorithm)))
+def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
+    """The algorithms with which a pass hashes: the chosen one, and those of the sources' records."""
+    return tuple(dict.fromkeys((chosen, *(one.algorithm for one in recorded if one is not None))))
 
 
 def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:

@@ -225,8 +225,15 @@ def _digest(
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
             **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
+            **({"merge": _values_of(merge)} if (merge := prepared.origin.get("merge")) else {}),
         },
     )
+
+
+def _values_of(merge: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the values of a merge; the places of its sources do not."""
+    sources = [{name: one for name, one in row.items() if name != "uri"} for row in merge.get("sources", ())]
+    return {**merge, "sources": sources}
 
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore

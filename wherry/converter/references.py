@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
-from wherry.formats.checkpoint import present_fingerprint
+from wherry.formats.checkpoint import Part, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.storage.sidecar import Sidecar
+
+T = TypeVar("T")
 
 
 def reference(
@@ -48,6 +52,48 @@ def reference(
         parameters=manifest.parameters,
         nbytes=manifest.nbytes,
     )
+
+
+def source_references(
+    checkpoint: Checkpoint,
+    recorded: Sidecar | None,
+    digests: Mapping[KeyPath, str],
+    companions: tuple[Companion, ...],
+    algorithm: str,
+    memory: int,
+    folder: Path | None = None,
+) -> tuple[CheckpointRef, ...]:
+    """The node of the source, or of each of several that were read as one; see `source_reference`."""
+    if not checkpoint.parts:
+        return (source_reference(checkpoint, recorded, digests, companions, algorithm, memory, folder),)
+    return tuple(
+        source_reference(
+            part.checkpoint,
+            read_sidecar(locate(part.checkpoint.uri)),
+            below(digests, part.prefix),
+            (),
+            algorithm,
+            memory,
+            folder,
+        )
+        for part in checkpoint.parts
+    )
+
+
+def below(found: Mapping[KeyPath, T], prefix: KeyPath) -> dict[KeyPath, T]:
+    """What belongs to one of several checkpoints, by its own key paths."""
+    return {path[len(prefix) :]: one for path, one in found.items() if path[: len(prefix)] == prefix}
+
+
+def parents_of(sources: Sequence[CheckpointRef], merge: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parents of a merge, as its receipt has them; none for a conversion, whose source is its only one.
+
+    Args:
+        sources: the node of each source.
+        merge: the merge, as the manifest's `origin` records it.
+    """
+    rows: Sequence[Mapping[str, Any]] = merge.get("sources", ())
+    return [{**row, "checkpoint": asdict(one)} for one, row in zip(sources, rows, strict=bool(rows))]
 
 
 def source_reference(
@@ -107,3 +153,28 @@ def agree_with_source(checkpoint: Checkpoint, recorded: Sidecar, hashes: Hashes)
             path=failed[0].path,
             cure="restore the source, or delete its sidecar if the change was intended",
         )
+
+
+def agree_with_sources(
+    checkpoint: Checkpoint, recorded: Mapping[KeyPath, Sidecar], hashes: Mapping[str, Hashes]
+) -> None:
+    """The same for each of several checkpoints that were read as one, which its sidecar records.
+
+    Args:
+        checkpoint: the source.
+        recorded: prefix of a part → its sidecar; the source itself has no prefix.
+        hashes: the digests of all their tensors, by algorithm.
+    """
+    parts = checkpoint.parts or (Part((), checkpoint),)
+    for prefix, one in parts:
+        if prefix in recorded:
+            found = hashes[recorded[prefix].algorithm]
+            mine = Hashes(found.algorithm, below(found.digests, prefix), below(found.leaves, prefix))
+            agree_with_source(one, recorded[prefix], mine)
+
+
+def recorded_of(checkpoint: Checkpoint) -> dict[KeyPath, Sidecar]:
+    """The sidecars of a source, or of each of several that are read as one, by the prefix of each."""
+    parts = checkpoint.parts or (Part((), checkpoint),)
+    found = {prefix: read_sidecar(locate(one.uri)) for prefix, one in parts}
+    return {prefix: sidecar for prefix, sidecar in found.items() if sidecar is not None}

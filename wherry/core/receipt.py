@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-_LATER = ("asked", "ignored", "family")  # fields that receipts did not have at first
+_LATER = ("asked", "ignored", "family", "parents")  # fields that receipts did not have at first
 _LARGEST = (1 << 63) - 1
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
@@ -36,6 +36,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are 
     "dict[str, Any] | None": (dict, type(None)),
     "list[str]": (list,),
     "list[dict[str, str]]": (list,),
+    "list[dict[str, Any]]": (list,),
 }
 _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
@@ -114,6 +115,8 @@ class Receipt:
         asked: the options that were stated, without defaults; see `converter.command`. Empty in older receipts.
         ignored: what was not converted, as in the plan; many entries of one node are one row. Empty in older receipts.
         family: the model family whose layouts were used; empty if the tree did not change, and in older receipts.
+        parents: of a merge: each source as a `checkpoint`, the first included, with its part in the merge, such as its
+            `weight`. Empty for a conversion.
     """
 
     source: CheckpointRef
@@ -138,6 +141,12 @@ class Receipt:
     asked: dict[str, Any] = field(default_factory=dict[str, Any])
     ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     family: str = ""
+    parents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def sources(self) -> tuple[CheckpointRef, ...]:
+        """Every checkpoint that was read: one, or the parents of a merge."""
+        return tuple(reference_from_json(row["checkpoint"]) for row in self.parents) or (self.source,)
 
     def __repr__(self) -> str:
         done = (
@@ -214,6 +223,8 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
         require_types(Receipt, stated)
+        for parent in stated.get("parents", []):
+            reference_from_json(parent["checkpoint"])
         return Receipt(**stated)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error

@@ -35,13 +35,24 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
     Raises:
         UsageError: a field is missing, unknown or of the wrong form.
     """
-    known = {"name", "about", "model_types", "axes", "constants", "facts", "parameters", "systems"}
+    known = {
+        "name",
+        "about",
+        "model_types",
+        "yields_to",
+        "axes",
+        "constants",
+        "facts",
+        "parameters",
+        "systems",
+    }
     _no_others(data, known, where)
     try:
         family = Family(
             name=str(data["name"]),
             about=str(data["about"]),
             model_types=tuple(data.get("model_types", ())),
+            yields_to=data.get("yields_to"),
             axes=_texts(data["axes"]),
             constants={name: int(value) for name, value in data.get("constants", {}).items()},
             parameters={name: _parameter(row, where) for name, row in data["parameters"].items()},

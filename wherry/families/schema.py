@@ -4,6 +4,8 @@ A family is one TOML file; those in this folder and those that a user passes wit
 and pass the same checks. An unknown field is an error.
 
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
+    yields_to              a family with the same tensors in other systems: a checkpoint of theirs that both fit, and
+                           that names neither, is one of that family
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
     [facts]                fact → meaning, or {about, when, outputs, named}: properties of a model other than extents,
@@ -309,6 +311,7 @@ class Family:
     name: str
     about: str
     model_types: tuple[str, ...]
+    yields_to: str | None
     axes: Mapping[str, str]
     constants: Mapping[str, int]
     parameters: Mapping[str, Parameter]

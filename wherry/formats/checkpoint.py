@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core import dtypes
 from wherry.core.digest import sha256_of
@@ -41,6 +41,18 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
+class Part(NamedTuple):
+    """One of several checkpoints that are read as one.
+
+    Attributes:
+        prefix: what stands in front of its key paths in the whole.
+        checkpoint: the stored checkpoint.
+    """
+
+    prefix: KeyPath
+    checkpoint: Checkpoint
+
+
 class Checkpoint:
     """One opened checkpoint; close it, or use it in a `with` statement.
 
@@ -55,6 +67,7 @@ class Checkpoint:
         snippet: code that loads a view in its target software.
         is_view: whether it is a view of another checkpoint.
         laid_out: whether it is a view in the layout of the target's system.
+        parts: the stored checkpoints that are read as one; empty for one that is stored itself.
     """
 
     ignored: tuple[IgnoredEntry, ...] = ()
@@ -64,6 +77,7 @@ class Checkpoint:
     snippet: str = ""
     is_view: bool = False
     laid_out: bool = False
+    parts: tuple[Part, ...] = ()
 
     def __init__(
         self, opened: Opened, files: PinnedStore | ObjectView | None = None, opaque: Collection[str] = ()

@@ -94,6 +94,33 @@ class Pin:
             raise _changed("a file was added to the source", self.base.join(new[0]))
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedPin:
+    """The files of several checkpoints that are read as one.
+
+    Attributes:
+        pins: one for each, in the order of the parts.
+    """
+
+    pins: tuple[Pin, ...]
+
+    @property
+    def digest(self) -> str:
+        """Identifies the state of all files."""
+        return sha256_of("pins", [pin.digest for pin in self.pins])
+
+    def require_unchanged(self, checkpoint: Checkpoint) -> None:
+        """See Pin, for each part of a checkpoint."""
+        for pin, part in zip(self.pins, checkpoint.parts, strict=True):
+            pin.require_unchanged(part.checkpoint)
+
+
+def take_pins(checkpoint: Checkpoint) -> Pin | JoinedPin:
+    """The files of a source, or of each of several that are read as one; see `take_pin`."""
+    parts = checkpoint.original.parts
+    return JoinedPin(tuple(take_pin(part.checkpoint) for part in parts)) if parts else take_pin(checkpoint)
+
+
 def take_pin(checkpoint: Checkpoint) -> Pin:
     """The files of an opened checkpoint in the state in which they were opened; a live training state has none."""
     location = locate(checkpoint.uri)
@@ -132,7 +159,7 @@ def state_read(pin: Pin | None, checkpoint: Checkpoint) -> str:
 
 
 @contextmanager
-def blaming_changes(pin: Pin, checkpoint: Checkpoint) -> Generator[None]:
+def blaming_changes(pin: Pin | JoinedPin, checkpoint: Checkpoint) -> Generator[None]:
     """Report an error in reading a source that has changed meanwhile as that change.
 
     Raises:

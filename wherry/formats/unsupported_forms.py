@@ -86,10 +86,13 @@ def is_part(glimpse: Glimpse) -> bool:
     return _companion(glimpse) or _deepspeed_shard(glimpse)
 
 
-_MERGE = "merge its shards with the script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
+_MERGE = (
+    "ZeRO's partitions are read, tensor-parallel ranks, experts and pipeline stages are not: merge its shards with the "
+    "script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
+)
 _MERGE_ABOVE = (
-    "in the folder above that of the shards, merge them with the script that DeepSpeed put there, `python "
-    "zero_to_fp32.py . OUT`; convert OUT. Only without ZeRO a rank has whole tensors: --from torch-zip reads them"
+    "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
+    "tensors: --from torch-zip reads them"
 )
 FORMS = (
     UnsupportedForm(

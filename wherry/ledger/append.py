@@ -181,7 +181,8 @@ def rows_of(told: BareStatement) -> Iterator[Row]:
     """The rows of a statement; checkpoints before rows that refer to them."""
     body = told.body
     if told.kind == "conversion":
-        yield from _seen(body["source"], told)
+        for source in _sources(body):
+            yield from _seen(source, told)
         yield from _seen(body["target"], told)
         yield from _converted(told)
         return
@@ -230,8 +231,16 @@ def _converted(told: BareStatement) -> Iterator[Row]:
             "time": body["finished"] or told.time,
         },
     )
-    if ends["source"] != ends["target"]:  # a copy that keeps the digest is a second place of one node
-        yield tables.edge, {**ends, "plan_digest": body["plan_digest"], "statement": told.seq}
+    parents = dict.fromkeys(one["checkpoint_digest"] for one in _sources(body))
+    for parent in parents:
+        if parent != ends["target"]:  # a copy that keeps the digest is a second place of one node
+            way = {"source": parent, "target": ends["target"], "plan_digest": body["plan_digest"]}
+            yield tables.edge, {**way, "statement": told.seq}
+
+
+def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Every checkpoint that was read: one, or the parents of a merge."""
+    return [row["checkpoint"] for row in body.get("parents", ())] or [body["source"]]
 
 
 def _verified(told: BareStatement) -> dict[str, Any]:

@@ -183,7 +183,8 @@ def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
 
 def _references(found: _RebuildSources) -> dict[str, CheckpointRef]:
     """Digest → checkpoint: from its own sidecar if that was found, otherwise from the sidecar of a conversion of it."""
-    sources = (sidecar.receipt.source for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
+    receipts = (sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
+    sources = (one for receipt in receipts for one in receipt.sources)
     selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
     return {one.checkpoint_digest: one for one in (*sources, *selves)}
 
@@ -262,7 +263,7 @@ def _digests(found: _RebuildSources) -> Iterator[str]:
     for _uri, sidecar in found.sidecars:
         yield sidecar.checkpoint.checkpoint_digest
         if sidecar.receipt is not None:
-            yield sidecar.receipt.source.checkpoint_digest
+            yield from (one.checkpoint_digest for one in sidecar.receipt.sources)
             yield sidecar.receipt.target.checkpoint_digest
     yield from (subject.checkpoint_digest for subject, _name, _version in found.registered)
 

@@ -100,7 +100,8 @@ def add_conversion(connection: Connection, receipt: Receipt) -> int:
     seq = same_statement(connection, "conversion", body)
     if seq is None:
         return append(connection, "conversion", body)
-    add_sighting(connection, receipt.source)
+    for one in receipt.sources:
+        add_sighting(connection, one)
     add_sighting(connection, receipt.target)
     return seq
 

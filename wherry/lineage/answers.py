@@ -242,8 +242,8 @@ def _from_sidecar(sidecar: Sidecar | None) -> dict[tuple[str, str, str], Mapping
     if sidecar is None or sidecar.receipt is None:
         return {}
     receipt = sidecar.receipt
-    ends = receipt.source.checkpoint_digest, receipt.target.checkpoint_digest
-    return {(*ends, receipt.plan_digest): receipt.to_json()}
+    target, body = receipt.target.checkpoint_digest, receipt.to_json()
+    return {(one.checkpoint_digest, target, receipt.plan_digest): body for one in receipt.sources}
 
 
 def _mark(edge: Edge) -> tuple[str, str, str]:

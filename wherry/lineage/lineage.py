@@ -171,10 +171,10 @@ def tree_of(
 
     told, ends = _told(sidecar)
     edges = [*(ancestors(ledger, root) if up else ()), *(descendants(ledger, root) if down else ())]
-    if told is not None:
-        edges += ancestors(ledger, told.source) if up else []
+    for one in told:
+        edges += ancestors(ledger, one.source) if up else []
         known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
-        edges += [told] if (told.source, told.target, told.plan_digest) not in known else []
+        edges += [one] if (one.source, one.target, one.plan_digest) not in known else []
     found, rest = tuple(dict.fromkeys(edges)), ()
     if brief:
         found, rest = nearest(found, root, lambda digests: notable(ledger, digests))
@@ -183,23 +183,26 @@ def tree_of(
     return LineageTree(root, about, found, rest)
 
 
-def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, LineageNode]]:
-    """The edge and the nodes that a sidecar records."""
+def _told(sidecar: Sidecar | None) -> tuple[list[Edge], dict[str, LineageNode]]:
+    """The edges and the nodes that a sidecar records: one edge, or one for each parent of a merge."""
     from wherry.ledger.nodes import node_of
     from wherry.ledger.record import Edge
 
     if sidecar is None:
-        return None, {}
+        return [], {}
     receipt = sidecar.receipt
     own = {
         sidecar.checkpoint.checkpoint_digest: node_of(sidecar.checkpoint, receipt.finished if receipt else "")
     }
-    if receipt is None or receipt.source.checkpoint_digest == receipt.target.checkpoint_digest:
-        return None, own
-    source, target = receipt.source.checkpoint_digest, receipt.target.checkpoint_digest
-    edge = Edge(source, target, receipt.plan_digest, None, receipt.finished, receipt.lossless)
-    ends = {
-        source: node_of(receipt.source, receipt.started),
-        target: node_of(receipt.target, receipt.finished),
-    }
-    return edge, {**ends, **own}
+    if receipt is None:
+        return [], own
+    target = receipt.target.checkpoint_digest
+    parents = {one.checkpoint_digest: one for one in receipt.sources if one.checkpoint_digest != target}
+    edges = [
+        Edge(digest, target, receipt.plan_digest, None, receipt.finished, receipt.lossless)
+        for digest in parents
+    ]
+    if not edges:
+        return [], own
+    nodes = {digest: node_of(one, receipt.started) for digest, one in parents.items()}
+    return edges, {**nodes, target: node_of(receipt.target, receipt.finished), **own}

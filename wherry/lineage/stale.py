@@ -220,6 +220,22 @@ def _reasons(
         if found.fingerprint != row.source_fingerprint:
             yield Reason(SOURCE_CHANGED, f"the files of {row.source_uri} have changed since {row.time}")
         yield from _by_route(row, format, rules, plans) if rules else _by_record(row, format, plans)
+    yield from _other_sources(row)
+
+
+def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
+    """The reasons of the further sources of a merge."""
+    for one in row.asked.get("merge", {}).get("sources", ())[1:]:
+        try:
+            with open_checkpoint(one["uri"], format=one["format"]) as checkpoint:
+                same = present_fingerprint(checkpoint) == one["fingerprint"]
+        except NotFoundError:
+            yield Reason(SOURCE_GONE, f"{one['uri']} no longer exists")
+        except WherryError as error:
+            yield Reason(SOURCE_UNREADABLE, error.what)
+        else:
+            if not same:
+                yield Reason(SOURCE_CHANGED, f"the files of {one['uri']} have changed since {row.time}")
 
 
 def _is_same(place: PlaceRecord, format: str) -> bool:
@@ -326,6 +342,8 @@ def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]
 
     source = _source(row, source_format)
     try:
+        if "merge" in asked:  # the files of its sources alone are compared
+            return row.plan_digest
         if "as" in asked:
             return plan_rewrite(RewriteRequest(source=source, target=row.target_uri, as_=asked["as"])).digest
         return plan_request(planned_again(asked, source, TargetRequest(row.target_uri, row.format))).digest

@@ -100,9 +100,20 @@ def no_layout(
         cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"
     else:
         known = ", ".join(families_of_system(row.system)) or "no family"
-        what = f"{row.name} has no layout for {seen}: it has layouts for {known}{form}"
+        why = _reason(checkpoint, wish.config)
+        what = f"{row.name} has no layout for {seen}{why}: it has layouts for {known}{form}"
         cure = f"{_CONTAIN}, or {_DECLARE}"
     return UnrepresentableError(what, uri=checkpoint.uri, cure=cure)
+
+
+def _reason(checkpoint: Checkpoint, given: str | None) -> str:
+    """Why no family declares the model, of those that are known."""
+    from wherry.view.model import config_of
+    from wherry.view.overview import without_layouts
+
+    config = config_of(checkpoint, given) or {}
+    reason = without_layouts().get(str(config.get("model_type")))
+    return f" ({reason})" if reason else ""
 
 
 def _seen(checkpoint: Checkpoint, tree: Manifest, config: str | None) -> str:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from wherry.families.schema import Family, System
 
-_JUDGED = Path(families.__file__).parent / "tables" / "judged.toml"
+_TABLES = Path(families.__file__).parent / "tables"
+_JUDGED = _TABLES / "judged.toml"
+_WITHOUT = _TABLES / "without_layouts.toml"
 _JUDGES = {"forward": "forward pass", "library": "own library"}
 _REFERENCE = "huggingface"  # the system with which the others are compared
 WAYS = {"into": "to the system", "out_of": "from the system"}
@@ -57,6 +59,14 @@ def judged() -> Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]:
         }
         for family, systems in rows.items()
     }
+
+
+@cache
+def without_layouts() -> Mapping[str, str]:
+    """Model type of a Hugging Face config → why no family declares it."""
+    known = {kind for name in families.families() for kind in families.load_family(name).model_types}
+    rows = tomllib.loads(_WITHOUT.read_text(encoding="utf-8"))
+    return {kind: reason for kind, reason in rows.items() if kind not in known}
 
 
 def judges(row: Mapping[str, tuple[str, ...]], way: str) -> str:

@@ -223,7 +223,8 @@ def _family(
 
 def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
     """The only family whose layouts fit every tensor and the config; None if none does."""
-    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
+    fits = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
+    fitting = [one for one in fits if one.yields_to not in {other.name for other in fits}]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",

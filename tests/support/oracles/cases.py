@@ -54,6 +54,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama-tied": {**_COMMON, "decoder_block": "llama2", "rope_type": "default", "logits_via_embedding": True,
                    "normalize_embedding_logits": False},
     "llama-3.1": {**_COMMON, "decoder_block": "llama2", "rope_type": "llama3.1", "rope_max_timescale": 500000},
+    "phi3": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
+    "granite": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
+    "granite-tied": {**_COMMON, "decoder_block": "llama2", "rope_type": "default", "logits_via_embedding": True,
+                     "normalize_embedding_logits": False},
     "mistral": {**_COMMON, "decoder_block": "mistral"},
     "mixtral": {**_COMMON, "decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2,
                 "base_moe_mlp_dim": 48},
@@ -87,7 +91,11 @@ ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_IT
 ]
 
 LINGUA_SYSTEMS = ("lingua", "meta")
-PENZAI_INTO, PENZAI_OUT_OF = ["llama", "llama-head-dim", "mistral"], ["llama", "mistral"]
+LINGUA_INTO = ["llama", "llama-tied", "phi3", "granite", "granite-tied"]
+META_INTO = ["llama", "llama-3.1", "phi3", "granite"]
+LLAMA_OUT_OF = ["llama", "phi3", "granite"]  # from Lingua and Meta
+PENZAI_INTO = ["llama", "llama-head-dim", "mistral", "phi3", "granite"]
+PENZAI_OUT_OF = ["llama", "mistral", "phi3", "granite"]
 # MaxText from PaxML, and PaxML from MaxText.
 GPT3_WAYS = [("maxtext", "into"), ("paxml", "out_of"), ("paxml", "into"), ("maxtext", "out_of")]
 # The minimal network joins heads, the scalable one keeps them apart, scanned or not.

@@ -22,6 +22,10 @@ _COMMON = {
     "vocab_size": 60, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "num_hidden_layers": 3, "max_position_embeddings": 64,
 }  # fmt: skip
+_GRANITE = {
+    **_COMMON, "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+}  # fmt: skip
 _LATENT = {
     "vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 3,
     "max_position_embeddings": 64, "intermediate_size": 48, "moe_intermediate_size": 24, "n_shared_experts": 2,
@@ -67,6 +71,9 @@ MODELS: Mapping[str, Model] = {
     "llama-3.1": Model("Llama", {**_COMMON, "rope_parameters": _LLAMA3}, "llama"),
     "llama-head-dim": Model("Llama", {**_COMMON, "head_dim": 24}, "llama"),
     "llama-square": Model("Llama", {**_COMMON, "intermediate_size": 64}, "llama"),
+    "phi3": Model("Phi3", {**_COMMON, "pad_token_id": 0}, "phi3"),
+    "granite": Model("Granite", _GRANITE, "granite"),
+    "granite-tied": Model("Granite", {**_GRANITE, "tie_word_embeddings": True}, "granite"),
     "mistral": Model("Mistral", {**_COMMON, "sliding_window": None}, "mistral"),
     "mixtral": Model("Mixtral", {**_COMMON, "sliding_window": None, "num_local_experts": 4}, "mixtral"),
     "qwen2": Model("Qwen2", _COMMON, "qwen"),

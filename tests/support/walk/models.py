@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.support.tiny_models import CLASSES, COMMON, GATED, GPT_OSS, LATENT, T5
+from tests.support.tiny_models import CLASSES, COMMON, GATED, GPT_OSS, GRANITE, LATENT, PHI3, T5
 from tests.support.walk.change import ABSENT, Change
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ BASES = {
     "llama": Base("Llama", "llama", GATED),
     "mistral": Base("Mistral", "mistral", {**GATED, "sliding_window": None}),
     "mixtral": Base("Mixtral", "mixtral", {**GATED, "head_dim": 8, "num_local_experts": 4}),
+    "phi3": Base("Phi3", "phi3", PHI3),
+    "granite": Base("Granite", "granite", GRANITE),
     "qwen2": Base("Qwen2", "qwen", GATED),
     "qwen3": Base("Qwen3", "qwen", {**GATED, "head_dim": 16}),
     "qwen3_moe": Base("Qwen3Moe", "qwen", _EXPERTS),
@@ -232,7 +234,9 @@ def meta_params(folder: Path) -> dict[str, Any]:
     """The `params.json` that Meta publishes beside a model, of a folder of transformers."""
     import transformers
 
-    config = transformers.LlamaConfig.from_pretrained(folder)
+    named = json.loads((folder / "config.json").read_text()).get("architectures") or ["LlamaForCausalLM"]
+    kind = getattr(transformers, named[0].replace("ForCausalLM", "Config"))
+    config = kind.from_pretrained(folder)
     rope, wide = config.rope_parameters, 8 * config.hidden_size // 3
     return {
         "dim": config.hidden_size, "n_layers": config.num_hidden_layers, "n_heads": config.num_attention_heads,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.walk.change import ABSENT, Change, changes, in_file, to
-from tests.support.walk.values_rope import entries
+from tests.support.walk.values_rope import OF_OTHERS, entries, long_entries
 
 GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"
 LATENT = "deepseek_v2 deepseek_v3"
-LLAMAS = f"llama mistral mixtral {QWENS}"
+SCALED = f"llama mistral mixtral granite {QWENS}"  # Phi3Config accepts no rule but longrope
+LLAMAS = f"{SCALED} phi3"
 DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
@@ -50,7 +51,7 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
                           "gpt_oss": [2, 3]},
     "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama": [4, 1, None, ABSENT], f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
+    "num_key_value_heads": {"llama phi3 granite": [4, 1, None, ABSENT], f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
                             LATENT: [None, ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -98,9 +99,12 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "activation_function": {"gpt2": ["gelu", "relu", "silu", "tanh"]},
     "attention_probs_dropout_prob": {"bert": [0.5]},
     "attn_pdrop": {"gpt2": [0.5]},
-    "embd_pdrop": {"gpt2": [0.5]},
+    "embd_pdrop": {"gpt2 phi3": [0.5]},
+    "embedding_multiplier": {"granite": [3.0, 1]},
+    "logits_scaling": {"granite": [3.0, 1]},
+    "residual_multiplier": {"granite": [0.5, 1]},
     "hidden_dropout_prob": {"bert": [0.5]},
-    "resid_pdrop": {"gpt2": [0.5]},
+    "resid_pdrop": {"gpt2 phi3": [0.5]},
     "scale_attn_by_inverse_layer_idx": {"gpt2": [True]},
     "scale_attn_weights": {"gpt2": [False]},
     "summary_activation": {"gpt2": ["tanh"]},
@@ -108,7 +112,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
+    "attention_bias": {f"llama granite qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
+    "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
     "dense_act_fn": {T5: ["silu"]},
@@ -125,9 +130,11 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_eps": {"bert": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
-    "max_position_embeddings": {f"{LLAMAS} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)], "gpt_oss": [128, 16],
+    "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+                                "gpt_oss": [128, 16],
                                 "gemma3_text": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
-    "mlp_bias": {"llama deepseek_v2": [True]},
+    "original_max_position_embeddings": {"phi3": [48]},
+    "mlp_bias": {"llama granite deepseek_v2": [True]},
     "pretraining_tp": {f"llama {LATENT}": [2]},
     "relative_attention_max_distance": {T5: [24]},
     "rms_norm_eps": {DECODERS: [0.1]},
@@ -147,7 +154,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
     "swiglu_limit": {"gpt_oss": [0.5]},
-    "sliding_window": {"mistral mixtral gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+    "sliding_window": {"mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
     "use_bidirectional_attention": {GEMMAS: [True]},
     "use_sliding_window": {QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
@@ -174,7 +181,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
-    "head_dim": {"qwen2": [16]},
+    "head_dim": {"qwen2 granite phi3": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
@@ -184,7 +191,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
-        f"{LLAMAS} gemma gemma2 {LATENT}": [
+        f"{SCALED} gemma gemma2 {LATENT}": [
             in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
@@ -204,7 +211,9 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
 }  # fmt: skip
 
 _ROPE = {
+    "phi3": long_entries(4, "rope_parameters."),
     "llama mistral mixtral qwen2 qwen3_moe": entries(4, "rope_parameters."),
+    "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     LATENT: entries(2, "rope_parameters."),
     # GptOssRotaryEmbedding turns a part of a head by no other rule.
@@ -231,7 +240,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "head_dim": {LATENT: "the class computes it"},
     "hidden_activation": {"gemma": "an attribute of other classes"},
     "intermediate_size": {"qwen3_moe": "the width of dense layers, of which it has none"},
-    "max_position_embeddings": {"gpt_oss": "yarn reads original_max_position_embeddings"},
+    "max_position_embeddings": {"gpt_oss": "yarn reads original_max_position_embeddings",
+                                "phi3": "positions that are not scaled do not read it"},
     "mlp_bias": {"mistral": "an attribute of other classes"},
     "moe_layer_freq": {LATENT: "read by DeepSeek's own code alone"},
     "norm_topk_prob": {"deepseek_v2": "the router of transformers does not read it"},
@@ -245,6 +255,11 @@ HARMLESS: dict[str, dict[str, str]] = {
     "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
     "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones"},
+    **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
+    **{
+        f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
+        for name in ("long_factor", "original_max_position_embeddings")
+    },
     "rope_parameters.sliding_attention.mrope_section": {"gemma3_text": "of models with images"},
     "rope_parameters.sliding_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},

@@ -9,6 +9,17 @@ from tests.support.walk.change import to
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Entries of the rules that a class with longrope alone does not read.
+OF_OTHERS = (
+    "beta_fast",
+    "beta_slow",
+    "high_freq_factor",
+    "low_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+)
+
 
 def entries(half: int, place: str) -> dict[str, list[Any]]:
     """Entry → alternative values.
@@ -57,3 +68,21 @@ def entries(half: int, place: str) -> dict[str, list[Any]]:
         "mrope_section": [to([half])],
     }
     return {f"{place}{name}": values for name, values in found.items()}
+
+
+def long_entries(half: int, place: str) -> dict[str, list[Any]]:
+    """The same of a class that knows no rule but longrope."""
+    known = entries(half, place)
+    kinds = [one for one in known[f"{place}rope_type"] if one.value == "longrope"]
+    long = {f"{place}rope_type": "longrope", **kinds[0].also}
+    kept = ("rope_theta", "short_factor", "long_factor", "mrope_section")
+    return {
+        **{f"{place}{name}": known[f"{place}{name}"] for name in kept},
+        **{f"{place}{name}": [2.0] for name in OF_OTHERS if name != "truncate"},
+        f"{place}partial_rotary_factor": [0.5],
+        f"{place}truncate": [False],
+        f"{place}rope_type": kinds,
+        f"{place}factor": [to(2.0, long)],
+        f"{place}attention_factor": [to(1.5, long)],
+        f"{place}original_max_position_embeddings": [to(48, long)],
+    }

@@ -63,7 +63,7 @@ ROUTES: dict[str, tuple[Route, ...]] = {
     "huggingface-flax": (Route("huggingface-flax"),),
     "lingua": (Route("lingua"), Route("lingua-consolidated")),
     "maxtext": (Route("maxtext", {"scan_layers": "true"}), Route("maxtext", {"scan_layers": "false"})),
-    "meta": (Route("torch-zip", wish=LayoutRequest(family="llama"), answer=meta_params),),
+    "meta": (Route("torch-zip", answer=meta_params),),
     "penzai": (Route("penzai"), Route("penzai", {"layer_stack": "false", "order": "native"})),
     "t5x": (
         Route("t5x-legacy"),
@@ -179,6 +179,8 @@ def systems_of(label: str) -> tuple[str, ...]:
 def routes_of(label: str, system: str) -> tuple[Route, ...]:
     """The ways into a system. T5X stores scanned layers with a relative bias each, which only UMT5 has."""
     found = ROUTES[system]
+    if system == "meta":  # a container, into which a tree goes by the name of its family alone
+        return tuple(one._replace(wish=LayoutRequest(family=BASES[label].family)) for one in found)
     return found if system != "t5x" or label == "umt5" else found[:-1]
 
 

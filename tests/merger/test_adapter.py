@@ -1,0 +1,159 @@
+"""A base with a PEFT LoRA adapter in its weights, by the definition; PEFT itself judges in `test_peft`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.merger.test_linear import made, read, save
+from tests.support.command import command
+from wherry.errors import UnrepresentableError, UsageError
+
+SHAPES = {
+    "model.embed.weight": (11, 8), "model.layers.0.q.weight": (8, 8), "model.layers.0.up.weight": (12, 8),
+    "model.layers.1.q.weight": (8, 8), "model.norm.weight": (8,), "head.weight": (11, 8),
+}  # fmt: skip
+START = "base_model.model."
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "target_modules": ["q", "up"],
+          "base_model_name_or_path": "org/base", "peft_version": "0.21.2", "lora_dropout": 0.1}  # fmt: skip
+
+
+def pair(rng, module, ins, outs, rank=2, kind="lora", end=".weight"):
+    return {
+        f"{START}{module}.{kind}_A{end}": rng.standard_normal((rank, ins)).astype("f4"),
+        f"{START}{module}.{kind}_B{end}": rng.standard_normal((outs, rank)).astype("f4"),
+    }
+
+
+def save_adapter(folder, tensors, **config):
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path):
+    return save(tmp_path / "base", made(1, shapes=SHAPES), {"model_type": "other"})
+
+
+def merged(base, adapter, folder, **common):
+    receipt = wherry.merge([str(base), str(adapter)], folder / "out", to="huggingface", **common)
+    return receipt, {path[0]: tensor for path, tensor in read(folder / "out").items()}
+
+
+def delta(tensors, module, scale, kind="lora", end=".weight"):
+    down, up = (tensors[f"{START}{module}.{kind}_{name}{end}"] for name in "AB")
+    return scale * (up.astype("f8") @ down.astype("f8"))
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_the_weights_are_those_of_the_definition(base, rslora, tmp_path):
+    rng, whole = np.random.default_rng(3), made(1, shapes=SHAPES)
+    tensors = {
+        **pair(rng, "model.layers.0.q", 8, 8), **pair(rng, "model.layers.0.up", 8, 12),
+        **pair(rng, "model.layers.1.q", 8, 8, rank=4),
+        **pair(rng, "model.embed", 11, 8, kind="lora_embedding", end=""),
+        f"{START}head.weight": rng.standard_normal((11, 8)).astype("f4"),
+    }  # fmt: skip
+    adapter = save_adapter(
+        tmp_path / "adapter", tensors, use_rslora=rslora, modules_to_save=["head"],
+        rank_pattern={"layers.1.q": 4}, alpha_pattern={r"layers\.1\.q": 10},
+    )  # fmt: skip
+    receipt, found = merged(base, adapter, tmp_path)
+    by = (lambda rank: rank**0.5) if rslora else (lambda rank: rank)
+    wanted = dict(whole)
+    for module, scale in {
+        "layers.0.q": 6 / by(2),
+        "layers.0.up": 6 / by(2),
+        "layers.1.q": 10 / by(4),
+    }.items():
+        wanted[f"model.{module}.weight"] = whole[f"model.{module}.weight"] + delta(
+            tensors, f"model.{module}", scale
+        )
+    wanted["model.embed.weight"] = (
+        whole["model.embed.weight"] + delta(tensors, "model.embed", 6 / by(2), "lora_embedding", "").T
+    )
+    wanted["head.weight"] = tensors[f"{START}head.weight"]
+    assert set(found) == set(SHAPES)
+    for name, tensor in wanted.items():
+        np.testing.assert_allclose(found[name], tensor, rtol=1e-6, atol=1e-5)
+    np.testing.assert_array_equal(found["model.norm.weight"], whole["model.norm.weight"])
+    assert [row["role"] for row in receipt.parents] == ["base", "adapter"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "other"}
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    assert not receipt.lossless
+
+
+def test_an_embedding_that_peft_saved_with_its_matrices(base, tmp_path):
+    """Resized or not, it takes the place of the base's."""
+    rng = np.random.default_rng(3)
+    tensors = pair(rng, "model.embed", 11, 8, kind="lora_embedding", end="")
+    own = rng.standard_normal((11, 8)).astype("f4")
+    adapter = save_adapter(tmp_path / "adapter", {**tensors, f"{START}model.embed.base_layer.weight": own})
+    _receipt, found = merged(base, adapter, tmp_path)
+    wanted = own + delta(tensors, "model.embed", 3.0, "lora_embedding", "").T
+    np.testing.assert_allclose(found["model.embed.weight"], wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_a_module_that_stores_its_inputs_first(base, tmp_path):
+    tensors = pair(np.random.default_rng(3), "model.layers.0.up", 12, 8)
+    adapter = save_adapter(tmp_path / "adapter", tensors, fan_in_fan_out=True)
+    _receipt, found = merged(base, adapter, tmp_path)
+    wanted = made(1, shapes=SHAPES)["model.layers.0.up.weight"] + delta(tensors, "model.layers.0.up", 3.0).T
+    np.testing.assert_allclose(found["model.layers.0.up.weight"], wanted, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    ({"use_dora": True}, "use_dora is True"), ({"bias": "all"}, "bias is 'all'"), ({"peft_type": "IA3"}, "type IA3"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"), ({"lora_bias": True}, "lora_bias is True"),
+    ({"layer_replication": [[0, 2]]}, "layer_replication"), ({"something_new": 3}, "something_new is 3"),
+    ({"r": 3}, r"is \[2, 8\], but the base and the config need \[3, 8\]"), ({"lora_alpha": None}, "lora_alpha is None"),
+])  # fmt: skip
+def test_what_cannot_be_merged_is_refused_by_name(base, config, words, tmp_path):
+    adapter = save_adapter(
+        tmp_path / "adapter", pair(np.random.default_rng(3), "model.layers.0.q", 8, 8), **config
+    )
+    with pytest.raises(UnrepresentableError, match=words):
+        merged(base, adapter, tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda one: {name: one[name] for name in list(one)[:1]}, "lacks one of its two matrices"),
+    (lambda one: {name.replace("layers.0", "layers.7"): tensor for name, tensor in one.items()},
+     "has no tensor model.layers.7.q.weight"),
+    (lambda one: one | {f"{START}model.layers.0.q.lora_magnitude_vector": np.ones(8, "f4")}, "is no matrix of a LoRA"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused_by_name(base, change, words, tmp_path):
+    tensors = change(pair(np.random.default_rng(3), "model.layers.0.q", 8, 8))
+    with pytest.raises(UnrepresentableError, match=words):
+        merged(base, save_adapter(tmp_path / "adapter", tensors), tmp_path)
+
+
+def test_adapters_are_not_added(base, tmp_path):
+    one, other = (
+        save_adapter(tmp_path / name, pair(np.random.default_rng(3), "model.layers.0.q", 8, 8))
+        for name in "xy"
+    )
+    for words, refusal in (
+        ([f"{one}*0.5", f"{other}*0.5"], "adapters cannot be added"), ([f"{base}*1", f"{one}*1"], "without weights"),
+        ([str(one), str(base)], "a base and one adapter"), ([str(base), str(one), str(other)], "a base and one"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=refusal):
+            wherry.merge(words, tmp_path / "out", to="huggingface")
+
+
+def test_the_command(base, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", pair(np.random.default_rng(3), "model.layers.0.q", 8, 8))
+    assert "a LORA adapter of org/base" in command("detect", adapter).stdout
+    words = ["merge", base, adapter, tmp_path / "out", "--to", "huggingface"]
+    assert "with the LoRA adapter" in command(*words, "--dry-run").stdout
+    assert command(*words).returncode == 0
+    why = command("lineage", "why", tmp_path / "out").stdout
+    assert str(base) in why
+    assert str(adapter) in why

@@ -1,0 +1,181 @@
+"""PEFT LoRA adapters: a base with an adapter in its weights, as PEFT's `merge_and_unload` makes it.
+
+`adapter_config.json` states the rank r, alpha, and what else was trained; `adapter_model.safetensors` (or `.bin`) has
+
+    base_model.model.<module>.lora_A.weight           A, [r, in]
+    base_model.model.<module>.lora_B.weight           B, [out, r]
+    base_model.model.<module>.lora_embedding_A, _B    of an embedding: [r, entries], [width, r]
+    base_model.model.<module>.base_layer.weight       W itself, which PEFT saves with embeddings
+    base_model.model.<module>.weight                  a module that was trained whole (modules_to_save)
+
+The merged weight is W + s·B·A with s = alpha / r, or alpha / sqrt(r) (`use_rslora`); transposed where the module stores
+its inputs first (`fan_in_fan_out`) and for an embedding. `rank_pattern` and `alpha_pattern` replace both numbers for
+modules whose names end with one of their patterns. What an adapter states beyond that is refused by name: DoRA, biases,
+initialisations that change the base, and every field that this module does not know.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.errors import UnrepresentableError
+from wherry.merger.joined import JoinedCheckpoint, at
+from wherry.merger.recipes import Copy, LowRank, Recipe, is_summable
+from wherry.merger.view import MergedView
+from wherry.view.model import ADAPTER, json_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+
+_LORA = "LORA"
+_START = "base_model.model."
+_BASE_LAYER = ".base_layer"
+_BASE, _ADAPTER = 0, 1
+# Fields that the merge reads, and those that do not change it: what was trained, and how.
+_READ = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"}
+)
+_IGNORED = frozenset({
+    "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
+    "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
+})  # fmt: skip
+_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
+
+
+class Pair(NamedTuple):
+    """The two matrices of a module: the key paths of A and B in the adapter, and whether it is an embedding."""
+
+    down: KeyPath
+    up: KeyPath
+    embedding: bool
+
+
+def adapter_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The config of an adapter; None if the checkpoint is not one.
+
+    Raises:
+        UsageError: it is not JSON.
+    """
+    return json_beside(checkpoint, ADAPTER)
+
+
+def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
+    """A base with a LoRA adapter in its weights.
+
+    Raises:
+        UnrepresentableError: the adapter is of a kind that is not supported, or does not fit the base.
+    """
+    config = adapter_config(adapter) or {}
+    _require_supported(config, adapter)
+    recipes: dict[KeyPath, Recipe] = {path: Copy(at(_BASE, path)) for path in base.manifest.tensors}
+    pairs, whole = _modules(adapter)
+    for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
+        path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
+        _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)
+        recipes[path] = Copy(at(_ADAPTER, source))
+    for module, pair in pairs.items():
+        path = _weight_of(module, base, adapter)
+        (under,) = recipes[path].sources
+        recipes[path] = replace(_low_rank(path, pair, module, config, base, adapter), base=under)
+    sources = [{"uri": base.uri, "role": "base"}, {"uri": adapter.uri, "role": "adapter"}]
+    return MergedView(
+        JoinedCheckpoint([base, adapter]), recipes, {"kind": "lora", "sources": sources},
+        f"merged: {base.uri} with the LoRA adapter {adapter.uri} in {len(pairs)} weights",
+    )  # fmt: skip
+
+
+def _require_supported(config: Mapping[str, Any], adapter: Checkpoint) -> None:
+    if config.get("peft_type") != _LORA:
+        raise _unfit(f"adapters of type {config.get('peft_type')} cannot be merged", adapter)
+    if config.get("init_lora_weights") not in _INITIALISATIONS:
+        raise _unfit(f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base", adapter)
+    if config.get("bias") not in (None, "none"):
+        raise _unfit(f"bias is {config['bias']!r}: trained biases are not merged", adapter)
+    known = _READ | _IGNORED | {"init_lora_weights", "bias"}
+    stated = sorted(name for name, value in config.items() if name not in known and value)
+    if stated:
+        words = ", ".join(f"{name} is {config[name]!r}" for name in stated)
+        raise _unfit(f"{words}, of which no merge is known", adapter)
+    for name in ("r", "lora_alpha"):
+        if not isinstance(config.get(name), int | float):
+            raise _unfit(f"{name} is {config.get(name)!r}", adapter)
+
+
+def _modules(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, KeyPath]]:
+    """Module → its two matrices, and module → the whole weight that replaces it."""
+    found: dict[str, dict[str, KeyPath]] = {}
+    whole: dict[str, KeyPath] = {}
+    for path in adapter.manifest.tensors:
+        name = path[-1]
+        lora = re.fullmatch(re.escape(_START) + r"(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
+        if lora and bool(lora[2]) != bool(lora[4]) and len(path) == 1:
+            found.setdefault(lora[1], {})[f"{lora[2] or ''}{lora[3]}"] = path
+        elif name.startswith(_START) and name.endswith(".weight") and ".lora_" not in name and len(path) == 1:
+            whole[name.removeprefix(_START).removesuffix(".weight")] = path
+        else:
+            raise _unfit(f"{name} is no matrix of a LoRA adapter", adapter)
+    pairs: dict[str, Pair] = {}
+    for module, both in found.items():
+        mark = "embedding_" if "embedding_A" in both else ""
+        if set(both) != {f"{mark}A", f"{mark}B"}:
+            raise _unfit(f"{module} lacks one of its two matrices", adapter)
+        pairs[module] = Pair(both[f"{mark}A"], both[f"{mark}B"], bool(mark))
+    return pairs, whole
+
+
+def _low_rank(
+    path: KeyPath, pair: Pair, module: str, config: Mapping[str, Any], base: Checkpoint, adapter: Checkpoint
+) -> LowRank:
+    weight, tensors = base.manifest.tensors[path], adapter.manifest.tensors
+    down, up = tensors[pair.down], tensors[pair.up]
+    transposed = bool(config.get("fan_in_fan_out")) != pair.embedding
+    rank = _pattern(config.get("rank_pattern"), module) or config["r"]
+    shapes = [len(one.shape) for one in (weight, down, up)]
+    if shapes != [2, 2, 2] or not all(is_summable(one.dtype) for one in (weight, down, up)):
+        raise _unfit(f"{module} is no matrix of floating point, in the base or in the adapter", adapter)
+    outs, ins = reversed(weight.shape) if transposed else weight.shape
+    _require_shape(down, (rank, ins), adapter)
+    _require_shape(up, (outs, rank), adapter)
+    alpha = _pattern(config.get("alpha_pattern"), module) or config["lora_alpha"]
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
+
+
+def _pattern(patterns: Mapping[str, Any] | None, module: str) -> Any:
+    """The value of the first pattern that a module's name ends with, as PEFT finds it."""
+    rows = (patterns or {}).items()
+    return next((value for key, value in rows if re.match(rf"(.*\.)?({key})$", module)), None)
+
+
+def _weight_of(module: str, base: Checkpoint, adapter: Checkpoint) -> KeyPath:
+    path = (f"{module}.weight",)
+    if path not in base.manifest.tensors:
+        raise _unfit(f"the base {base.uri} has no tensor {path[0]}", adapter)
+    return path
+
+
+def _require_alike(spec: TensorSpec, wanted: TensorSpec, adapter: Checkpoint) -> None:
+    _require_shape(spec, wanted.shape, adapter)
+    if spec.dtype != wanted.dtype:
+        raise _unfit(f"{spec.name} is {spec.dtype}, but the base has {wanted.dtype}", adapter)
+
+
+def _require_shape(spec: TensorSpec, shape: tuple[int, ...], adapter: Checkpoint) -> None:
+    if spec.shape != shape:
+        raise _unfit(
+            f"{spec.name} is {list(spec.shape)}, but the base and the config need {list(shape)}", adapter
+        )
+
+
+def _unfit(what: str, adapter: Checkpoint) -> UnrepresentableError:
+    return UnrepresentableError(
+        what, uri=adapter.uri, cure="merge it with PEFT (merge_and_unload), or pass the adapter's own base"
+    )

@@ -1,0 +1,80 @@
+"""Joined checkpoints: several opened checkpoints as one, so that one pass reads and hashes all of them.
+
+The tensor `a/b` of the checkpoint at place 1 is `1/a/b`. Its companions and its files are those of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.manifest import Manifest
+from wherry.formats.checkpoint import Checkpoint, Part
+from wherry.formats.format import Opened
+from wherry.formats.reader import Absent, ReaderOver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.reader import Reader
+    from wherry.storage.location import Entry, Location
+
+
+def at(place: int, path: KeyPath) -> KeyPath:
+    """The key path of a tensor of the checkpoint at a place."""
+    return (str(place), *path)
+
+
+class JoinedCheckpoint(Checkpoint):
+    """Several checkpoints, which must stay open while this one is used; their owner closes them."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Join checkpoints; nothing is read."""
+        first = checkpoints[0]
+        self.parts = tuple(Part((str(place),), one) for place, one in enumerate(checkpoints))
+        tensors = {
+            at(place, path): replace(spec, path=at(place, path))
+            for place, one in enumerate(checkpoints)
+            for path, spec in one.manifest.tensors.items()
+        }
+        manifest = Manifest(tensors, step=first.manifest.step, kind=first.manifest.kind)
+        ignored = tuple(entry for one in checkpoints for entry in one.ignored)
+        super().__init__(Opened(first.detection, manifest, JoinedReader(checkpoints), ignored))
+        self.opaque = first.opaque
+
+    @property
+    def parameters(self) -> int:
+        """The number of elements of the first checkpoint: a target holds the model of it."""
+        return self.parts[0].checkpoint.parameters
+
+
+class JoinedReader(ReaderOver):
+    """Reads each tensor from the checkpoint that has it."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Nothing is read yet."""
+        self._checkpoints = tuple(checkpoints)
+
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The reader at the place in front of the key path, and the spec without it."""
+        place, *path = spec.path
+        return self._checkpoints[int(place)].reader, replace(spec, path=tuple(path))
+
+    def absent(self) -> Iterator[Absent]:
+        """The missing chunks of all checkpoints."""
+        for place, one in enumerate(self._checkpoints):
+            yield from (replace(piece, path=at(place, piece.path)) for piece in one.reader.absent())
+
+    def shortfall(self) -> str | None:
+        """What is missing in the first checkpoint that lacks something."""
+        return next(filter(None, (one.reader.shortfall() for one in self._checkpoints)), None)
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion of the first checkpoint."""
+        return self._checkpoints[0].reader.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """The files of the first checkpoint; a pin and a receipt name those of each."""
+        return self._checkpoints[0].reader.members()

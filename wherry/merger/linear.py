@@ -1,0 +1,80 @@
+"""Weighted sums of checkpoints of one tree: the same key paths, shapes and element types in each.
+
+The weights are taken as they are stated, and not made to sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.core.units import counted
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.merger.joined import JoinedCheckpoint, at
+from wherry.merger.recipes import WeightedSum, is_summable
+from wherry.merger.view import MergedView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.checkpoint import Checkpoint
+
+_SHOWN = 3
+_CURE = "merge checkpoints of one model and one training, in one form; `wherry diff A B` compares two"
+
+
+def weighted_sum(sources: Sequence[tuple[Checkpoint, float]]) -> MergedView:
+    """The sum of checkpoints, each times its weight.
+
+    Raises:
+        UsageError: a weight is not finite.
+        UnrepresentableError: key paths, shapes or element types differ, or a tensor has no floating-point type.
+    """
+    for checkpoint, weight in sources:
+        if not math.isfinite(weight):
+            raise UsageError(f"invalid weight {weight}", uri=checkpoint.uri, cure="state a finite number")
+    first, *others = (checkpoint for checkpoint, _weight in sources)
+    for other in others:
+        _require_alike(first, other)
+    for path, spec in first.manifest.tensors.items():
+        if not is_summable(spec.dtype):
+            raise UnrepresentableError(
+                f"cannot add tensors of type {spec.dtype}", uri=first.uri, path=render(path),
+                cure="merge checkpoints whose tensors are floating point",
+            )  # fmt: skip
+    recipes = {
+        path: WeightedSum(tuple((at(place, path), weight) for place, (_one, weight) in enumerate(sources)))
+        for path in first.manifest.tensors
+    }
+    merge = {
+        "kind": "linear",
+        "sources": [{"uri": one.uri, "weight": weight} for one, weight in sources],
+    }
+    terms = " + ".join(f"{weight:g} × {one.uri}" for one, weight in sources)
+    return MergedView(JoinedCheckpoint([one for one, _weight in sources]), recipes, merge, f"merged: {terms}")
+
+
+def _require_alike(one: Checkpoint, other: Checkpoint) -> None:
+    mine, theirs = one.manifest.tensors, other.manifest.tensors
+    odd = sorted(set(mine) ^ set(theirs))
+    if odd:
+        raise UnrepresentableError(
+            f"{counted(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_named(odd)}",
+            uri=other.uri, cure=_CURE,
+        )  # fmt: skip
+    for path, spec in mine.items():
+        for what, here, there in (
+            ("shape", spec.shape, theirs[path].shape),
+            ("type", spec.dtype, theirs[path].dtype),
+        ):
+            if here != there:
+                raise UnrepresentableError(
+                    f"{what} is {here} in {one.uri} and {there} in {other.uri}",
+                    uri=other.uri, path=render(path), cure=_CURE,
+                )  # fmt: skip
+
+
+def _named(paths: Sequence[KeyPath]) -> str:
+    return ", ".join([*map(render, paths[:_SHOWN]), *(["…"] if len(paths) > _SHOWN else [])])

@@ -1,0 +1,164 @@
+"""merge: make one checkpoint of several, verified and recorded like a conversion.
+
+Sources are opened, joined and read in one pass, in which each of them is hashed too: the receipt and the ledger have
+every parent with its identity. `A*0.5 B*0.5` is a weighted sum; of `BASE ADAPTER` the second is a PEFT adapter, and the
+result is the base with the adapter in its weights.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.convert import convert_all, settled_source
+from wherry.converter.plan import plan_target
+from wherry.converter.traffic import traffic_of
+from wherry.core.request import SourceRequest, TargetRequest, convert_request
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.formats.checkpoint import present_fingerprint
+from wherry.formats.registry import find_target_format
+from wherry.merger.adapter import adapter_config, with_adapter
+from wherry.merger.linear import weighted_sum
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Generator, Sequence
+
+    from wherry.converter.job import Job
+    from wherry.converter.plan import Plan
+    from wherry.core.progress import OnProgress
+    from wherry.core.receipt import Receipt
+    from wherry.core.request import ConvertRequest
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.format import Options
+    from wherry.merger.view import MergedView
+
+_FEWEST = 2
+_CURE = "write `wherry merge 'A*0.5' 'B*0.5' DST`, or `wherry merge BASE ADAPTER DST`"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSource:
+    """One source of a merge.
+
+    Attributes:
+        uri: a checkpoint, a step folder or a run folder.
+        weight: its weight in a sum; None for a base and for an adapter.
+    """
+
+    uri: str
+    weight: float | None = None
+
+
+def parse_source(text: str) -> MergeSource:
+    """A source as the command line names it: `URI` or `URI*WEIGHT`.
+
+    Raises:
+        UsageError: the weight is not a number.
+    """
+    uri, star, weight = text.rpartition("*")
+    if not star:
+        return MergeSource(text)
+    try:
+        return MergeSource(uri, float(weight))
+    except ValueError as error:
+        raise UsageError(f"invalid weight {weight!r} of {uri}", cure=_CURE) from error
+
+
+def merge(
+    sources: Sequence[str | MergeSource],
+    target: str | os.PathLike[str],
+    *,
+    to: str,
+    options: Options | None = None,
+    progress: OnProgress | None = None,
+    **common: Any,
+) -> Receipt:
+    """Merge checkpoints into one.
+
+    Args:
+        sources: each with its weight, as `URI*WEIGHT`; or a base and a PEFT adapter, without weights.
+        target: URI of the committed checkpoint.
+        to: target format, a name or alias.
+        options: format-specific options and `split` / `join`.
+        progress: called a few times a second.
+        common: other options of `wherry.convert`.
+
+    Raises:
+        UnrepresentableError: the sources differ in key paths, shapes or element types, or the adapter is of a kind that
+            cannot be merged; the difference is named.
+        WherryError: see `wherry.convert`; nothing is left at the destination.
+    """
+    named = [parse_source(one) if isinstance(one, str) else one for one in sources]
+    request = convert_request(
+        named[0].uri if named else "", [TargetRequest(str(target), to, options or {})], **common
+    )
+    return merge_request(named, request, progress=progress)
+
+
+def merge_request(
+    sources: Sequence[MergeSource], request: ConvertRequest, *, progress: OnProgress | None = None
+) -> Receipt:
+    """Carry out a merge; see `merge`. The request's own source is the first of them."""
+    opening = partial(_opened, sources, request)
+    return convert_all(request, progress=progress, prepare=_recorded, opened=opening).receipts[0]
+
+
+def plan_merge(sources: Sequence[MergeSource], request: ConvertRequest) -> Plan:
+    """The plan of a merge; nothing is written."""
+    (target,) = request.targets
+    with _opened(sources, request) as checkpoint:
+        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
+        return replace(found, traffic=traffic_of(seen, found))
+
+
+@contextmanager
+def _opened(sources: Sequence[MergeSource], request: ConvertRequest) -> Generator[MergedView]:
+    """What a merge makes of its sources, which are open meanwhile."""
+    if len(sources) < _FEWEST:
+        raise UsageError(f"expected at least {_FEWEST} sources, got {len(sources)}", cure=_CURE)
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(settled_source(SourceRequest(one.uri, opaque=request.source.opaque)))
+            for one in sources
+        ]
+        for one in opened:
+            _require_parameters(one, request)
+        yield _merged(sources, opened)
+
+
+def _merged(sources: Sequence[MergeSource], opened: Sequence[Checkpoint]) -> MergedView:
+    adapters = [one for one in opened if adapter_config(one) is not None]
+    weights = [one.weight for one in sources if one.weight is not None]
+    if not adapters and len(weights) == len(sources):
+        return weighted_sum(list(zip(opened, weights, strict=True)))
+    if adapters and not weights and len(opened) == _FEWEST and adapters == [opened[1]]:
+        return with_adapter(*opened)
+    if adapters and all(one in adapters for one in opened) and len(weights) == len(sources):
+        what = "adapters cannot be added: the product of their sums is not the sum of their products"
+        raise UsageError(what, uri=adapters[0].uri, cure="merge each into its base, and add the results")
+    what = "expected a base and one adapter, without weights" if adapters else "a source has no weight"
+    raise UsageError(what, uri=(adapters or opened)[0].uri, cure=_CURE)
+
+
+def _require_parameters(checkpoint: Checkpoint, request: ConvertRequest) -> None:
+    if checkpoint.manifest.kind == "train-state" and request.targets[0].only != "params":
+        raise UnrepresentableError(
+            "the state of an optimizer cannot be merged", uri=checkpoint.uri, cure="pass --only params"
+        )
+
+
+def _recorded(job: Job) -> Job:
+    """A job whose request names all sources, for `lineage stale` and for the command that repeats it."""
+    merge = job.plan.manifest.origin["merge"]
+    rows = [
+        {
+            **row,
+            "format": part.checkpoint.detection.format,
+            "fingerprint": present_fingerprint(part.checkpoint),
+        }
+        for row, part in zip(merge["sources"], job.checkpoint.original.parts, strict=True)
+    ]
+    return replace(job, asked={**job.asked, "merge": {**merge, "sources": rows}})

@@ -1,0 +1,156 @@
+"""Recipes: how the elements of a merged tensor are computed from regions of source tensors.
+
+Arithmetic is in float32, in float64 where an element type is wider; the result is rounded to the target's type once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from wherry.core import dtypes
+from wherry.core.dtypes import canonical_size
+from wherry.core.tensorspec import region_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+
+    Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
+
+_SINGLE, _DOUBLE = "float32", "float64"
+
+
+class Recipe(Protocol):
+    """What a merged tensor is made of."""
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """The source tensors."""
+        ...
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements of a region, not yet rounded.
+
+        Args:
+            region: of the merged tensor.
+            read: returns the elements of a region of a source tensor.
+        """
+        ...
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """Bytes that `values` holds for a region, its result included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The elements of one source tensor, unchanged."""
+
+    source: KeyPath
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """The one source tensor."""
+        return (self.source,)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements themselves."""
+        return read(self.source, region)
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """The elements themselves."""
+        return _nbytes(specs[self.source].dtype, region)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """The sum of source tensors of one shape, each times its weight, added in their order."""
+
+    terms: tuple[tuple[KeyPath, float], ...]
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """The source tensors, in the order in which they are added."""
+        return tuple(path for path, _weight in self.terms)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """Σ weight × element."""
+        (path, weight), *rest = self.terms
+        total = _wide(read(path, region))
+        total *= total.dtype.type(weight)
+        for path, weight in rest:
+            term = _wide(read(path, region))
+            term *= term.dtype.type(weight)
+            total += term
+        return total
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """The sum, one term, and the elements that it is made of."""
+        dtype = specs[self.terms[0][0]].dtype
+        return 2 * _nbytes(_wide_name(dtype), region) + _nbytes(dtype, region)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A matrix plus the scaled product of two narrow ones: W + s·B·A, or W + s·(B·A)ᵀ.
+
+    Attributes:
+        base: W, [out, in]; [in, out] if transposed.
+        down: A, [rank, in].
+        up: B, [out, rank].
+    rank: rows of A, columns of B.
+        scale: s.
+        transposed: whether W has its inputs first.
+    """
+
+    base: KeyPath
+    down: KeyPath
+    up: KeyPath
+    rank: int
+    scale: float
+    transposed: bool = False
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """W, A and B."""
+        return (self.base, self.down, self.up)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements of a region: of B only its rows are read, of A only its columns."""
+        outs, ins = region[::-1] if self.transposed else region
+        ranks = slice(0, self.rank)
+        delta = _wide(read(self.up, (outs, ranks))) @ _wide(read(self.down, (ranks, ins)))
+        delta *= delta.dtype.type(self.scale)
+        base = _wide(read(self.base, region))
+        base += delta.T if self.transposed else delta
+        return base
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """W in float32 and as it is stored, the product, and the parts of A and B."""
+        dtype = specs[self.base].dtype
+        narrow = 2 * canonical_size(_DOUBLE, self.rank * sum(region_shape(region)))
+        return 2 * _nbytes(_wide_name(dtype), region) + _nbytes(dtype, region) + narrow
+
+
+def is_summable(dtype: str) -> bool:
+    """Whether arithmetic in float32 or float64 holds the values of an element type."""
+    return dtype.startswith(("float", "bfloat")) and dtype in dtypes.NUMPY
+
+
+def _wide_name(dtype: str) -> str:
+    return _DOUBLE if dtype == _DOUBLE else _SINGLE
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    """A copy in the type of the arithmetic."""
+    return values.astype(_wide_name(values.dtype.name))
+
+
+def _nbytes(dtype: str, region: Region) -> int:
+    return canonical_size(dtype, math.prod(region_shape(region)))
