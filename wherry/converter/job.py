@@ -30,6 +30,7 @@ from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
+from wherry.upload.sender import parts_share, reading_share
 from wherry.upload.staged_objects import is_staged
 from wherry.version import __version__
 
@@ -172,7 +173,14 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
     identity = identity_of(header)
     if streams(job.row, job.committed):
         uploading = stack.enter_context(
-            ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
+            ObjectStaging(
+                job.committed,
+                identity,
+                header,
+                job.row.commit_members,
+                job.plan.manifest.nbytes,
+                held=parts_share(job.plan.memory),
+            )
         )
         return uploading, uploading.journal()
     staging = stack.enter_context(open_staging(job.committed, identity, job.row.commit_members))
@@ -228,6 +236,11 @@ def finish(writer: Writer) -> None:
     writer.close()
 
 
+def reading_memory(plan: Plan, staged: Location) -> int:
+    """Bytes of the plan's memory in which a pass reads and decodes: not those that an upload takes."""
+    return reading_share(plan.memory) if is_staged(staged) else plan.memory
+
+
 def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
     """Source key path → target tensor."""
     return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
@@ -254,7 +267,7 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     found = hash_checkpoint(
         written,
         job.algorithm,
-        memory=job.plan.memory,
+        memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         paths=list(boxed),
         folder=staged.staging.spill,
@@ -289,7 +302,7 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     found = hash_checkpoint(
         written,
         job.algorithm,
-        memory=job.plan.memory,
+        memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         stage="verify",
         paths=list(rest),
