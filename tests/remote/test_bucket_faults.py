@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+import urllib.request
 from dataclasses import replace
+from http.client import HTTPException
 
 import pytest
 
@@ -157,6 +159,26 @@ def test_an_answer_that_ignores_the_range_is_no_answer(store):
     assert caught.value.uri == f"{store.protocol}://bucket/model"
     if store.protocol != "az":  # its client sees by itself that no range came
         assert "more than the 10 bytes that were asked for" in caught.value.what
+
+
+@pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (ValueError, True)])
+def test_the_double_says_nothing_of_cut_connections_only(server, capfd, error, told):
+    _protocol, proxy = server
+
+    def fail(_handler, _body):
+        raise error
+
+    proxy.inject(fail)
+    with pytest.raises((OSError, HTTPException)):
+        urllib.request.urlopen(f"{proxy.url}/", timeout=10)
+    for _look in range(100):
+        if not told or "Traceback" in capfd.readouterr().err:
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("another error is not told")
+    assert "Traceback" not in capfd.readouterr().err
+    proxy.clear()
 
 
 def test_a_late_answer_does_not_reach_a_buffer_that_was_given_back():
