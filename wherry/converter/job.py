@@ -22,16 +22,17 @@ from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
-from wherry.mover.readback import ReadBack
+from wherry.mover.readback import FilesBeingWritten, ReadBack
 from wherry.runtime.threads import uncollected
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
+from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
 from wherry.upload.sender import parts_share, reading_share
-from wherry.upload.staged_objects import is_staged
+from wherry.upload.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -139,11 +140,17 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     if not isinstance(staging, ObjectStaging):
         staging.sync_names()
     targets = targets_of(job.plan)
-    # An object can be read back when all of it is there: at the end.
-    meanwhile = job.plan.verify == "digest" and not is_staged(staged)
-    back = ReadBack(writer, targets, job.target.uri) if meanwhile else None
+    meanwhile = job.plan.verify == "digest"
+    back = ReadBack(writer, targets, job.target.uri, _files_of(staged)) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
+
+
+def _files_of(staged: Location) -> FilesBeingWritten:
+    """When files of the staged target can be read; each range of an object costs a request, so only large ones are."""
+    if not is_staged(staged):
+        return FilesBeingWritten()
+    return FilesBeingWritten(is_readable, run_of(staged).using.sender.drain, LARGEST // 2)
 
 
 def header_of(job: Job, algorithms: tuple[str, ...]) -> dict[str, str]:

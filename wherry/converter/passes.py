@@ -162,6 +162,7 @@ def move(
     if job.source_hashes is not None:
         hashed = ()
     with ExitStack() as stack:
+        stack.callback(pool.clear)  # before the end of the target is read back, with a pool of its own
         through = None
         if seen.is_view:
             from wherry.view.groups import ViewPass

@@ -64,6 +64,11 @@ class Pool:
                 view.release()
                 self._give(memory)
 
+    def clear(self) -> None:
+        """Give back the memory that waits for reuse."""
+        with self._changed:
+            self._free.clear()
+
     def _take(self, size: int) -> _Memory:
         """Memory of exactly this size: a larger one, reused for a smaller buffer, would exceed what is counted."""
         with self._changed:

@@ -14,14 +14,14 @@ from wherry.runtime import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELD_BYTES = 48 << 20  # of parts, for one run: four that are sent, and two that are filled
+HELD_BYTES = 64 << 20  # of parts, for one run
 _BLOCKS_BYTES = 16 << 20  # of blocks that the connections hold, in both directions
 SENDERS = 4
 
 
 def parts_share(memory: int) -> int:
     """Bytes of a memory budget that parts may hold."""
-    return min(HELD_BYTES, memory * 3 // 8)
+    return min(HELD_BYTES, memory // 2)
 
 
 def reading_share(memory: int) -> int:
