@@ -16,6 +16,7 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
+from wherry.converter import job
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -60,6 +61,22 @@ def convert(source, target, to="hf", **more):
 
 def digest_of(source, folder, to):
     return convert(source, folder / "undisturbed", to).target.checkpoint_digest
+
+
+@pytest.mark.parametrize("to", ["hf", "orbax"])
+def test_objects_that_the_pass_completes_are_read_back_in_it(source, target, monkeypatch, to):
+    monkeypatch.setattr("wherry.converter.job.LARGEST", 0)  # tensors of every size by themselves
+    rest, real = [], job.hash_checkpoint
+
+    def reading(*arguments, paths, **more):
+        rest.append(len(paths))
+        return real(*arguments, paths=paths, **more)
+
+    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", reading)
+    options = {"ocdbt": False} if to == "orbax" else {}
+    receipt = wherry.convert(source, target, to=to, options=options, ignore=("companions",), lineage=False)
+    assert receipt.verification["ok"]
+    assert rest == [0], "nothing is left for the end"
 
 
 @pytest.mark.parametrize("to", TARGETS)

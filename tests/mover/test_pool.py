@@ -1,8 +1,12 @@
 """Buffers are reused, and what is handed out never exceeds the budget."""
 
+import mmap
 import threading
 import time
+import weakref
+from contextlib import ExitStack
 
+from wherry.mover import pool as pool_module
 from wherry.mover.pool import Pool
 
 MIB = 1 << 20
@@ -38,3 +42,23 @@ def test_one_request_larger_than_the_budget_is_admitted_alone():
     pool = Pool(MIB)
     with pool.reserved(10 * MIB):
         assert pool.peak == 10 * MIB
+
+
+class Pages(mmap.mmap):
+    """Memory that can be counted while it exists."""
+
+
+def test_memory_of_large_buffers_is_not_held_by_small_ones(monkeypatch):
+    mapped = weakref.WeakSet()
+
+    def pages(size):
+        mapped.add(made := Pages(-1, size + mmap.PAGESIZE))
+        return made
+
+    monkeypatch.setattr(pool_module, "_mapped", pages)
+    pool = Pool(8 * MIB)
+    for sizes in ([4, 4], [1, 1, 1, 1], [8], [3, 3, 2], [1] * 8, [4, 2, 2], [5, 3]):
+        with ExitStack() as stack:
+            for size in sizes:
+                stack.enter_context(pool.buffer(size * MIB))
+            assert sum(len(one) - mmap.PAGESIZE for one in mapped) <= 8 * MIB

@@ -14,12 +14,16 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.forms import options_for
 from wherry.core.digest import LEAF
+from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
+from wherry.formats.reader import Extent
+from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.flat.files import FlatFiles
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.containers.zarr.store import DatabaseChunks
 from wherry.mover import readback
-from wherry.mover.readback import ReadBack
+from wherry.mover.move import Move
+from wherry.mover.readback import FilesBeingWritten, ReadBack
 
 MIB = 1 << 20
 
@@ -102,6 +106,29 @@ def test_chunks_in_a_codec_are_decoded_in_the_pass(to, options, source, tmp_path
     assert {path[-1] for path in proved["proved"]} == {"large", "middle"}
     assert receipt.verification["ok"]
     assert wherry.verify(tmp_path / "out", level="digest").ok
+
+
+def test_a_part_waits_until_all_its_files_can_be_read(source):
+    with wherry.open(source) as opened:
+        spec = next(one for one in opened.manifest.tensors.values() if one.path[-1] == "large")
+        (whole,) = opened.reader.access(spec).raw
+    files = [whole.location.parent.join(name) for name in ("a", "b")]
+    open_files = set()
+
+    class Halves(BaseWriter):
+        def extents(self, path, where):
+            return tuple(Extent(file, 0, where.nbytes // 2) for file in files)
+
+    being_written = FilesBeingWritten(lambda place: place.path in open_files)
+    back = ReadBack(Halves(), {spec.path: spec}, "out", being_written)
+    back.add([Move(spec.path, Span(0, 2 * MIB), None)])
+    seen = []
+    for place in files:
+        seen.append(len(list(back.parts())))
+        open_files.add(place.path)
+    assert seen == [0, 0]
+    assert [part.move.span for part in back.parts()] == [Span(0, 2 * MIB)]
+    assert not list(back.parts())
 
 
 def test_without_verification_nothing_is_read_back(source, tmp_path, proved):

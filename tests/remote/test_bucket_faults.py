@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
+import urllib.request
 from dataclasses import replace
+from http.client import HTTPException
 
 import pytest
 
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
-from wherry.errors import NotFoundError, StorageError, UsageError
+from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
 from wherry.remote import retries
+from wherry.remote.range_reads import Filling
 from wherry.remote.retries import RetryPolicy
+from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.stores import locate
@@ -58,22 +62,33 @@ def store(server, alone, monkeypatch):
     proxy.clear()
 
 
+def filled(store, path, start, stop):
+    """What `readinto` puts into a buffer."""
+    buffer = bytearray(stop - start)
+    return bytes(buffer[: store.readinto(path, start, memoryview(buffer))])
+
+
+READS = pytest.mark.parametrize("read", [FsspecStore.read, filled], ids=["read", "readinto"])
+
+
 def fails(call):
     with pytest.raises(StorageError) as caught:
         call()
     return caught.value
 
 
-def test_an_error_that_passes_is_not_seen(store):
+@READS
+def test_an_error_that_passes_is_not_seen(store, read):
     store.proxy.inject(status(503, b"busy"), times=2)
-    assert store.read("bucket/model", 2, 6) == DATA[2:6]
+    assert read(store, "bucket/model", 2, 6) == DATA[2:6]
     assert len(store.proxy.requests) == 3
 
 
+@READS
 @pytest.mark.parametrize("start", [len(DATA), len(DATA) + 5000])
-def test_a_read_that_begins_at_the_end_or_after_it_gets_nothing_with_one_request(store, start):
+def test_a_read_that_begins_at_the_end_or_after_it_gets_nothing_with_one_request(store, read, start):
     """The store answers 416."""
-    assert store.read("bucket/model", start, start + 10) == b""
+    assert read(store, "bucket/model", start, start + 10) == b""
     assert len(store.proxy.requests) == 1
 
 
@@ -126,13 +141,53 @@ def test_a_store_that_hangs_ends_within_the_budget(store, call):
     assert "storage_timeout" in error.cure
 
 
-def test_a_body_that_is_cut_is_read_again(store):
+@READS
+def test_a_body_that_is_cut_is_read_again(store, read):
     store.proxy.inject(cut)
-    assert store.read("bucket/model", 0, 1000) == DATA[:1000]
+    assert read(store, "bucket/model", 0, 1000) == DATA[:1000]
     store.policy = replace(QUICK, attempts=2)  # the client of Azure reads a body three times, with pauses
     store.proxy.inject(cut, ALWAYS)
-    error = fails(lambda: store.read("bucket/model", 0, 1000))
+    error = fails(lambda: read(store, "bucket/model", 0, 1000))
     assert (error.kind, error.retryable) == ("broken", True)
+    assert error.uri == f"{store.protocol}://bucket/model"
+
+
+def test_an_answer_that_ignores_the_range_is_no_answer(store):
+    store.proxy.inject(lambda handler, _body: handler.reply(200, [], DATA), ALWAYS)
+    with pytest.raises(WherryError) as caught:
+        filled(store, "bucket/model", 0, 10)
+    assert caught.value.uri == f"{store.protocol}://bucket/model"
+    if store.protocol != "az":  # its client sees by itself that no range came
+        assert "more than the 10 bytes that were asked for" in caught.value.what
+
+
+@pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (ValueError, True)])
+def test_the_double_says_nothing_of_cut_connections_only(server, capfd, error, told):
+    _protocol, proxy = server
+
+    def fail(_handler, _body):
+        raise error
+
+    proxy.inject(fail)
+    with pytest.raises((OSError, HTTPException)):
+        urllib.request.urlopen(f"{proxy.url}/", timeout=10)
+    for _look in range(100):
+        if not told or "Traceback" in capfd.readouterr().err:
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("another error is not told")
+    assert "Traceback" not in capfd.readouterr().err
+    proxy.clear()
+
+
+def test_a_late_answer_does_not_reach_a_buffer_that_was_given_back():
+    buffer = bytearray(6)
+    filling = Filling(memoryview(buffer))
+    filling.add(b"ab")
+    filling.close()
+    filling.add(b"cd")
+    assert (buffer, filling.count) == (bytearray(b"ab\0\0\0\0"), 2)
 
 
 def test_ranges_are_read_at_the_same_time_through_faults(store):

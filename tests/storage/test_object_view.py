@@ -47,6 +47,11 @@ class Objects:
         self.asked.append(("read", path, start, stop, mark))
         return self.objects[path][start:stop]
 
+    def readinto_version(self, path, start, buffer, mark):
+        data = self.read_version(path, start, start + len(buffer), mark)
+        buffer[: len(data)] = data
+        return len(data)
+
     def put(self, path, data, *, create_only=False):
         self.objects[path] = data
 

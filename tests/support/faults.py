@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import random
 import re
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -39,6 +40,14 @@ class Fault:
         self.after -= 1
         self.times -= self.after < 0
         return self.after < 0
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Clients that are killed, or that give up, cut their connections: that is no error to print."""
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @dataclass
@@ -84,7 +93,7 @@ class Proxy:
 def proxied():
     """A running proxy; the test sets `upstream`."""
     proxy = Proxy()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
+    server = QuietServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
     server.daemon_threads = True
     proxy.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -22,15 +22,17 @@ from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
-from wherry.mover.readback import ReadBack
+from wherry.mover.readback import FilesBeingWritten, ReadBack
 from wherry.runtime.threads import uncollected
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
+from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
-from wherry.upload.staged_objects import is_staged
+from wherry.upload.sender import parts_share, reading_share
+from wherry.upload.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -138,11 +140,17 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     if not isinstance(staging, ObjectStaging):
         staging.sync_names()
     targets = targets_of(job.plan)
-    # An object can be read back when all of it is there: at the end.
-    meanwhile = job.plan.verify == "digest" and not is_staged(staged)
-    back = ReadBack(writer, targets, job.target.uri) if meanwhile else None
+    meanwhile = job.plan.verify == "digest"
+    back = ReadBack(writer, targets, job.target.uri, _files_of(staged)) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
+
+
+def _files_of(staged: Location) -> FilesBeingWritten:
+    """When files of the staged target can be read; each range of an object costs a request, so only large ones are."""
+    if not is_staged(staged):
+        return FilesBeingWritten()
+    return FilesBeingWritten(is_readable, run_of(staged).using.sender.drain, LARGEST // 2)
 
 
 def header_of(job: Job, algorithms: tuple[str, ...]) -> dict[str, str]:
@@ -172,7 +180,14 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
     identity = identity_of(header)
     if streams(job.row, job.committed):
         uploading = stack.enter_context(
-            ObjectStaging(job.committed, identity, header, job.row.commit_members, job.plan.manifest.nbytes)
+            ObjectStaging(
+                job.committed,
+                identity,
+                header,
+                job.row.commit_members,
+                job.plan.manifest.nbytes,
+                held=parts_share(job.plan.memory),
+            )
         )
         return uploading, uploading.journal()
     staging = stack.enter_context(open_staging(job.committed, identity, job.row.commit_members))
@@ -228,6 +243,11 @@ def finish(writer: Writer) -> None:
     writer.close()
 
 
+def reading_memory(plan: Plan, staged: Location) -> int:
+    """Bytes of the plan's memory in which a pass reads and decodes: not those that an upload takes."""
+    return reading_share(plan.memory) if is_staged(staged) else plan.memory
+
+
 def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
     """Source key path → target tensor."""
     return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
@@ -254,7 +274,7 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     found = hash_checkpoint(
         written,
         job.algorithm,
-        memory=job.plan.memory,
+        memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         paths=list(boxed),
         folder=staged.staging.spill,
@@ -289,7 +309,7 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     found = hash_checkpoint(
         written,
         job.algorithm,
-        memory=job.plan.memory,
+        memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         stage="verify",
         paths=list(rest),

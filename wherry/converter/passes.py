@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherry.converter.job import Job, StagedJob, complete, stage
+from wherry.converter.job import Job, StagedJob, complete, reading_memory, stage
 from wherry.converter.plan import joint_moves, streams
 from wherry.converter.references import agree_with_sources, recorded_of
 from wherry.core.progress import Meter
@@ -152,13 +152,14 @@ def move(
     Raises:
         WherryError: reading failed, or every output did.
     """
-    seen, memory, progress = job.checkpoint, job.plan.memory, job.running.progress
+    seen, progress = job.checkpoint, job.running.progress
     moves = _in_order(moves, where)
     specs = {path: seen.manifest.tensors[path] for path in moves.targets}
-    pool, stopped = Pool(memory), threading.Event()
+    pool, stopped = Pool(reading_memory(job.plan, where.staged)), threading.Event()
     if job.source_hashes is not None:
         hashed = ()
     with ExitStack() as stack:
+        stack.callback(pool.clear)  # before the end of the target is read back, with a pool of its own
         through = None
         if seen.is_view:
             from wherry.view.groups import ViewPass

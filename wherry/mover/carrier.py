@@ -97,6 +97,8 @@ class Carrier:
             raise
         self.source.recorded.finish()
         self._settle()
+        for output in self.outputs:
+            output.make_readable()
         if any(output.back for output in self.outputs):
             self.crew.work(self._reads(), threads.worker_count(), numbers=False)
 

@@ -145,6 +145,14 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
+    def make_readable(self) -> None:
+        """Wait until what was written can be read back; an error is stored, not raised."""
+        try:
+            if self.back is not None and self.error is None:
+                self.back.files.settle()
+        except WherryError as error:
+            self.error = self.error or error
+
     def resumed(self, move: Move) -> None:
         """Take a part that an earlier run finished: it is durable, and must be read back too."""
         if not self.journal.done:

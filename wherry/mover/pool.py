@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,7 +27,7 @@ class Pool:
         self.budget = budget
         self.peak = 0
         self._used = 0
-        self._free: list[mmap.mmap] = []
+        self._free: list[_Memory] = []
         self._changed = threading.Condition()
 
     @contextmanager
@@ -57,30 +57,45 @@ class Pool:
         first = place % mmap.PAGESIZE
         with self.reserved(size + extra):
             memory = self._take(size)
-            view = memoryview(memory)
+            view = memoryview(memory.pages)
             try:
                 yield view[first : first + nbytes]
             finally:
                 view.release()
                 self._give(memory)
 
-    def _take(self, size: int) -> mmap.mmap:
+    def clear(self) -> None:
+        """Give back the memory that waits for reuse."""
         with self._changed:
-            fitting = [memory for memory in self._free if len(memory) >= size + mmap.PAGESIZE]
-            if fitting:
-                best = min(fitting, key=len)
+            self._free.clear()
+
+    def _take(self, size: int) -> _Memory:
+        """Memory of exactly this size: a larger one, reused for a smaller buffer, would exceed what is counted."""
+        with self._changed:
+            best = next((one for one in self._free if one.size == size), None)
+            if best is not None:
                 self._free.remove(best)
                 return best
-            self._free.clear()  # all too small: free them rather than exceed the budget
-        return _mapped(size)
+            while self._free and self._free_bytes() + self._used > self.budget:
+                del self._free[0]
+        return _Memory(size, _mapped(size))
 
-    def _give(self, memory: mmap.mmap) -> None:
-        """Keep a buffer for reuse; the largest are kept, and never more than were in use at once."""
+    def _give(self, memory: _Memory) -> None:
+        """Keep a buffer for reuse; those that were used last are kept, and never more than were in use at once."""
         with self._changed:
             self._free.append(memory)
-            self._free.sort(key=len)
-            while sum(map(_room, self._free)) + self._used - _room(memory) > self.peak:
+            while self._free_bytes() + self._used - memory.size > self.peak:
                 del self._free[0]
+
+    def _free_bytes(self) -> int:
+        return sum(one.size for one in self._free)
+
+
+class _Memory(NamedTuple):
+    """Memory for a buffer of `size` bytes, and one more page for its alignment."""
+
+    size: int
+    pages: mmap.mmap
 
 
 def _mapped(size: int) -> mmap.mmap:
@@ -93,8 +108,3 @@ def _mapped(size: int) -> mmap.mmap:
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, 0, huge)
     return memory
-
-
-def _room(memory: mmap.mmap) -> int:
-    """The requested size of a buffer; the bytes added by rounding are not touched."""
-    return len(memory) // _GRAIN * _GRAIN if len(memory) < _HUGE else (len(memory) - 1) // _HUGE * _HUGE

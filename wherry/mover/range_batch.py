@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.storage.ranges import GAP, LARGEST, MOST_REQUESTS, RangeRequest, read_together, requests_for
+from wherry.storage.ranges import GAP, LARGEST, MOST_REQUESTS, RangeRequest, fill_together, requests_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WINDOW = 4 * LARGEST  # bytes of moves that are put in the order of their files
 _MOST_MOVES = 4096
-_HELD = 2  # times the bytes of a request that a storage library holds while it reads them
+_BESIDE = 2  # times the bytes of a request that a storage library holds beside the buffer, where it does
 
 
 class _Piece(NamedTuple):
@@ -124,7 +124,7 @@ def is_remote(access: Access) -> bool:
 
 def worker_count(budget: int) -> int:
     """Number of workers that read batches within a memory budget."""
-    return min(max(budget // (_HELD * LARGEST), 1), MOST_REQUESTS)
+    return min(max(budget // LARGEST, 1), MOST_REQUESTS)
 
 
 def request_sizes(batch: RangeBatch) -> Iterator[int]:
@@ -142,10 +142,18 @@ def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move,
         StorageError: the storage failed.
     """
     requests, wanted = _requests(batch)
-    reads = sum(request.stop - request.start for _place, request in requests)
+    sizes = [request.stop - request.start for _place, request in requests]
+    beside = sum(
+        _BESIDE * size
+        for (place, _request), size in zip(requests, sizes, strict=True)
+        if not place.store.capabilities.fills
+    )
     scattered = sum(row.move.span.nbytes for row in batch.rows if len(row.pieces) > 1)
-    with source.pool.reserved(_HELD * reads + scattered):
-        parts = _parts(batch, requests, wanted)
+    with source.pool.buffer(sum(sizes), beside + scattered) as buffer:
+        ends = list(accumulate(sizes))
+        views = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        fill_together([(*request, view) for request, view in zip(requests, views, strict=True)])
+        parts = _parts(batch, requests, wanted, views)
         for row, (_move, data) in zip(batch.rows, parts, strict=True):
             source.recorded.update(row.extents, row.move.span, data, row.spec)
         yield parts
@@ -171,10 +179,10 @@ def _parts(
     batch: RangeBatch,
     requests: list[tuple[Location, RangeRequest]],
     wanted: list[list[tuple[int, _Piece]]],
+    views: list[memoryview],
 ) -> list[tuple[Move, memoryview]]:
     found: list[memoryview | None] = [None] * len(batch.rows)
-    for (_place, request), here, data in zip(requests, wanted, read_together(requests), strict=True):
-        view = memoryview(data)
+    for (_place, request), here, view in zip(requests, wanted, views, strict=True):
         for start, stop, index, begin in request.parts:
             number, piece = here[index]
             part = view[start - request.start : stop - request.start]

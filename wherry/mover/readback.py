@@ -4,6 +4,9 @@ A part is read after the group commit that made it durable, past the page cache,
 its leaves are hashed again and compared with those of the source. So no second pass over the target is needed at the
 end, storage reads while processors hash and the other way round, and a mismatch ends the run at once.
 
+A store has no files that grow: there, a part waits until the object that it lies in is complete. Parts are read then
+while later objects are being sent, and those of objects that the end of the pass completes follow at once.
+
 Two things remain for the end, and `proved` does both. A block of a file that holds the end of one part and the
 beginning of another is written again after the first part was compared, so the bytes of such blocks are compared once
 more. And the metadata of the finished container must refer to these bytes: the byte ranges that were read must be those
@@ -14,7 +17,7 @@ only its reader can decode, or that is small, is read again by the reader.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.writer import EncodedFunction, ExtentsFunction, Writer
     from wherry.mover.move import Move
+    from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,21 @@ class StoredPart:
         return max((chunk.memory for chunk in self.chunks), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class FilesBeingWritten:
+    """When files of a target can be read that is not finished: on a disk always, in a store once they are objects.
+
+    Attributes:
+        readable: whether the file at a location can be read.
+        settle: waits until every file can be of which all bytes were written.
+        least: bytes of a tensor that is read back by itself; smaller ones are read in batches at the end.
+    """
+
+    readable: Callable[[Location], bool] = lambda _location: True
+    settle: Callable[[], None] = lambda: None
+    least: int = SMALL + 1
+
+
 class _SharedBlock(NamedTuple):
     """The bytes of a part in a block that it shares with others: where they are, and their hash."""
 
@@ -90,14 +109,19 @@ class ReadBack:
         writer: names the byte ranges of what it wrote.
         targets: source key path → target tensor.
         uri: of the target, for errors.
+        files: when they can be read.
     """
 
     writer: Writer
     targets: Mapping[KeyPath, TensorSpec]
     uri: str
+    files: FilesBeingWritten = FilesBeingWritten()
     _where: ExtentsFunction = field(init=False)
     _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
+    _held: dict[Location, list[StoredPart]] = field(
+        default_factory=lambda: defaultdict["Location", "list[StoredPart]"](list)
+    )  # parts of files that cannot be read yet
     _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
     _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _shared: dict[KeyPath, list[_SharedBlock]] = field(default_factory=dict["KeyPath", "list[_SharedBlock]"])
@@ -114,17 +138,34 @@ class ReadBack:
         """
         for move in moves:
             target = self.targets[move.source]
-            part = None if move.box or target.nbytes <= SMALL else self._part(move, target)
+            part = None if move.box or target.nbytes < self.files.least else self._part(move, target)
             if part is not None:
-                self._waiting.append(part)
+                self._queue(part)
 
     def parts(self) -> Iterator[StoredPart]:
-        """Take the parts that wait to be read."""
+        """Take the parts that wait to be read, and can be."""
+        self._take_readable()
         while self._waiting:
             try:
                 yield self._waiting.popleft()
             except IndexError:  # another thread took the last one
                 return
+
+    def _queue(self, part: StoredPart) -> None:
+        """Let a part wait until every file that it lies in can be read."""
+        closed = next((one.location for one in part.extents if not self.files.readable(one.location)), None)
+        if closed is None:
+            self._waiting.append(part)
+        else:
+            with self._lock:
+                self._held[closed].append(part)
+
+    def _take_readable(self) -> None:
+        with self._lock:
+            opened = [place for place in self._held if self.files.readable(place)]
+            parts = [part for place in opened for part in self._held.pop(place)]
+        for part in parts:
+            self._queue(part)
 
     def read(self, part: StoredPart, memory: memoryview, algorithm: str) -> memoryview:
         """Read a part from storage, and decode it if it is encoded.
@@ -160,6 +201,8 @@ class ReadBack:
         return data
 
     def _share(self, part: StoredPart, extents: tuple[Extent, ...], data: memoryview, algorithm: str) -> None:
+        if not extents[0].location.store.capabilities.ranged_writes:
+            return  # an object is not written again
         shared = list(_shared_blocks(extents, data, algorithm))
         with self._lock:
             self._shared.setdefault(part.move.source, []).extend(shared)
@@ -203,7 +246,7 @@ class ReadBack:
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
         block, [algorithm] = memoryview(bytearray(BLOCK)), self._hashers[source].algorithms
-        for extent, digest in self._shared[source]:
+        for extent, digest in self._shared.get(source, ()):
             held = block[: extent.length]
             read_span((extent,), Span(0, extent.length), held, self.targets[source])
             if new_hash(algorithm, held).digest() != digest:

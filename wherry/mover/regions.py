@@ -18,7 +18,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.errors import CorruptError, storage_error
 from wherry.storage.direct import readinto
-from wherry.storage.ranges import LARGEST, read_ranges
+from wherry.storage.ranges import LARGEST, fill_together, requests_for
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before t
 _WASTE = 16  # but at most this many times the requested bytes
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
-_IN_FLIGHT = 4 * LARGEST  # bytes of requests for one large buffer
 
 
 def fill_region(
@@ -259,5 +258,5 @@ def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, 
 
 def _fill_by_requests(location: Location, offset: int, buffer: memoryview) -> None:
     """Fill a large buffer from a file of a remote store, with several requests at a time."""
-    for part in read_ranges(location, [(offset, offset + len(buffer))], _IN_FLIGHT):
-        buffer[part.offset : part.offset + len(part.data)] = part.data
+    requests = requests_for([(offset, offset + len(buffer))])
+    fill_together([(location, one, buffer[one.start - offset : one.stop - offset]) for one in requests])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, UnsupportedError
-from wherry.objects.body import Body
+from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import (
     by_algorithm,
     checksum_of,
@@ -28,6 +28,7 @@ from wherry.remote.failures import FORBIDDEN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
 
 _RUN = "wherry-run"  # key of the metadata
@@ -68,16 +69,16 @@ class AmazonObjects:
             raise
         return _described(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
 
-    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+    def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore. Two states with the same bytes have the same ETag: let what is replaced differ."""
-        view = memoryview(data)
-        checksum = checksum_of([view])
+        views = views_of(data)
+        checksum, nbytes = checksum_of(views), sum(map(len, views))
         condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
-        sent = {"data": [view], "checksum": checksum, "Metadata": {_RUN: run}, **condition}
+        sent = {"data": views, "checksum": checksum, "Metadata": {_RUN: run}, **condition}
         try:
-            return _described(self._call(path, "put_object", len(data), **sent), len(data), run)
+            return _described(self._call(path, "put_object", nbytes, **sent), nbytes, run)
         except (FileExistsError, FileNotFoundError) as error:
-            if (found := self._ours(path, run, len(data), checksum)) is None:
+            if (found := self._ours(path, run, nbytes, checksum)) is None:
                 raise FileExistsError(path) from error
             return found
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from wherry.errors import StorageError, UnsupportedError
 from wherry.objects.azure_blocks import BlockName, first_block, parsed, part_block, parts_of
-from wherry.objects.body import Body
+from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import MD5, by_algorithm, checksum_of, is_same
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered
@@ -26,6 +26,7 @@ from wherry.remote.errors import altered
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
 
 _RUN = "wherry_run"  # key of the metadata, which must be an identifier
@@ -53,8 +54,9 @@ class AzureObjects:
             self._store.require_bucket(path)
             return None
 
-    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+    def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore."""
+        whole = b"".join(views_of(data))  # its client takes no pieces
 
         async def send(fs: Any) -> StoredObject:
             how = {
@@ -63,15 +65,15 @@ class AzureObjects:
                 "validate_content": True,
                 **_in_state(replaces),
             }
-            answer = await _blob(fs, path).upload_blob(data, **how)
+            answer = await _blob(fs, path).upload_blob(whole, **how)
             checksums = by_algorithm(_reported(answer.get("content_md5")))
-            return StoredObject(len(data), _quoted(answer["etag"]), run, checksums)
+            return StoredObject(len(whole), _quoted(answer["etag"]), run, checksums)
 
         try:
-            return self._store.request(path, send, len(data))
+            return self._store.request(path, send, len(whole))
         except (FileExistsError, FileNotFoundError) as error:
-            checksum = checksum_of([memoryview(data)], MD5)
-            if (found := self._ours(path, run, len(data), checksum)) is None:
+            checksum = checksum_of([memoryview(whole)], MD5)
+            if (found := self._ours(path, run, len(whole), checksum)) is None:
                 raise FileExistsError(path) from error
             return found
 

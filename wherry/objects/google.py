@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from wherry.errors import StorageError, UnsupportedError
+from wherry.objects.body import views_of
 from wherry.objects.checksums import CRC32C, checksum_of, is_same, joined_checksum
 from wherry.objects.google_calls import compose, described, insert, listed, removed, stated
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
@@ -29,6 +30,7 @@ from wherry.runtime import threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
 
 _T = TypeVar("_T")
@@ -71,13 +73,13 @@ class GoogleObjects:
             self._store.require_bucket(path)
             return None
 
-    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+    def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore."""
-        view = memoryview(data)
+        views = views_of(data)
         try:
-            return self._insert(path, [view], run, replaces or _ABSENT)
+            return self._insert(path, views, run, replaces or _ABSENT)
         except FileExistsError:
-            if (found := self._ours(path, run, len(data), checksum_of([view]))) is None:
+            if (found := self._ours(path, run, sum(map(len, views)), checksum_of(views))) is None:
                 raise
             return found
 

@@ -11,12 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError
+from wherry.objects.body import views_of
 from wherry.objects.checksums import by_algorithm, checksum_of, is_same, joined_checksum
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
 
 _lock = threading.RLock()
@@ -41,17 +43,18 @@ class MemoryObjects:
         file = self._file(path)
         return None if file is None else _described(file)
 
-    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+    def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore."""
+        whole = b"".join(views_of(data))
         with _lock:
             found = self.head(path)
             if found is None and replaces:
                 raise FileExistsError(f"{path} is no longer in the state {replaces}")
             if found is not None and found.mark != replaces:
-                if self._same(path, run, data):
+                if self._same(path, run, whole):
                     return found
                 raise FileExistsError(path)
-            return self._write(path, data, run)
+            return self._write(path, whole, run)
 
     def remove_object(self, path: str, mark: str) -> bool:
         """See ObjectStore."""

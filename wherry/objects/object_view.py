@@ -85,11 +85,10 @@ class ObjectView:
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store; the mover's reads are large, and nothing of them is kept."""
         entry = self.stat(path) if self._pins else None
-        if entry is None:
+        if entry is None or not entry.mark:
             return self.inner.readinto(path, start, buffer)
-        data = self._read(path, start, start + len(buffer), entry)
-        buffer[: len(data)] = data
-        return len(data)
+        inner: Any = self.inner
+        return inner.readinto_version(path, start, buffer[: max(entry.size - start, 0)], entry.mark)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store; everything that is known is forgotten."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from wherry.objects.body import Content
+
 
 @dataclass(frozen=True, slots=True)
 class PartLimits:
@@ -93,12 +95,12 @@ class ObjectStore(Protocol):
         """The object at a path; None if there is none. Never from a cache."""
         ...
 
-    def put_object(self, path: str, data: bytes, run: str, *, replaces: str = "") -> StoredObject:
+    def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """Create a small object, or replace it in one state.
 
         Args:
             path: of the object.
-            data: its bytes.
+            data: its bytes, whole or in pieces, which are sent one after the other.
             run: id of the run.
             replaces: the mark of the state that is replaced; empty to create the object.
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 PROTOCOLS = ("az", "abfs", "abfss")
 _CONNECT_SECONDS = 10.0
@@ -45,14 +48,16 @@ def open_azure(timeout: float) -> Any:
         ) from error
 
 
-async def read_state(fs: Any, path: str, start: int, stop: int, mark: str) -> bytes:
-    """Bytes [start, stop) of a blob in one state, named by its ETag."""
+async def blocks_of(fs: Any, path: str, start: int, stop: int, mark: str) -> AsyncIterator[bytes]:
+    """Bytes [start, stop) of a blob, in order; in one state, if it is named by its ETag."""
     from azure.core import MatchConditions
 
     container, _, name = path.partition("/")
-    how = {"etag": mark, "match_condition": MatchConditions.IfNotModified, "max_concurrency": 1}
+    how = {"etag": mark, "match_condition": MatchConditions.IfNotModified} if mark else {}
     blob = fs.service_client.get_blob_client(container, name)
-    return await (await blob.download_blob(offset=start, length=stop - start, **how)).readall()
+    answer = await blob.download_blob(offset=start, length=stop - start, max_concurrency=1, **how)
+    async for block in answer.chunks():
+        yield block
 
 
 async def children(fs: Any, path: str) -> list[dict[str, Any]]:

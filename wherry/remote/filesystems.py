@@ -202,7 +202,7 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
 
     try:
         response: Any = await handler(request)
-        await _require_success(response)
+        await require_success(response)
         await response.read()
     except (ClientError, TimeoutError, _AnswerError) as error:
         found = translated(error, "gs", "")
@@ -212,7 +212,8 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
     return response
 
 
-async def _require_success(response: Any) -> None:
+async def require_success(response: Any) -> None:
+    """Raise if Google Cloud Storage answered with a failure that `wherry.remote.failures` knows."""
     if response.status >= _FIRST_FAILURE:
         error = _AnswerError(response.status, response.headers, await response.text())
         if kind_of(error) in FAILURES:

@@ -70,6 +70,7 @@ class ObjectStaging:
         members: tuple[str, ...],
         nbytes: int,
         *,
+        held: int | None = None,
         resume: bool = True,
     ) -> None:
         """Choose the names; nothing is asked of the store.
@@ -80,6 +81,7 @@ class ObjectStaging:
             header: what identifies the conversion, for the journal.
             members: names of commit members, relative to the target.
             nbytes: size of the checkpoint.
+            held: bytes of parts that are in memory at a time; see Sender.
             resume: whether a later run of the conversion goes on where this one ends.
         """
         store = object_store(target.store)
@@ -88,7 +90,7 @@ class ObjectStaging:
         self.discarded: str | None = None
         self.spill = Path(tempfile.gettempdir()) / f"{PREFIX}spill-{secrets.token_hex(8)}"
         self._store: ObjectStore = store
-        self._header, self._members, self._nbytes = header, members, nbytes
+        self._header, self._members, self._nbytes, self._held = header, members, nbytes, held
         self._stem = f"{PREFIX}{target.name}"
         self._area = target.parent.join(f"{self._stem}.{identity}")
         self._lease = ObjectLease(store, target.parent.join(f"{self._stem}.lease"), target.uri)
@@ -190,7 +192,7 @@ class ObjectStaging:
             self._members,
         )
         using = UploadContext(
-            self._store, self._lease.token, Sender(), self._journal, self.target.store.protocol
+            self._store, self._lease.token, Sender(self._held), self._journal, self.target.store.protocol
         )
         self.run = UploadRun(
             self.target, self._area.path, using, self._members, before, past.notes, self.require_held

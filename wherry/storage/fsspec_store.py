@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -20,8 +20,8 @@ from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
+from wherry.remote.range_reads import FILLS, Filling
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
-from wherry.remote.versions import VERSIONED_READS
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
 
@@ -187,19 +187,39 @@ class FsspecStore:
             MismatchError: the object was replaced or removed.
             WherryError: see `translated`.
         """
-        read, nbytes = VERSIONED_READS[self.protocol], stop - start
+        data = bytearray(stop - start)
+        return bytes(memoryview(data)[: self.readinto_version(path, start, memoryview(data), mark)])
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        if self.protocol not in FILLS:
+            data = self.read(path, start, start + len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
         try:
-            return self.call(path, read, self._full(path), start, stop, mark, nbytes=nbytes)
+            return self._fill(path, start, buffer, "")
+        except EOFError:
+            return 0
+
+    def readinto_version(self, path: str, start: int, buffer: memoryview, mark: str) -> int:
+        """Fill a buffer from an offset of an object in one state; see `read_version`.
+
+        Raises: what `read_version` does.
+        """
+        try:
+            return self._fill(path, start, buffer, mark)
         except (FileNotFoundError, FileExistsError, EOFError) as error:
             what = "the object was replaced or removed while it was read"
             uri = f"{self.protocol}://{path}"
             raise MismatchError(what, uri=uri, cure="convert it again once nothing writes to it") from error
 
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """See Store."""
-        data = self.read(path, start, start + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def _fill(self, path: str, start: int, buffer: memoryview, mark: str) -> int:
+        def once(seconds: float) -> int:
+            with closing(Filling(buffer)) as filling:
+                self._once(path, FILLS[self.protocol], seconds, self._full(path), start, filling, mark)
+                return filling.count
+
+        return self._attempted(path, once, len(buffer)) if buffer else 0
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. An object that appears during a create-only put with the same bytes is the one that was put.

@@ -11,14 +11,16 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote
 
 from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
 from wherry.text.json_scan import file_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+_T = TypeVar("_T")
 
 MOST_CONFIG = 64 << 20  # size limit of a config file, in bytes
 MOST_COMPANION = 32 << 30  # size limit of a companion file, in bytes; a sparse file would fill the disk
@@ -45,6 +47,7 @@ class Capabilities:
         consistent_listing: a listing shows every object whose put has returned.
         one_commit: all files of a target appear in one step that cannot overwrite, without a rename.
         version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
+        fills: `readinto` holds the bytes nowhere but in its buffer; elsewhere a library holds them twice besides.
     """
 
     atomic_rename: bool
@@ -58,6 +61,7 @@ class Capabilities:
     consistent_listing: bool = False
     one_commit: bool = False
     version: str = ""
+    fills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +230,18 @@ class Location:
             HostileError: it is not a regular file, or a link points to a forbidden place.
             StorageError: the storage failed.
         """
+        return self._named_errors(lambda: self.store.read(self.path, start, stop))
+
+    def fill(self, start: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset of the file; the number of bytes, fewer where the file ends.
+
+        Raises: what `read` does.
+        """
+        return self._named_errors(lambda: self.store.readinto(self.path, start, buffer))
+
+    def _named_errors(self, read: Callable[[], _T]) -> _T:
         try:
-            return self.store.read(self.path, start, stop)
+            return read()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotFoundError("file not found", uri=self.uri, cure="check the path") from error
         except OSError as error:

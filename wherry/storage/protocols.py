@@ -19,6 +19,7 @@ LOCAL = Capabilities(
     range_copy=True,
     consistent_listing=True,
     version="time",
+    fills=True,
 )
 READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
 # A store of objects of which nothing more is known.
@@ -31,6 +32,7 @@ MEMORY = replace(
     checksums=("crc32c",),
     consistent_listing=True,
     version="time",
+    fills=True,
 )
 # Parts are objects that `compose` joins with ifGenerationMatch=0; a multipart upload of the XML API has no conditions.
 # `rewrite` copies whole objects only.
@@ -41,6 +43,7 @@ GCS = replace(
     checksums=("crc32c", "md5"),
     consistent_listing=True,
     version="generation",
+    fills=True,
 )
 # If-None-Match on PutObject and on CompleteMultipartUpload; UploadPartCopy copies ranges.
 S3 = replace(
@@ -51,6 +54,7 @@ S3 = replace(
     checksums=("sha256", "crc32c", "crc64nvme"),
     consistent_listing=True,
     version="etag",
+    fills=True,
 )
 # If-None-Match on Put Blob and on Put Block List. A copy of a range would need a signed URL of the
 # source. Only what is sent at once has a checksum: small objects, and the parts of others.
@@ -61,6 +65,7 @@ AZURE = replace(
     checksums=("md5",),
     consistent_listing=True,
     version="etag",
+    fills=True,
 )
 HUB = replace(READ_ONLY, one_commit=True, checksums=("sha256",), consistent_listing=True, version="blob")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,22 +107,22 @@ def read_ranges(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_together(requests: Sequence[tuple[Location, RangeRequest]]) -> Iterator[bytes]:
-    """The bytes of requests to files of a remote store, in their order, as many at a time as there are connections.
-
-    The caller bounds the memory: all of them are held until they are taken.
+def fill_together(requests: Sequence[tuple[Location, RangeRequest, memoryview]]) -> None:
+    """Fill a buffer for each request to a file of a remote store, as many at a time as there are connections.
 
     Raises: what `read_ranges` does.
     """
     if len(requests) == 1:
-        yield _read(*requests[0])
+        _fill(*requests[0])
         return
-    futures = [request_pool().submit(_read, place, request) for place, request in requests]
+    futures = [request_pool().submit(_fill, *request) for request in requests]
     try:
-        yield from (future.result() for future in futures)
+        for future in futures:
+            future.result()
     finally:
         for future in futures:
             future.cancel()
+        wait(futures)  # nothing may fill a buffer that its owner has given back
 
 
 def request_pool() -> ThreadPoolExecutor:
@@ -173,10 +174,18 @@ def _split(request: RangeRequest, data: bytes) -> Iterator[RangePart]:
 
 def _read(place: Location, request: RangeRequest) -> bytes:
     data = place.read(request.start, request.stop)
-    if len(data) != request.stop - request.start:
+    _require_whole(place, request, len(data))
+    return data
+
+
+def _fill(place: Location, request: RangeRequest, buffer: memoryview) -> None:
+    _require_whole(place, request, place.fill(request.start, buffer))
+
+
+def _require_whole(place: Location, request: RangeRequest, count: int) -> None:
+    if count != request.stop - request.start:
         raise IncompleteError(
-            f"the file ends early: expected {request.stop} bytes, got {request.start + len(data)}",
+            f"the file ends early: expected {request.stop} bytes, got {request.start + count}",
             uri=place.uri,
             cure="copy or save the checkpoint again; it was truncated",
         )
-    return data

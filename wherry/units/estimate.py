@@ -19,7 +19,6 @@ from wherry.formats.registry import find_target_format
 from wherry.ledger.open import named
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut
 from wherry.units.target_files import target_files
-from wherry.upload.sender import HELD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from wherry.units.unit import Unit
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
+_CLIENT_BYTES = 32 << 20  # of the library of a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
         workers=min(workers, len(loads)),
         rate=rate,
         seconds=longest(loads, workers) / rate,
-        peak_memory=plan.peak_memory + HELD_BYTES * bool(stores),
+        peak_memory=plan.peak_memory + _CLIENT_BYTES * bool(stores),
         requests=sum(one.reads + one.writes + one.lists for one in stores),
         whole=whole,
     )

@@ -30,7 +30,7 @@ from wherry.storage.stores import make_folder
 from wherry.units.unit_receipt import MadeFile, UnitReceipt
 from wherry.upload.run import UploadRun
 from wherry.upload.selection import SelectedLocal, SelectedObjects
-from wherry.upload.sender import Sender
+from wherry.upload.sender import Sender, parts_share
 from wherry.upload.uploaded_file import UploadContext
 from wherry.version import __version__
 
@@ -159,7 +159,7 @@ def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location
 
 @contextmanager
 def _object_area(store: ObjectStore, split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
-    job, sender = split.job, Sender()
+    job, sender = split.job, Sender(parts_share(split.job.plan.memory))
     context = UploadContext(store, claim.token, sender, _NoLog(), job.committed.store.protocol)
     run = UploadRun(job.committed, staging_of(split).path, context, job.row.commit_members)
     staged = inside(job, job.committed)

@@ -81,7 +81,7 @@ class StoredBytes:
         else:
             body = Body(pieces)
             body.seek(start)
-            data = body.read(stop - start) or b""
+            data = body.read(stop - start)
         if len(data) != stop - start:
             raise StorageError(
                 "an object of this run was altered or removed",

@@ -14,8 +14,19 @@ from wherry.runtime import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELD_BYTES = 64 << 20  # of parts, for one run; what is read and decoded has its own budget
+HELD_BYTES = 64 << 20  # of parts, for one run
+_BLOCKS_BYTES = 16 << 20  # of blocks that the connections hold, in both directions
 SENDERS = 4
+
+
+def parts_share(memory: int) -> int:
+    """Bytes of a memory budget that parts may hold."""
+    return min(HELD_BYTES, memory // 2)
+
+
+def reading_share(memory: int) -> int:
+    """Bytes of a memory budget in which a pass reads and decodes what becomes parts."""
+    return memory - parts_share(memory) - min(_BLOCKS_BYTES, memory // 8)
 
 
 class Sender:

@@ -133,6 +133,11 @@ def run_of(folder: Location) -> UploadRun:
     return folder.store.run
 
 
+def is_readable(location: Location) -> bool:
+    """Whether the file at a location can be read: in the staged objects of a run, once its object is complete."""
+    return not is_staged(location) or run_of(location).file_at(location.path).stored is not None
+
+
 def is_staged(location: Location) -> bool:
     """Whether a location lies in the staged objects of a run, whose files are uploaded as they are written."""
     return isinstance(location.store, StagedObjects)

@@ -248,14 +248,14 @@ class UploadedFile:
         part.leave()
 
     def _put_whole(self, _number: int, views: list[memoryview]) -> None:
-        using, data = self._using, b"".join(views)
+        using = self._using
         try:
-            found = using.store.put_object(self.path, data, using.run)
+            found = using.store.put_object(self.path, views, using.run)
             reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
-            self._algorithm = next((name for name, one in reported if agrees(one, [memoryview(data)])), "")
+            self._algorithm = next((name for name, one in reported if agrees(one, views)), "")
             if self._algorithm:
                 checksum = f"{self._algorithm}:{found.checksums[self._algorithm]}"
-                using.log.whole(self.path, Part(0, len(data), found.mark, checksum))
+                using.log.whole(self.path, Part(0, self.size, found.mark, checksum))
             self.stored = found
         except FileExistsError as error:
             raise using.occupied(self.path) from error

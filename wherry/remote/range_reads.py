@@ -1,0 +1,119 @@
+"""range_reads: reads a range of an object straight into a buffer, in the state that is named, if one is.
+
+The libraries hold an answer in small blocks, and then all of it once more. Here each block goes to its place as it
+comes, so that a range takes no memory but that of the buffer.
+
+Google Cloud Storage takes the generation with a read; S3 and Azure take the ETag as a condition, which s3fs and
+adlfs do not offer.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import StorageError
+from wherry.remote import azure
+from wherry.remote.failures import status_of
+from wherry.remote.filesystems import require_success
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PRECONDITION_FAILED = 412  # HTTP
+_BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
+
+
+class Filling:
+    """A buffer that one attempt of a read fills, from its beginning.
+
+    Attributes:
+        size: of the buffer, in bytes.
+        count: bytes that it has.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.size, self.count = len(buffer), 0
+        self._buffer: memoryview | None = buffer
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes; those of an attempt that was given up are dropped.
+
+        Raises:
+            StorageError: they are more than the buffer holds.
+        """
+        with self._lock:
+            if self._buffer is None:
+                return
+            stop = self.count + len(data)
+            if stop > self.size:
+                raise StorageError(
+                    f"the store sent more than the {self.size} bytes that were asked for",
+                    cure="check what answers between this machine and the store: it must pass on `Range`",
+                )
+            self._buffer[self.count : stop] = data
+            self.count = stop
+
+    def close(self) -> None:
+        """The attempt is over: an answer that is late must not reach a buffer that now has another use."""
+        with self._lock:
+            self._buffer = None
+
+
+async def _fill_google(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+    """With the session of gcsfs, but not its `_cat_file`, which takes an answer as a whole."""
+    from gcsfs.core import GCSFileSystem
+
+    generation = mark or None
+    if type(fs) is not GCSFileSystem:  # that of zonal buckets, which reads by gRPC
+        stop = start + into.size
+        into.add(await fs._cat_file(path, start=start, end=stop, generation=generation))  # noqa: SLF001
+        return
+    gcs = cast("Any", fs)
+    await gcs._set_session()  # noqa: SLF001  as every request of gcsfs begins
+    how = {
+        "params": gcs._get_params({}),  # noqa: SLF001
+        "headers": gcs._get_headers({"Range": _range(start, into)}),  # noqa: SLF001
+        "timeout": gcs.requests_timeout,
+        "middlewares": (),  # that of the session reads all of an answer
+    }
+    async with gcs.session.get(gcs.url(path, generation=generation), **how) as answer:
+        await require_success(answer)
+        answer.raise_for_status()
+        while block := await answer.content.read(_BLOCK):
+            into.add(block)
+
+
+async def _fill_amazon(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+    bucket, key, version = fs.split_path(path)
+    how = {"Range": _range(start, into), **fs.req_kw}
+    how |= ({"IfMatch": mark} if mark else {}) | ({"VersionId": version} if version else {})
+    try:
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, **how)  # noqa: SLF001  fsspec's own way
+    except OSError as error:
+        if error.__cause__ is not None and status_of(error.__cause__) == _PRECONDITION_FAILED:
+            raise FileNotFoundError(path) from error
+        raise
+    async with answer["Body"] as body:
+        while block := await body.read(_BLOCK):
+            into.add(block)
+
+
+async def _fill_azure(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+    async for block in azure.blocks_of(fs, path, start, start + into.size, mark):
+        into.add(block)
+
+
+def _range(start: int, into: Filling) -> str:
+    return f"bytes={start}-{start + into.size - 1}"
+
+
+# protocol → fills a buffer with bytes of an object, in one state if its mark is not empty. As `wherry.remote.errors`
+# translates it, it raises FileNotFoundError or FileExistsError if nothing is in that state, EOFError beyond the end.
+FILLS: dict[str, Callable[..., Any]] = {
+    "gs": _fill_google,
+    "gcs": _fill_google,
+    "s3": _fill_amazon,
+    **dict.fromkeys(azure.PROTOCOLS, _fill_azure),
+}
