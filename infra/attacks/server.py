@@ -37,7 +37,6 @@ WALL_SECONDS = 90.0  # for one verb: many times what it may take, for the machin
 _PROCESSOR_SECONDS = 60
 UNMADE = 77  # exit code of a fork that could not make its case
 _EXPIRY_SECONDS = 1.0  # of a lease that nobody renews, instead of 30
-_AGE = 60.0  # seconds: how old the files of a case seem
 _ADDRESS_SPACE = 12 << 30
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -121,7 +120,7 @@ class Server:
         if not (home / "home").exists():
             shutil.copytree(self.home, home / "home")
         os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
-                       "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s"}  # fmt: skip
+                       "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s", "WHERRY_SETTLE_SECONDS": "0"}  # fmt: skip
         tempfile.tempdir = str(home / "tmp")
         from wherry.staging import lease_watch
 
@@ -173,17 +172,7 @@ def _made(case: Case, folder: Path) -> Path:
     if not note.exists():
         folder.mkdir(parents=True)
         note.write_bytes(os.fsencode(case.make(folder)))
-        _age(folder)
     return Path(os.fsdecode(note.read_bytes()))
-
-
-def _age(folder: Path) -> None:
-    """Set back the times of its files: a conversion waits until its source is older than the clock is coarse."""
-    before = time.time() - _AGE
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):
-                os.utime(os.path.join(place, name), (before, before), follow_symlinks=False)
 
 
 def _stand(folder: Path) -> None:
