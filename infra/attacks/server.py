@@ -120,7 +120,8 @@ class Server:
         if not (home / "home").exists():
             shutil.copytree(self.home, home / "home")
         os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
-                       "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s", "WHERRY_SETTLE_SECONDS": "0"}  # fmt: skip
+                       "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s",
+                       "WHERRY_SETTLE_SECONDS": "0"}  # fmt: skip
         tempfile.tempdir = str(home / "tmp")
         from wherry.staging import lease_watch
 

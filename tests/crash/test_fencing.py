@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytest_plugins = ("tests.support.crash_fixtures",)
 
 EXPIRY = 0.1  # of a stopped owner; a living one is found in the process table, whatever its heartbeats
-FEW = 4  # moments of a case
+FEW = 7  # moments of a case
 STEPS = (*PLACES, "fcntl:flock", "os:lseek")  # the last: copies of areas
 SHORT = ("safetensors", "huggingface", "orbax")
 LONG = (*SHORT, "npz", "dcp", "flax-msgpack", "t5x-legacy", "paxml", "torch-zip")
