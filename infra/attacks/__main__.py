@@ -55,6 +55,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--cases", type=int, help="number of hostile files, evenly of each kind (default: all)"
     )
     parser.add_argument(
+        "--join", type=Path, action="append", default=[], metavar="FILE",
+        help="add the results (JSON) of another run of this commit, for example of other parts; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "--mutations", type=int, default=10_000, help="mutations that go through verbs (default: 10000)"
     )
     parser.add_argument(
@@ -105,6 +109,8 @@ def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     phases = asked.only or PHASES
     found = report.Results.begun()
+    for earlier in asked.join:
+        found.join(json.loads(earlier.read_text()))
     say("sound checkpoints are made")
     crew = Crew(asked, scratch, place)
     crew.require_noticed()

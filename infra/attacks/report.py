@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.case import FAULTS, SCANNED_SECONDS
+from attacks.case import FAULTS, SCANNED_SECONDS, Run
+from attacks.parsers import Fuzzed
+from attacks.scanners import Scanner
 from attacks.verbs import LOOKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from attacks.case import Run
-    from attacks.parsers import Fuzzed
-    from attacks.scanners import Scanner
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MOST = 200  # faults that are kept in full
@@ -82,6 +80,29 @@ class Results:
         wrong.update(run.faults)
         if run.faults and len(self.found) < _MOST:
             self.found.append(run)
+
+    def join(self, other: dict[str, Any]) -> None:
+        """Add the results of another run, as JSON: of other parts, on the same machine and commit.
+
+        Raises:
+            ValueError: the other run was of another commit.
+        """
+        if other["commit"] != self.commit:
+            raise ValueError(f"results of {other['commit']} cannot be joined to those of {self.commit}")
+        for row in other["verbs"]:
+            key = row["phase"], row["verb"]
+            self.tried[key] += row["tried"]
+            self.seconds[key] += row["seconds"]
+            self.waited[key] += row["waited"]
+            self.wrong.setdefault(key, Counter()).update({name: row[name] for name in FAULTS})
+        for phase, count in other["cases"].items():
+            self.cases[phase] = self.cases.get(phase, 0) + count
+        self.slow.update(other["slow"])
+        self.codes.update({int(code): count for code, count in other["codes"].items()})
+        self.peak = max(self.peak, other["peak_megabytes"])
+        self.found += [Run(**{**row, "executed": tuple(row["executed"])}) for row in other["found"]]
+        self.parsers += [Fuzzed(**row) for row in other["parsers"]]
+        self.scanners += [Scanner(**row) for row in other["scanners"]]
 
     @property
     def faults(self) -> int:

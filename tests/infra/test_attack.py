@@ -132,3 +132,20 @@ def test_files_are_chosen_evenly(attacks):
     ]
     found = chosen(cases, argparse.Namespace(cases=15, match="", seed=0))
     assert Counter(one.kind for one in found) == {"a": 6, "b": 3, "c": 6}
+
+
+def test_results_of_parts_are_joined_if_they_are_of_one_commit(attacks):
+    from attacks.case import Run
+    from attacks.report import Results, markdown
+
+    first, second = Results("m", "c"), Results("m", "c")
+    first.add("files", Run("a", "detect", 0, megabytes=3.0))
+    second.add("files", Run("b", "detect", 70, megabytes=5.0))
+    second.cases["files"] = 1
+    first.join(second.to_json())
+    assert first.tried["files", "detect"] == 2
+    assert (first.faults, first.peak, first.codes) == (1, 5.0, {0: 1, 70: 1})
+    assert [run.case for run in first.found] == ["b"]
+    assert "| files | 1 | 2 |" in markdown(first)
+    with pytest.raises(ValueError, match="cannot be joined"):
+        first.join(Results("m", "d").to_json())
