@@ -151,6 +151,10 @@ class Crew:
             self._server,
             [
                 Case("sound/good", folders.copied(place / "good", place / prepare.GOOD, lambda _copy: None)),
+                Case(
+                    "sound/written",
+                    folders.copied(place / prepare.WRITTEN, place / prepare.WRITTEN, lambda _copy: None),
+                ),
                 *(
                     Case(f"sound/{name}", folders.copied(home, path, lambda _copy: None))
                     for name, home, path in prepare.sound(place)

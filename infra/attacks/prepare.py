@@ -55,11 +55,12 @@ def write_keys(folder: Path) -> Path:
 
 
 def write_written(folder: Path) -> None:
-    """A signed folder of wherry's own."""
+    """A signed folder of wherry's own, and a registry, whose tables take MLflow half a minute to create."""
     import wherry
     from wherry.integrations import signing
 
     wherry.convert(folder / GOOD, folder / WRITTEN, to="dcp")
+    wherry.register(folder / WRITTEN, "sound")
     signing.sign(folder / WRITTEN, folder / KEYS / "private.pem")
 
 

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import platform
 import re
 import resource
 import select
@@ -279,6 +280,7 @@ def warm(server: Server, cases: Sequence[Case]) -> None:
         if name.partition(".")[0] not in ("jax", "jaxlib", "torch", "attacks", "__main__"):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+    platform.processor()  # starts a program, once; MLflow asks for it
     from wherry.formats.registry import formats
 
     formats()  # reads the metadata of every installed package

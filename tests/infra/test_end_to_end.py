@@ -34,6 +34,11 @@ drifted = {"is_paused": True, "concurrency_limit": 7, "base_job_template": {}}
 httpx.patch(sys.argv[1], json=drifted).raise_for_status()
 """
 
+RESUME = """
+import httpx, sys
+httpx.patch(sys.argv[1], json={"is_paused": False, "concurrency_limit": None}).raise_for_status()
+"""
+
 CONFIG = """
 [mlflow]
 {mlflow}
@@ -128,6 +133,7 @@ def test_the_shipped_files_deploy_and_deploying_again_mends_drift_only(place):
     mended = get(pool)
     assert mended["base_job_template"] == wanted
     assert (mended["is_paused"], mended["concurrency_limit"]) == (True, 7), "what an operator set is kept"
+    place.run(sys.executable, "-c", RESUME, pool)  # the other tests run in it
     assert {row["name"] for row in rows(place, "flows")} == FLOWS
     _as_stated(place)
 

@@ -57,7 +57,7 @@ def made(
             continue
         layout = template.layouts[0]
         for at in layout.places(sizes):
-            bits = rng.normal(size=layout.shape(sizes)).astype(
+            bits = rng.normal(size=stored_shape(template, sizes)).astype(
                 ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
             )
             tensors[layout.path(at, sizes)] = bits
@@ -67,6 +67,14 @@ def made(
         for text in tied_keys(system, parameter, chosen):
             tensors[parse(text)] = embedding
     return Made(tensors)
+
+
+def stored_shape(template, sizes):
+    """The shape of a tensor that holds one parameter, or several of them along an axis."""
+    shapes = [list(layout.shape(sizes)) for layout in template.layouts]
+    if len(template.parameters) > 1:
+        shapes[0][template.along] = sum(shape[template.along] for shape in shapes)
+    return tuple(shapes[0])
 
 
 def carried(projected, read, limit=None):
