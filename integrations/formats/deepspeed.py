@@ -29,7 +29,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
-from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.formats.file_names import is_deepspeed_shard
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
@@ -116,7 +116,11 @@ def detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _latest(location: Location) -> str:
-    text = location.join(_LATEST).read(0, _LONGEST_NAME).decode(errors="replace").strip()
+    """What the file `latest` says; empty if it names nothing, or is a link to a folder, as others make it."""
+    try:
+        text = location.join(_LATEST).read(0, _LONGEST_NAME).decode(errors="replace").strip()
+    except NotFoundError:
+        return ""
     return text if text and "/" not in text and text not in (".", "..") else ""
 
 

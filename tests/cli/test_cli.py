@@ -98,7 +98,7 @@ def test_every_verb_speaks_to_people(model, tmp_path):
         ("convert", model, out, "--to", "orbax"): "every byte read back",
         ("detect", out): "verdict:",
         ("inspect", out): "3 x 4",
-        ("verify", out, "--level", "digest"): "ok: 1 tensors",
+        ("verify", out, "--level", "digest"): "ok: 1 tensor",
         ("discover", tmp_path): "orbax",
         ("lineage", "show", out): str(model),
         ("formats",): "huggingface",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support import tf_bundle
+from tests.support import tf_bundle, zero
 from tests.support.audit import flip
 from tests.support.corpus import expected, home, needs
 from tests.support.made import MAKERS
@@ -36,6 +36,7 @@ PLAIN = {
 READ = {"meta-consolidated", "tf-bundle"}
 UNCHECKED = {
     "dcp-safetensors",
+    "deepspeed",
     "equinox",
     "flax-gda",
     "gguf",
@@ -262,6 +263,7 @@ CODEC = {
 # What makes a checkpoint of each format without a checksum that can be read.
 MAKE_UNCHECKED = {
     "dcp-safetensors": pieces_of_ranks,
+    "deepspeed": lambda folder: zero.save(folder, 1, 1),
     "equinox": of_corpus("equinox-expaloma"),
     "flax-gda": of_corpus("flax-gda"),
     "gguf": of_corpus("gguf-tiny-f16"),

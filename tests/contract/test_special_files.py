@@ -129,4 +129,6 @@ def test_the_lists_hold_every_format_that_is_read():
     missing = {name for name, row in formats().items() if row.readable} - set(seen) - set(WRITTEN)
     if not CORPUS_CASES:
         pytest.skip("the corpus is not here; set WHERRY_CORPUS to its folder")
-    assert missing <= {"dcp-safetensors", "deepspeed", "meta-consolidated", "tf-bundle", "torchscript"}, missing
+    assert missing <= {"dcp-safetensors", "deepspeed", "meta-consolidated", "tf-bundle", "torchscript"}, (
+        missing
+    )

@@ -25,6 +25,7 @@ OF_THE_TYPE = {  # by annotation: the values above that a field takes
     "dict[str, Any] | None": [None, {}],
     "list[str]": [[]],
     "list[dict[str, str]]": [[]],
+    "list[dict[str, Any]]": [[]],
     "CheckpointRef": [],
 }
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.merger.test_linear import made, read, save
 from tests.support.command import command
+from tests.support.merging import made, read, save
 from wherry.errors import UnrepresentableError, UsageError
 
 SHAPES = {

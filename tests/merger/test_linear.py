@@ -11,23 +11,9 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.command import command as run
+from tests.support.merging import SHAPES, made, read, save
 from wherry.core.digest import weights_digest
 from wherry.errors import UnrepresentableError, UsageError
-
-SHAPES = {"model.a.weight": (700, 300), "model.b.weight": (5,), "scalar": ()}
-
-
-def made(seed, dtype="float32", shapes=SHAPES):
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-
-
-def save(folder, tensors, config=None):
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def summed(terms, dtype):
@@ -35,11 +21,6 @@ def summed(terms, dtype):
     total = sum((tensor.astype("f4") * np.float32(weight) for tensor, weight in terms[1:]), start=(
         terms[0][0].astype("f4") * np.float32(terms[0][1])))  # fmt: skip
     return total.astype(dtype)
-
-
-def read(uri):
-    with wherry.open(uri) as checkpoint:
-        return {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

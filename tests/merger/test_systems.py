@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.merger.test_linear import made, read, save
 from tests.support.large import make_source, measured
+from tests.support.merging import made, read, save
 from tests.support.tiny_models import save_tiny
 
 CODE = """

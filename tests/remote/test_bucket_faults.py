@@ -14,7 +14,7 @@ from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
 from wherry.remote import retries
-from wherry.remote.range_reads import Filling
+from wherry.remote.range_reads import BufferFill
 from wherry.remote.retries import RetryPolicy
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.location import Location
@@ -183,7 +183,7 @@ def test_the_double_says_nothing_of_cut_connections_only(server, capfd, error, t
 
 def test_a_late_answer_does_not_reach_a_buffer_that_was_given_back():
     buffer = bytearray(6)
-    filling = Filling(memoryview(buffer))
+    filling = BufferFill(memoryview(buffer))
     filling.add(b"ab")
     filling.close()
     filling.add(b"cd")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
-from wherry.formats.checkpoint import Part, present_fingerprint
+from wherry.formats.checkpoint import JoinedPart, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar
@@ -165,7 +165,7 @@ def agree_with_sources(
         recorded: prefix of a part → its sidecar; the source itself has no prefix.
         hashes: the digests of all their tensors, by algorithm.
     """
-    parts = checkpoint.parts or (Part((), checkpoint),)
+    parts = checkpoint.parts or (JoinedPart((), checkpoint),)
     for prefix, one in parts:
         if prefix in recorded:
             found = hashes[recorded[prefix].algorithm]
@@ -175,6 +175,6 @@ def agree_with_sources(
 
 def recorded_of(checkpoint: Checkpoint) -> dict[KeyPath, Sidecar]:
     """The sidecars of a source, or of each of several that are read as one, by the prefix of each."""
-    parts = checkpoint.parts or (Part((), checkpoint),)
+    parts = checkpoint.parts or (JoinedPart((), checkpoint),)
     found = {prefix: read_sidecar(locate(one.uri)) for prefix, one in parts}
     return {prefix: sidecar for prefix, sidecar in found.items() if sidecar is not None}

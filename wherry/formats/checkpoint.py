@@ -20,7 +20,7 @@ from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.lazy_tensor import LazyTensor
 from wherry.objects.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
-class Part(NamedTuple):
+class JoinedPart(NamedTuple):
     """One of several checkpoints that are read as one.
 
     Attributes:
@@ -77,7 +77,7 @@ class Checkpoint:
     snippet: str = ""
     is_view: bool = False
     laid_out: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[JoinedPart, ...] = ()
 
     def __init__(
         self, opened: Opened, files: PinnedStore | ObjectView | None = None, opaque: Collection[str] = ()
@@ -88,7 +88,11 @@ class Checkpoint:
             opened: detection, manifest and reader.
             files: the store of its files; closed with the checkpoint.
             opaque: names of the pickle classes that were read as opaque values.
+
+        Raises:
+            CorruptError: two leaves have one key path.
         """
+        _require_one_leaf_each(opened)
         self._files = files
         self.opaque = tuple(opaque)
         self.detection: Detection = opened.detection
@@ -267,3 +271,17 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
 def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
     """Fingerprint of the current state of an opened checkpoint."""
     return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)
+
+
+def _require_one_leaf_each(opened: Opened) -> None:
+    manifest = opened.manifest
+    both = (
+        manifest.tensors.keys() & manifest.values.keys() or manifest.tensors.keys() & manifest.empties.keys()
+    )
+    both = both or manifest.values.keys() & manifest.empties.keys()
+    for path in both:
+        raise CorruptError(
+            f"two leaves have the key path {render(path)}",
+            uri=opened.detection.uri,
+            cure="restore the checkpoint from a backup; its metadata contradicts itself",
+        )

@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import UnrepresentableError
-from wherry.merger.joined import JoinedCheckpoint, at
-from wherry.merger.recipes import Copy, LowRank, Recipe, is_summable
+from wherry.merger.join import JoinedCheckpoint, at
+from wherry.merger.recipes import LowRank, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, json_beside
 
@@ -50,7 +50,7 @@ _IGNORED = frozenset({
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
 
 
-class Pair(NamedTuple):
+class LowRankPair(NamedTuple):
     """The two matrices of a module: the key paths of A and B in the adapter, and whether it is an embedding."""
 
     down: KeyPath
@@ -75,12 +75,14 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     """
     config = adapter_config(adapter) or {}
     _require_supported(config, adapter)
-    recipes: dict[KeyPath, Recipe] = {path: Copy(at(_BASE, path)) for path in base.manifest.tensors}
+    recipes: dict[KeyPath, Recipe] = {
+        path: UnchangedTensor(at(_BASE, path)) for path in base.manifest.tensors
+    }
     pairs, whole = _modules(adapter)
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
         path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
         _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)
-        recipes[path] = Copy(at(_ADAPTER, source))
+        recipes[path] = UnchangedTensor(at(_ADAPTER, source))
     for module, pair in pairs.items():
         path = _weight_of(module, base, adapter)
         (under,) = recipes[path].sources
@@ -109,7 +111,7 @@ def _require_supported(config: Mapping[str, Any], adapter: Checkpoint) -> None:
             raise _unfit(f"{name} is {config.get(name)!r}", adapter)
 
 
-def _modules(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, KeyPath]]:
+def _modules(adapter: Checkpoint) -> tuple[dict[str, LowRankPair], dict[str, KeyPath]]:
     """Module → its two matrices, and module → the whole weight that replaces it."""
     found: dict[str, dict[str, KeyPath]] = {}
     whole: dict[str, KeyPath] = {}
@@ -122,17 +124,22 @@ def _modules(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, KeyPath]]:
             whole[name.removeprefix(_START).removesuffix(".weight")] = path
         else:
             raise _unfit(f"{name} is no matrix of a LoRA adapter", adapter)
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, LowRankPair] = {}
     for module, both in found.items():
         mark = "embedding_" if "embedding_A" in both else ""
         if set(both) != {f"{mark}A", f"{mark}B"}:
             raise _unfit(f"{module} lacks one of its two matrices", adapter)
-        pairs[module] = Pair(both[f"{mark}A"], both[f"{mark}B"], bool(mark))
+        pairs[module] = LowRankPair(both[f"{mark}A"], both[f"{mark}B"], bool(mark))
     return pairs, whole
 
 
 def _low_rank(
-    path: KeyPath, pair: Pair, module: str, config: Mapping[str, Any], base: Checkpoint, adapter: Checkpoint
+    path: KeyPath,
+    pair: LowRankPair,
+    module: str,
+    config: Mapping[str, Any],
+    base: Checkpoint,
+    adapter: Checkpoint,
 ) -> LowRank:
     weight, tensors = base.manifest.tensors[path], adapter.manifest.tensors
     down, up = tensors[pair.down], tensors[pair.up]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.core.units import counted
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.merger.joined import JoinedCheckpoint, at
+from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import WeightedSum, is_summable
 from wherry.merger.view import MergedView
 

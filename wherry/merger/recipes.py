@@ -49,7 +49,7 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class UnchangedTensor:
     """The elements of one source tensor, unchanged."""
 
     source: KeyPath

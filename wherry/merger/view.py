@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.reader import Reader
-    from wherry.merger.joined import JoinedCheckpoint
+    from wherry.merger.join import JoinedCheckpoint
     from wherry.merger.recipes import Recipe
     from wherry.storage.location import Entry, Location
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wherry.storage.fsspec_store import FsspecStore
 
 _RUN = "wherry-run"  # key of the metadata
+_REPEATED = 64 << 10  # bytes of a body that can be sent twice
 _COPIED = 1 << 30  # bytes of a part that the store copies
 # Method of the client → what it is told of a checksum.
 _CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
@@ -238,7 +239,7 @@ async def _client_call(
     if method in _CHECKSUMS and client.meta.config.request_checksum_calculation != "when_required":
         stated |= _CHECKSUMS[method](checksum)
     stated |= {"Bucket": bucket} if "Prefix" in stated else {"Bucket": bucket, "Key": key}
-    stated |= {} if data is None else {"Body": Body(data)}
+    stated |= {} if data is None else {"Body": _body(data)}
     function = getattr(client, method)
     known = fs._get_s3_method_kwargs(function, **stated)  # noqa: SLF001  adds the options of the user
     if missing := sorted(stated.keys() - known.keys()):
@@ -252,6 +253,11 @@ async def _client_call(
 
 def _numbered(upload: Upload, number: int) -> dict[str, Any]:
     return {"UploadId": upload.key, "PartNumber": number + 1}
+
+
+def _body(data: Sequence[memoryview]) -> Body | bytes:
+    """A small body as bytes: aiohttp follows a redirect with nothing else, and the error then names the region."""
+    return b"".join(data) if sum(map(len, data)) <= _REPEATED else Body(data)
 
 
 def _listed(row: Mapping[str, Any]) -> Part:

@@ -24,7 +24,7 @@ _PRECONDITION_FAILED = 412  # HTTP
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
 
 
-class Filling:
+class BufferFill:
     """A buffer that one attempt of a read fills, from its beginning.
 
     Attributes:
@@ -61,7 +61,7 @@ class Filling:
             self._buffer = None
 
 
-async def _fill_google(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+async def _fill_google(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
     """With the session of gcsfs, but not its `_cat_file`, which takes an answer as a whole."""
     from gcsfs.core import GCSFileSystem
 
@@ -85,7 +85,7 @@ async def _fill_google(fs: Any, path: str, start: int, into: Filling, mark: str)
             into.add(block)
 
 
-async def _fill_amazon(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+async def _fill_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
     bucket, key, version = fs.split_path(path)
     how = {"Range": _range(start, into), **fs.req_kw}
     how |= ({"IfMatch": mark} if mark else {}) | ({"VersionId": version} if version else {})
@@ -100,12 +100,12 @@ async def _fill_amazon(fs: Any, path: str, start: int, into: Filling, mark: str)
             into.add(block)
 
 
-async def _fill_azure(fs: Any, path: str, start: int, into: Filling, mark: str) -> None:
+async def _fill_azure(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
     async for block in azure.blocks_of(fs, path, start, start + into.size, mark):
         into.add(block)
 
 
-def _range(start: int, into: Filling) -> str:
+def _range(start: int, into: BufferFill) -> str:
     return f"bytes={start}-{start + into.size - 1}"
 
 

@@ -20,7 +20,7 @@ from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
-from wherry.remote.range_reads import FILLS, Filling
+from wherry.remote.range_reads import FILLS, BufferFill
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
@@ -215,7 +215,7 @@ class FsspecStore:
 
     def _fill(self, path: str, start: int, buffer: memoryview, mark: str) -> int:
         def once(seconds: float) -> int:
-            with closing(Filling(buffer)) as filling:
+            with closing(BufferFill(buffer)) as filling:
                 self._once(path, FILLS[self.protocol], seconds, self._full(path), start, filling, mark)
                 return filling.count
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
-from wherry.formats.checkpoint import Checkpoint, Part
+from wherry.formats.checkpoint import Checkpoint, JoinedPart
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, ReaderOver
 
@@ -33,7 +33,7 @@ class JoinedCheckpoint(Checkpoint):
     def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Join checkpoints; nothing is read."""
         first = checkpoints[0]
-        self.parts = tuple(Part((str(place),), one) for place, one in enumerate(checkpoints))
+        self.parts = tuple(JoinedPart((str(place),), one) for place, one in enumerate(checkpoints))
         tensors = {
             at(place, path): replace(spec, path=at(place, path))
             for place, one in enumerate(checkpoints)
