@@ -157,7 +157,7 @@ def test_every_config_is_read_as_what_is_known(name, target):
     source = made(family, target, chosen, without=_OTHER_KINDS.get(name, ()), sizes=sizes)
     conventions = {key: chosen[key] for key in system.conventions}
     there = convert_layout(source.manifest, family, target, target, source_options=conventions,
-                           sizes={axis: sizes[axis] for axis in family.axes})  # fmt: skip
+                           sizes={axis: ({**sizes, **family.constants})[axis] for axis in family.axes})  # fmt: skip
     written = written_config(there)
     told = tell(system, written.config)
     known = known_names(there)

@@ -270,7 +270,16 @@ def _fits(family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutReque
     except UnrepresentableError:
         return False
     except WherryError:
-        return True  # its tensors are known; other errors are reported when the family is used
+        return _fits_names(family, checkpoint, source)  # other errors are reported when the family is used
+    return True
+
+
+def _fits_names(family: Family, checkpoint: Checkpoint, source: System) -> bool:
+    """Whether no tensor of the source is unknown, whatever its config says: that of another family may be invalid."""
+    try:
+        convert_layout(checkpoint.manifest, family, source.name, source.name)
+    except WherryError as error:
+        return not isinstance(error, UnrepresentableError)
     return True
 
 
