@@ -76,7 +76,7 @@ def test_objects_that_the_pass_completes_are_read_back_in_it(source, target, mon
     options = {"ocdbt": False} if to == "orbax" else {}
     receipt = wherry.convert(source, target, to=to, options=options, ignore=("companions",), lineage=False)
     assert receipt.verification["ok"]
-    assert rest == [0], "nothing is left for the end"
+    assert sum(rest) <= receipt.target.tensors // 2, "the last objects alone are left for the end"
 
 
 @pytest.mark.parametrize("to", TARGETS)

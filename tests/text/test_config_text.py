@@ -103,7 +103,7 @@ def test_everything_of_ours_is_within_the_limits():
     for name in families():
         load_family(name)
     for path in [
-        *ROOT.rglob("wherry/**/*.toml"),
+        *(path for path in ROOT.rglob("wherry/**/*.toml") if "{{" not in path.read_text()),  # no templates
         ROOT / "infra" / "wherry.toml",
         ROOT / "docs" / "prices.example.toml",
     ]:
