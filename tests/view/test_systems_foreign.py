@@ -34,7 +34,7 @@ WITHOUT_LAYOUT = [
     "BitNetForCausalLM", "BloomForCausalLM", "CodeGenForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
     "DebertaV2ForMaskedLM", "Dinov2Model", "DistilBertForMaskedLM", "Dots1ForCausalLM", "ElectraForMaskedLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
-    "Glm4ForCausalLM", "GlmForCausalLM", "GptOssForCausalLM", "HeliumForCausalLM",
+    "Glm4ForCausalLM", "GlmForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
     "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
     "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",

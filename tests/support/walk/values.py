@@ -254,8 +254,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "rope_parameters.full_attention.mrope_section": {"gemma3_text": "of models with images"},
     "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
     "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
-    "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones"},
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
+    "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
+                                 "phi3": "of a rule that Phi3Config does not accept"},
     **{
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
