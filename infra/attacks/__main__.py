@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Attack, and write the results."""
     asked = arguments(words)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):  # a registry of the user is not written to
+        os.environ.pop(name, None)
     base = asked.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
     scratch = Path(tempfile.mkdtemp(prefix="wherry-attack-", dir=base))
     try:
