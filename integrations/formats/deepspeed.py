@@ -99,7 +99,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
     if _LATEST in glimpse.entries and not any(map(_WEIGHTS.fullmatch, glimpse.entries)):
         prefix = _latest(glimpse.location)
         folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
-    names = [entry.name for entry in folder.entries()] if glimpse.is_dir else []
+    names = [entry.name for entry in folder.entries()] if prefix else list(glimpse.entries)
     ranks = sorted(filter(_OPTIMIZER.fullmatch, names))
     if not ranks or not any(map(_MODEL.fullmatch, names)):
         return None

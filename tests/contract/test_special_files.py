@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import zero
 from tests.support.crash import own_container
 from tests.support.formats import cases, place
 from tests.support.warm import Warm
@@ -42,6 +43,7 @@ OURS = ("huggingface", "safetensors")  # with companions, in a folder and as one
 WRITTEN = [
     name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
 ]
+IMITATED = {"deepspeed": lambda folder: zero.save(folder, stage=2, ranks=2) / "global_step10"}
 ROOT = Path(__file__).parents[2]
 MODULES = (
     *("wherry.converter.convert", "wherry.verifier.verify", "wherry.ledger.open", "tests.support.warm_formats"),
@@ -87,6 +89,12 @@ def test_special_files_in_what_we_write(name, tmp_path, every, warm):
     check(Path(spot.path).rename(tmp_path / "copy"), tmp_path, every, warm)
 
 
+@HOW_MANY
+@pytest.mark.parametrize("name", IMITATED)
+def test_special_files_in_what_is_imitated(name, tmp_path, every, warm):
+    check(IMITATED[name](tmp_path / "copy"), tmp_path, every, warm)
+
+
 def check(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> None:
     rows = told(checkpoint, tmp_path, every, warm)
     without = {(row["file"], row["verb"]): row["code"] for row in rows if row["kind"] == "absent"}
@@ -126,9 +134,7 @@ def test_the_lists_hold_every_format_that_is_read():
     seen = defaultdict(list)
     for case in CORPUS_CASES:
         seen[next(name for name in formats() if case in cases(name))].append(case)
-    missing = {name for name, row in formats().items() if row.readable} - set(seen) - set(WRITTEN)
+    missing = {name for name, row in formats().items() if row.readable} - {*seen, *WRITTEN, *IMITATED}
     if not CORPUS_CASES:
         pytest.skip("the corpus is not here; set WHERRY_CORPUS to its folder")
-    assert missing <= {"dcp-safetensors", "deepspeed", "meta-consolidated", "tf-bundle", "torchscript"}, (
-        missing
-    )
+    assert missing <= {"dcp-safetensors", "meta-consolidated", "tf-bundle", "torchscript"}, missing

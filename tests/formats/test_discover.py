@@ -94,7 +94,7 @@ def test_ten_thousand_steps_are_listed_but_not_what_they_hold(tmp_path):
     assert seen == STEPS
     assert not [folder for folder in listings.folders if folder.endswith("/d")]
     assert max(listings.folders.values()) <= 3
-    assert sum(listings.folders.values()) <= 2 + 4 * STEPS
+    assert sum(listings.folders.values()) <= 1 + 4 * STEPS
     assert not [file for file in listings.files if file.endswith("/data")]
 
 

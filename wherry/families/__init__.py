@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS
-from wherry.errors import UsageError, choose
+from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
-from wherry.families.fact_checks import known_names, require_assumed, require_computed
+from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
 from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
 from wherry.families.parse import family_of, merged
 from wherry.families.project import Projection, project, target_manifest
@@ -28,7 +28,7 @@ from wherry.families.trees import tree_family
 from wherry.text.config_text import parse_toml, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
@@ -236,8 +236,26 @@ def _require_held(
     family: Family, source: System, target: System, told: ConfigFacts, names: Mapping[str, Any]
 ) -> None:
     """The target's software can be the model, as far as these names tell."""
-    require_assumed(family, source, target, told, names)
+    try:
+        require_assumed(family, source, target, told, names)
+    except UnrepresentableError as error:
+        others = [one.name for one in _of_the_same_tensors(family) if _holds(one, target.name, names)]
+        if others:
+            error.cure = f"choose a family that holds it: --family {' or '.join(others)}; or {error.cure}"
+        raise
     require_accepted(target, names)
+
+
+def _of_the_same_tensors(family: Family) -> Iterator[Family]:
+    """The families with which a checkpoint that names no family could be read as well."""
+    return (one for one in map(load_family, families()) if one.yields_to == family.name)
+
+
+def _holds(family: Family, target: str, names: Mapping[str, Any]) -> bool:
+    """Whether a family's target can be a model of which these names are known."""
+    return target in family.systems and not any(
+        different(family, names, assumed(family.systems[target], names))
+    )
 
 
 def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:

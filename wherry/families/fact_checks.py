@@ -96,7 +96,7 @@ def require_assumed(
         UnrepresentableError: a fact has another value; attribute, both values and the cure are named.
     """
     always = assumed(target, names)
-    for fact in _different(family, names, always):
+    for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{family.name}: {told_as(source, told, fact, names[fact])}, "
             f"but {target.name} always uses {always[fact]!r}",
@@ -104,8 +104,8 @@ def require_assumed(
         )
 
 
-def _different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
-    """The facts that have another value than a software always uses."""
+def different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
+    """The facts of which a model of these names has another value than the one that a software always uses."""
     for fact in applicable(family, names):
         if fact in always and names.get(fact) is not None and names[fact] != always[fact]:
             yield fact
@@ -124,7 +124,7 @@ def require_computed(family: Family, source: System, told: ConfigFacts, names: M
         UnrepresentableError: the config states another model; attribute and both values are named.
     """
     always = assumed(source, names) if source.like else {}
-    for fact in _different(family, names, always):
+    for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{told.source} states another model than {source.name} computes: "
             f"{told_as(source, told, fact, names[fact])}, but it always uses {always[fact]!r}",

@@ -100,6 +100,7 @@ class Carrier:
         for output in self.outputs:
             output.make_readable()
         if any(output.back for output in self.outputs):
+            self._settle()  # moves whose objects were still being sent
             self.crew.work(self._reads(), threads.worker_count(), numbers=False)
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:

@@ -12,6 +12,7 @@ import wherry
 from tests.support.corpus import CORPUS, needs
 from tests.support.tiny_models import MODELS, REFUSED, TARGETS, save_tiny
 from wherry.core.request import LayoutRequest
+from wherry.errors import UnrepresentableError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -99,6 +100,10 @@ def routes():
                 yield pytest.param(label, FORMATS.get(system, system), id=f"{label}-{system}")
 
 
+# A checkpoint of these systems that names no family is taken for a Llama, whose class has no window.
+FAMILY_TO_STATE = {("phi3-window", "lingua"): "phi3", ("phi3-window", "penzai"): "phi3"}
+
+
 def _keep_own(folder):
     """Leave only what the target's own software would have written: not the record, not Hugging Face's config."""
     for path in folder.rglob("*.json"):
@@ -111,12 +116,24 @@ def _keep_own(folder):
 def test_there_and_back_computes_the_same(saved, label, to, own, tmp_path):
     folder = saved(label)
     wherry.convert(folder, tmp_path / "there", to=to, lineage=False)
+    family = None
     if own:
         _keep_own(tmp_path / "there")
-    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+        family = FAMILY_TO_STATE.get((label, to))
+    wish = LayoutRequest(family=family)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False, wish=wish)
     ids = [[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 32]]
     wanted, found = (logits(loaded(one), ids, ids) for one in (folder, tmp_path / "back"))
     assert relative(found, wanted) < 1e-5
+
+
+@pytest.mark.parametrize(("label", "to"), FAMILY_TO_STATE)
+def test_the_family_that_holds_a_window_is_named(saved, label, to, tmp_path):
+    wherry.convert(saved(label), tmp_path / "there", to=to, lineage=False)
+    _keep_own(tmp_path / "there")
+    with pytest.raises(UnrepresentableError, match="always uses 0") as caught:
+        wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+    assert f"--family {FAMILY_TO_STATE[label, to]};" in caught.value.cure
 
 
 @pytest.mark.parametrize("label", ["llama-3.1", "t5-1.1", "gemma3"])
