@@ -22,7 +22,7 @@ _THREADS = 4
 
 
 def wherry(source: str, target: str, to: str, verify: str) -> Callable[[], dict[str, int]]:
-    """A conversion; its requests and bytes are counted in the HTTP client that gcsfs and s3fs share."""
+    """A conversion; its requests and bytes are counted in the two HTTP clients that send them."""
     import aiohttp
     import blake3 as _blake3  # noqa: F401  imported before the time is counted, as that of the others
 
@@ -40,6 +40,7 @@ def wherry(source: str, target: str, to: str, verify: str) -> Callable[[], dict[
         return answer
 
     aiohttp.ClientSession._request = counted  # noqa: SLF001
+    _count_plain(seen)
 
     def run() -> dict[str, int]:
         ignore = ("companions",) if to in ("dcp", "orbax") else ()
@@ -47,6 +48,22 @@ def wherry(source: str, target: str, to: str, verify: str) -> Callable[[], dict[
         return seen
 
     return run
+
+
+def _count_plain(seen: dict[str, int]) -> None:
+    """Count the bodies that wherry sends and receives itself."""
+    from urllib3.connectionpool import HTTPConnectionPool
+
+    real: Any = HTTPConnectionPool.urlopen
+
+    def counted(self: Any, method: str, url: str, **options: Any) -> Any:
+        answer = real(self, method, url, **options)
+        seen["requests"] += 1
+        seen["sent"] += int((options.get("headers") or {}).get("Content-Length", 0))
+        seen["received"] += int(answer.headers.get("Content-Length", 0))
+        return answer
+
+    HTTPConnectionPool.urlopen = counted  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def client(source: str, target: str) -> Callable[[], None]:

@@ -73,7 +73,7 @@ class Peer:
     target: str
 
 
-_STREAMED = ("safetensors", "dcp")
+_STREAMED = ("huggingface", "safetensors", "dcp")  # shards, one file, files of ranks
 ROWS = [
     *(Row("s3", *ends, to) for ends in (("local", "bucket"), ("bucket", "local"), ("bucket", "bucket"))
       for to in _STREAMED),

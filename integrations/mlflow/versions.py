@@ -222,7 +222,7 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
     deadline = time.monotonic() + _WITHDRAWAL_SECONDS
     try:
         set_tag(client, name, number, ADOPTED_TAG, uuid.uuid4().hex)
-        while WITHDRAWN_TAG in client.get_model_version(name, number).tags:
+        while not _is_held(client.get_model_version(name, number).tags):
             if time.monotonic() > deadline:
                 client.delete_model_version_tag(name, number, WITHDRAWN_TAG)
             time.sleep(_POLL_SECONDS)
@@ -231,6 +231,11 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
             raise
         return False
     return True
+
+
+def _is_held(tags: Mapping[str, str]) -> bool:
+    """Whether a version that this attempt adopted is not withdrawn; one that is being deleted may show no tags."""
+    return ADOPTED_TAG in tags and WITHDRAWN_TAG not in tags
 
 
 def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:

@@ -28,6 +28,7 @@ from wherry.errors import (
 )
 from wherry.formats.registry import formats
 from wherry.objects.memory import MemoryObjects
+from wherry.staging.object_journal import ObjectJournal
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
@@ -419,14 +420,30 @@ def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, 
     assert wherry.verify(target, level="digest").ok
 
 
-def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(source, target, monkeypatch):
-    with watched(fatal=3, only=("assemble",)), pytest.raises(Killed):
-        convert(source, target, "hf", verify="store")
+@pytest.mark.parametrize("noted", [True, False])
+def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(
+    source, target, monkeypatch, noted
+):
+    real = ObjectJournal.part
+
+    def part(self, *given):
+        real(self, *given)
+        if noted:
+            self.flush()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectJournal, "part", part)
+        if not noted:
+            patch.setattr(ObjectJournal, "_flush", lambda _self: None)
+        with watched(fatal=3, only=("assemble",)), pytest.raises(Killed):
+            convert(source, target, "hf", verify="store")
     release(target)
     monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
     receipt = convert(source, target, "hf", verify="store")
-    assert receipt.resumed_bytes > 0
+    assert (receipt.resumed_bytes > 0) == noted
     assert receipt.verification["level"] == "store"
+    monkeypatch.undo()
+    assert wherry.verify(target, level="digest").ok
 
 
 @pytest.mark.parametrize("to", ["safetensors", "hf"])

@@ -20,6 +20,7 @@ from tests.support.object_stores import (
 )
 from wherry.integrations.containers.zarr.object_chunks import PlacedChunks
 from wherry.objects.memory import MemoryObjects
+from wherry.staging.object_journal import ObjectJournal
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 from wherry.upload.run import UploadRun
@@ -198,6 +199,13 @@ def test_packed_chunks_fill_several_data_files(source, target):
 
 
 def test_no_data_file_of_a_killed_run_is_left_unused(source, target, monkeypatch):
+    real_part = ObjectJournal.part
+
+    def part(self, *given):
+        real_part(self, *given)
+        self.flush()
+
+    monkeypatch.setattr(ObjectJournal, "part", part)
     with watched(fatal=30, only=("put_part",)), pytest.raises(Killed):
         convert(source, target, "orbax", ZSTD)
     release(target)

@@ -133,6 +133,24 @@ def test_who_meets_a_withdrawal_waits_for_its_end(receipt, client, name):
     assert (done.version, done.created) == ("2", True)
 
 
+def test_a_version_that_is_deleted_while_it_is_read_is_not_adopted(receipt, client, name, monkeypatch):
+    """Stores of MLflow read a version and its tags one after the other."""
+    wherry.register(receipt, name)
+    client.set_model_version_tag(name, "1", versions.WITHDRAWN_TAG, "somebody")
+    real = type(client).get_model_version
+
+    def torn(self, *given):
+        found = real(self, *given)
+        if versions.WITHDRAWN_TAG in found.tags:
+            self.delete_model_version(name, "1")
+            found.tags.clear()
+        return found
+
+    monkeypatch.setattr(type(client), "get_model_version", torn)
+    done = wherry.register(receipt, name)
+    assert (done.version, done.created) == ("2", True)
+
+
 def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypatch):
     monkeypatch.setattr(versions, "_WITHDRAWAL_SECONDS", 0.2)
     wherry.register(receipt, name)

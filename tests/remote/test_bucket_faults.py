@@ -279,7 +279,7 @@ def test_every_refusal_has_its_cure(store, call):
         store.proxy.inject(status(code, body.encode(), headers), ALWAYS)
         begin = time.monotonic()
         error = fails(lambda: getattr(store, call)("bucket/model", *([0, 4] if call == "read" else [])))
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30  # far below the timeout of a request
         if (kind, call, store.protocol) == ("throttled", "stat", "s3"):
             kind = "server"  # noqa: PLW2901  503 alone
         assert (error.kind, error.exit_code) == (kind, 10), body

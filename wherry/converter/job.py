@@ -187,6 +187,7 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
                 job.row.commit_members,
                 job.plan.manifest.nbytes,
                 held=parts_share(job.plan.memory),
+                by_checksum=job.plan.verify == "store",
             )
         )
         return uploading, uploading.journal()

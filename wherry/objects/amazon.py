@@ -24,16 +24,22 @@ from wherry.objects.checksums import (
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered
 from wherry.remote.failures import FORBIDDEN
+from wherry.remote.filesystems import awaited
+from wherry.remote.presigned import presigned, refused
+from wherry.remote.transfers import exchange
+from wherry.runtime import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.objects.body import Content
+    from wherry.remote.transfers import BodyRequest
     from wherry.storage.fsspec_store import FsspecStore
 
 _RUN = "wherry-run"  # key of the metadata
 _REPEATED = 64 << 10  # bytes of a body that can be sent twice
-_COPIED = 1 << 30  # bytes of a part that the store copies
+_COPIED = 128 << 20  # bytes of a part that the store copies, at least
+_COPIES = 8  # parts that it copies at the same time
 # Method of the client → what it is told of a checksum.
 _CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
     "create_multipart_upload": lambda _none: {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"},
@@ -111,17 +117,34 @@ class AmazonObjects:
     def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
         """See ObjectStore."""
         checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
+        where = _numbered(upload, number)
 
-        async def send(fs: Any) -> Part:
-            answer = await _client_call(
-                fs, upload.path, "upload_part", data=data, checksum=checksum, **_numbered(upload, number)
+        def once(seconds: float) -> Part:
+            mark, reported = self._sent_plainly(upload.path, data, checksum, where, seconds) or awaited(
+                self._store.fs,
+                lambda: _part_by_client(self._store.fs, upload.path, data, checksum, where),
+                seconds,
             )
-            reported = from_base64(answer.get("ChecksumCRC32C"))
             if reported not in ("", checksum):
                 raise altered(f"s3://{upload.path}", checksum, reported)
-            return Part(number, nbytes, answer["ETag"], reported)
+            return Part(number, nbytes, mark, reported)
 
-        return self._store.request(upload.path, send, nbytes)
+        return self._store.transfer(upload.path, once, nbytes)
+
+    def _sent_plainly(
+        self, path: str, data: Sequence[memoryview], checksum: str, where: Mapping[str, Any], seconds: float
+    ) -> tuple[str, str] | None:
+        """ETag and checksum of a part, sent by this thread; None if only the client can send it."""
+        fs = self._store.fs
+        request = awaited(fs, lambda: _part_request(fs, path, to_base64(checksum), where), seconds)
+        if request is None:
+            return None
+        answer = exchange(request, seconds, views=data)
+        if answer.is_success:
+            return answer.headers["etag"], from_base64(answer.headers.get("x-amz-checksum-crc32c"))
+        if (error := refused(answer, path.partition("/")[0], "UploadPart")) is not None:
+            raise error
+        return None
 
     def copy_part(self, upload: Upload, number: int, source: str, start: int, stop: int, mark: str) -> Part:
         """See ObjectStore."""
@@ -141,7 +164,7 @@ class AmazonObjects:
         return Part(number, stop - start, found["ETag"], from_base64(found.get("ChecksumCRC32C")))
 
     def copy_object(self, source: str, mark: str, path: str, run: str) -> StoredObject:
-        """See ObjectStore. It is an upload with a part for each GiB."""
+        """See ObjectStore. It is an upload of parts that the store copies."""
         found = self.head(source)
         if found is None or found.mark != mark:
             raise FileNotFoundError(f"{source} in the state {mark}")
@@ -149,15 +172,21 @@ class AmazonObjects:
             return self.put_object(path, b"", run)
         upload = self.begin(path, run)
         try:
-            parts = [
-                self.copy_part(upload, number, source, start, min(start + _COPIED, found.nbytes), mark)
-                for number, start in enumerate(range(0, found.nbytes, _COPIED))
-            ]
-            return self.assemble(upload, parts)
+            return self.assemble(upload, self._copied_parts(upload, source, found.nbytes, mark))
         except Exception:
             with suppress(StorageError):
                 self.abort(upload)
             raise
+
+    def _copied_parts(self, upload: Upload, source: str, nbytes: int, mark: str) -> list[Part]:
+        size = max(_COPIED, -(-nbytes // self.part_limits.most))
+
+        def copy(number: int) -> Part:
+            start = number * size
+            return self.copy_part(upload, number, source, start, min(start + size, nbytes), mark)
+
+        with threads.executor(_COPIES, "wherry-copies", numbers=False) as pool:
+            return list(pool.map(copy, range(-(-nbytes // size))))
 
     def parts(self, upload: Upload) -> list[Part]:
         """See ObjectStore. SeaweedFS lists what a part replaced too, before it."""
@@ -236,7 +265,7 @@ async def _client_call(
     await fs.set_session()
     bucket, key, _version = fs.split_path(path)
     client = await fs.get_s3(bucket)
-    if method in _CHECKSUMS and client.meta.config.request_checksum_calculation != "when_required":
+    if method in _CHECKSUMS and _sends_checksums(client):
         stated |= _CHECKSUMS[method](checksum)
     stated |= {"Bucket": bucket} if "Prefix" in stated else {"Bucket": bucket, "Key": key}
     stated |= {} if data is None else {"Body": _body(data)}
@@ -249,6 +278,28 @@ async def _client_call(
             cure="pip install -U s3fs aiobotocore",
         )
     return await function(**known)
+
+
+async def _part_request(fs: Any, path: str, checksum: str, where: Mapping[str, Any]) -> BodyRequest | None:
+    """The request that puts a part; None if only the client can send it."""
+    await fs.set_session()
+    if not _sends_checksums(await fs.get_s3(path.partition("/")[0])):
+        return None
+    headers = {"x-amz-sdk-checksum-algorithm": "CRC32C", "x-amz-checksum-crc32c": checksum}
+    stated = {**where, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": checksum}
+    return await presigned(fs, path, "upload_part", headers, **stated)
+
+
+async def _part_by_client(
+    fs: Any, path: str, data: Sequence[memoryview], checksum: str, where: Mapping[str, Any]
+) -> tuple[str, str]:
+    """ETag and checksum of a part that the client has sent."""
+    answer = await _client_call(fs, path, "upload_part", data=data, checksum=checksum, **where)
+    return answer["ETag"], from_base64(answer.get("ChecksumCRC32C"))
+
+
+def _sends_checksums(client: Any) -> bool:
+    return client.meta.config.request_checksum_calculation != "when_required"
 
 
 def _numbered(upload: Upload, number: int) -> dict[str, Any]:

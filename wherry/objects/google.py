@@ -22,9 +22,19 @@ from uuid import uuid4
 from wherry.errors import StorageError, UnsupportedError
 from wherry.objects.body import views_of
 from wherry.objects.checksums import CRC32C, checksum_of, is_same, joined_checksum
-from wherry.objects.google_calls import compose, described, insert, listed, removed, stated
+from wherry.objects.google_calls import (
+    compose,
+    described,
+    insert,
+    inserted,
+    insertion,
+    listed,
+    removed,
+    stated,
+)
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered, bucket_not_found
+from wherry.remote.filesystems import awaited
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
@@ -203,19 +213,21 @@ class GoogleObjects:
             FileExistsError: it is in another one.
         """
         checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
+        fs, what = self._store.fs, insertion(path, data, run, checksum, generation)
 
-        async def send(fs: Any) -> StoredObject:
+        def once(seconds: float) -> StoredObject:
             try:
-                found = described(await insert(fs, path, data, run, checksum, generation))
+                row = inserted(fs, what, seconds) or awaited(fs, lambda: insert(fs, what), seconds)
             except FileNotFoundError as error:
                 raise bucket_not_found("gs", path) from error
+            found = described(row)
             reported = f"{CRC32C}:{found.checksums[CRC32C]}"
             if reported != checksum:
-                await removed(fs, path, found.mark)
+                awaited(fs, lambda: removed(fs, path, found.mark), seconds)
                 raise altered(f"gs://{path}", checksum, reported)
             return found
 
-        return self._store.request(path, send, nbytes)
+        return self._store.transfer(path, once, nbytes)
 
     def _compose(
         self, path: str, sources: Sequence[_PlacedPart], run: str, *, create_only: bool

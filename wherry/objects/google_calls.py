@@ -8,18 +8,23 @@ Source: the reference of the JSON interface, `storage/v1`: objects.get, insert, 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from uuid import uuid4
 
 from wherry.objects.body import Body
 from wherry.objects.checksums import by_algorithm, from_base64, to_base64
 from wherry.objects.uploads import StoredObject
+from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
+from wherry.remote.transfers import exchange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RUN = "wherry-run"  # key of the metadata
 _KIND = "application/octet-stream"
+_UPLOAD = "upload/storage/v1/b/{}/o"
 _FIELDS = "bucket,name,size,generation,crc32c,metadata"
 
 
@@ -35,31 +40,58 @@ async def stated(fs: Any, path: str) -> dict[str, Any]:
     return await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS)
 
 
-async def insert(
-    fs: Any, path: str, data: Sequence[memoryview], run: str, checksum: str, generation: str
-) -> dict[str, Any]:
-    """Put an object that is in a generation, `0` for none; returns its row."""
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """The request that puts an object that is in a generation, `0` for none.
+
+    Attributes:
+        bucket: of the object.
+        headers: of the request.
+        params: of the URL.
+        body: a row that describes the object, and its bytes.
+    """
+
+    bucket: str
+    headers: Mapping[str, str]
+    params: Mapping[str, str]
+    body: Sequence[memoryview]
+
+
+def insertion(path: str, data: Sequence[memoryview], run: str, checksum: str, generation: str) -> Insertion:
+    """The request that puts these bytes."""
     bucket, name = _split(path)
     row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {RUN: run}}
     boundary = uuid4().hex
     head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
     head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
-    body = Body([head.encode(), *data, f"\r\n--{boundary}--".encode()])
-    return await _call(
-        fs,
-        "POST",
-        f"{fs._location}/upload/storage/v1/b/{{}}/o",  # noqa: SLF001  gcsfs has no public name for it
+    tail = f"\r\n--{boundary}--"
+    return Insertion(
         bucket,
-        json_out=True,
-        headers={
-            "Content-Type": f'multipart/related; boundary="{boundary}"',
-            "Content-Length": str(body.nbytes),
-        },
-        data=body,
-        uploadType="multipart",
-        ifGenerationMatch=generation,
-        fields=_FIELDS,
+        {"Content-Type": f'multipart/related; boundary="{boundary}"'},
+        {"uploadType": "multipart", "ifGenerationMatch": generation, "fields": _FIELDS},
+        [memoryview(head.encode()), *data, memoryview(tail.encode())],
     )
+
+
+async def insert(fs: Any, what: Insertion) -> dict[str, Any]:
+    """Put an object through gcsfs; returns its row."""
+    body = Body(what.body)
+    headers = {**what.headers, "Content-Length": str(body.nbytes)}
+    url = f"{fs._location}/{_UPLOAD}"  # noqa: SLF001  gcsfs has no public name for it
+    return await _call(fs, "POST", url, what.bucket, json_out=True, headers=headers, data=body, **what.params)
+
+
+def inserted(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | None:
+    """Put an object in this thread; returns its row, or None if only gcsfs can send it."""
+    if not sends_plainly(fs):
+        return None
+    url = f"{fs._location}/{_UPLOAD.format(quote(what.bucket, safe=''))}"  # noqa: SLF001
+    answer = exchange(body_request(fs, "POST", url, what.headers, what.params), seconds, views=what.body)
+    if answer.is_success:
+        return json.loads(answer.body)
+    if (error := refused_by_google(answer)) is not None:
+        raise error
+    return None
 
 
 async def compose(

@@ -218,6 +218,12 @@ def kind_of(error: BaseException) -> str:
     return next((kind for found in (codes, statuses, classes) for kind in found if kind), "")
 
 
+def is_plain_failure(error: BaseException) -> bool:
+    """Whether the status of an answer tells all: the file, its state, or that the same request can succeed later."""
+    kind = kind_of(error)
+    return kind in (ABSENT, EXISTS, BEYOND) or (kind in FAILURES and FAILURES[kind].retryable)
+
+
 def retry_after_of(error: BaseException) -> float | None:
     """Seconds that the store asked to wait before the next request; None if it did not ask."""
     texts = (_header(one, "retry-after") for one in _chain(error))

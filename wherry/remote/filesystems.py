@@ -41,7 +41,7 @@ class _PassedOnError(Exception):
         self.error = error
 
 
-class _AnswerError(Exception):
+class AnswerError(Exception):
     """An answer of Google Cloud Storage with the status of a failure."""
 
     def __init__(self, status: int, headers: Mapping[str, str], text: str) -> None:
@@ -183,6 +183,7 @@ def _amazon(timeout: float) -> Any:
     from s3fs import S3FileSystem
 
     config = {
+        "signature_version": "s3v4",  # of presigned URLs too, which have an older one by default
         "connect_timeout": min(_CONNECT_SECONDS, timeout),
         "read_timeout": timeout,
         "retries": {"mode": "standard", "total_max_attempts": 1},
@@ -204,7 +205,7 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
         response: Any = await handler(request)
         await require_success(response)
         await response.read()
-    except (ClientError, TimeoutError, _AnswerError) as error:
+    except (ClientError, TimeoutError, AnswerError) as error:
         found = translated(error, "gs", "")
         if isinstance(found, StorageError):
             raise _PassedOnError(found) from error
@@ -215,7 +216,7 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
 async def require_success(response: Any) -> None:
     """Raise if Google Cloud Storage answered with a failure that `wherry.remote.failures` knows."""
     if response.status >= _FIRST_FAILURE:
-        error = _AnswerError(response.status, response.headers, await response.text())
+        error = AnswerError(response.status, response.headers, await response.text())
         if kind_of(error) in FAILURES:
             raise error
 

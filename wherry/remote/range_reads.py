@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.errors import StorageError
 from wherry.remote import azure
 from wherry.remote.failures import status_of
-from wherry.remote.filesystems import require_success
+from wherry.remote.filesystems import awaited, require_success
+from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
+from wherry.remote.presigned import presigned, refused
+from wherry.remote.transfers import exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from wherry.remote.transfers import BodyRequest, HttpAnswer
 
 _PRECONDITION_FAILED = 412  # HTTP
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
@@ -59,6 +64,45 @@ class BufferFill:
         """The attempt is over: an answer that is late must not reach a buffer that now has another use."""
         with self._lock:
             self._buffer = None
+
+
+def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: str, seconds: float) -> None:
+    """Fill a buffer with bytes of an object in one state, in one attempt.
+
+    Args:
+        fs: the file system.
+        protocol: of the store.
+        path: of the object.
+        start: offset of the first byte.
+        into: the buffer.
+        mark: of the state; empty for any.
+        seconds: that it may take.
+
+    Raises:
+        TimeoutError: it took longer.
+        Exception: as `wherry.remote.errors` translates it, FileNotFoundError or FileExistsError if nothing is in that
+            state, EOFError beyond the end.
+    """
+    ask = _REQUESTS.get(protocol)
+    request = None if ask is None else awaited(fs, lambda: ask(fs, path, start, into, mark), seconds)
+    if request is not None:
+        answer = exchange(request, seconds, into=into)
+        if answer.is_success:
+            return
+        if (error := _REFUSALS[protocol](answer, path)) is not None:
+            raise error
+    awaited(fs, lambda: FILLS[protocol](fs, path, start, into, mark), seconds)
+
+
+async def _request_google(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> BodyRequest | None:
+    if not sends_plainly(fs):
+        return None
+    return body_request(fs, "GET", fs.url(path, generation=mark or None), {"Range": _range(start, into)}, {})
+
+
+async def _request_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> BodyRequest | None:
+    headers = {"Range": _range(start, into)} | ({"If-Match": mark} if mark else {})
+    return await presigned(fs, path, "get_object", headers, **fs.req_kw)
 
 
 async def _fill_google(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
@@ -109,11 +153,21 @@ def _range(start: int, into: BufferFill) -> str:
     return f"bytes={start}-{start + into.size - 1}"
 
 
-# protocol → fills a buffer with bytes of an object, in one state if its mark is not empty. As `wherry.remote.errors`
-# translates it, it raises FileNotFoundError or FileExistsError if nothing is in that state, EOFError beyond the end.
+# protocol → fills a buffer through the library; see `fill`.
 FILLS: dict[str, Callable[..., Any]] = {
     "gs": _fill_google,
     "gcs": _fill_google,
     "s3": _fill_amazon,
     **dict.fromkeys(azure.PROTOCOLS, _fill_azure),
+}
+# protocol → the request whose answer goes straight into the buffer; None if only the library can send it.
+_REQUESTS: dict[str, Callable[..., Awaitable[BodyRequest | None]]] = {
+    "gs": _request_google,
+    "gcs": _request_google,
+    "s3": _request_amazon,
+}
+_REFUSALS: dict[str, Callable[[HttpAnswer, str], Exception | None]] = {
+    "gs": lambda answer, _path: refused_by_google(answer),
+    "gcs": lambda answer, _path: refused_by_google(answer),
+    "s3": lambda answer, path: refused(answer, path.partition("/")[0], "GetObject"),
 }

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, storage_error
+from wherry.objects.stores import remove_objects
 from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
@@ -198,12 +199,9 @@ class ObjectJournal(Journal):
         Raises:
             StorageError: the storage failed.
         """
-        for entry in sorted(self.area.entries(), key=lambda entry: entry.name, reverse=True):
-            if entry.name.startswith(NAME):
-                place = self.area.join(entry.name).path
-                found = self.store.head(place)
-                if found is not None:
-                    self.store.remove_object(place, found.mark)
+        names = sorted(entry.name for entry in self.area.entries() if entry.name.startswith(NAME))
+        remove_objects(self.store, [self.area.join(name).path for name in names[1:]])
+        remove_objects(self.store, [self.area.join(name).path for name in names[:1]])
 
     def _flush(self) -> None:
         with self._lock:
@@ -308,6 +306,27 @@ def finished_journal(
 def without_parts(entries: Iterable[Entry]) -> Iterator[Entry]:
     """Entries of a walk that are not of wherry itself, such as parts that the store keeps as objects."""
     return (entry for entry in entries if not is_inner(entry.name))
+
+
+def without_unproved(
+    past: JournalPast, objects: Mapping[str, StoredObject], store: ObjectStore
+) -> dict[str, StoredObject]:
+    """The complete objects of earlier runs of which the journal has the checksum of every part; others are removed.
+
+    A run that is killed between the completion of an object and the next group of the journal leaves one whose
+    checksums nobody has compared with ours.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    kept: dict[str, StoredObject] = {}
+    for path, found in objects.items():
+        noted = past.parts.get(path, {}).values()
+        if sum(part.nbytes for part in noted) == found.nbytes and all(part.checksum for part in noted):
+            kept[path] = found
+        else:
+            store.remove_object(path, found.mark)
+    return kept
 
 
 def sent_before(

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Self
 from wherry.errors import StorageError, TargetExistsError, WherryError
 from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import heads, object_store
-from wherry.staging.object_journal import NAME, JournalPast, begin_journal, read_past, sent_before
+from wherry.staging.object_journal import (
+    NAME,
+    JournalPast,
+    begin_journal,
+    read_past,
+    sent_before,
+    without_unproved,
+)
 from wherry.staging.object_lease import ObjectLease
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
@@ -72,6 +79,7 @@ class ObjectStaging:
         *,
         held: int | None = None,
         resume: bool = True,
+        by_checksum: bool = False,
     ) -> None:
         """Choose the names; nothing is asked of the store.
 
@@ -83,6 +91,7 @@ class ObjectStaging:
             nbytes: size of the checkpoint.
             held: bytes of parts that are in memory at a time; see Sender.
             resume: whether a later run of the conversion goes on where this one ends.
+            by_checksum: whether the checksums of the store are the proof, so that those of every part must be known.
         """
         store = object_store(target.store)
         assert store is not None, "the caller has asked"
@@ -95,7 +104,7 @@ class ObjectStaging:
         self._area = target.parent.join(f"{self._stem}.{identity}")
         self._lease = ObjectLease(store, target.parent.join(f"{self._stem}.lease"), target.uri)
         self._error: BaseException | None = None
-        self._committed, self._resume = False, resume
+        self._committed, self._resume, self._by_checksum = False, resume, by_checksum
         self._journal: ObjectJournal
 
     def __enter__(self) -> Self:
@@ -177,6 +186,8 @@ class ObjectStaging:
         if past.reason:
             self.discarded, past = past.reason, JournalPast()
         own = self._taken_up(past)
+        if self._by_checksum:
+            own = without_unproved(past, own, self._store)
         before, agreed = sent_before(past, own, self._store)
         if not agreed:
             self.discarded = "the store no longer has all parts that the interrupted run had sent"

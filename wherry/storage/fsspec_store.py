@@ -20,7 +20,7 @@ from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
-from wherry.remote.range_reads import FILLS, BufferFill
+from wherry.remote.range_reads import FILLS, BufferFill, fill
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
@@ -89,6 +89,24 @@ class FsspecStore:
                 return awaited(self.fs, lambda: function(self.fs), seconds)
 
         return self._attempted(path, once, nbytes)
+
+    def transfer(self, path: str, once: Callable[[float], _T], nbytes: int) -> _T:
+        """Call a function in this thread, as often as the policy allows.
+
+        Args:
+            path: what is read or written.
+            once: one attempt, which ends within the seconds that it gets.
+            nbytes: size of the transfer.
+
+        Raises: what `request` does.
+        """
+
+        def named(seconds: float) -> _T:
+            with self._named_errors(path):
+                refresh_login(self.fs, seconds)
+                return once(seconds)
+
+        return self._attempted(path, named, nbytes)
 
     def run(self, path: str, call: Callable[[], _T], nbytes: int = 0) -> _T:
         """Call a function in a thread, as often as the policy allows.
@@ -216,10 +234,10 @@ class FsspecStore:
     def _fill(self, path: str, start: int, buffer: memoryview, mark: str) -> int:
         def once(seconds: float) -> int:
             with closing(BufferFill(buffer)) as filling:
-                self._once(path, FILLS[self.protocol], seconds, self._full(path), start, filling, mark)
+                fill(self.fs, self.protocol, self._full(path), start, filling, mark, seconds)
                 return filling.count
 
-        return self._attempted(path, once, len(buffer)) if buffer else 0
+        return self.transfer(path, once, len(buffer)) if buffer else 0
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. An object that appears during a create-only put with the same bytes is the one that was put.

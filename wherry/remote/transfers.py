@@ -1,0 +1,155 @@
+"""transfers: the body of a request or an answer, over a blocking connection in the thread that has the bytes.
+
+The clients of the storage libraries send and receive everything in one thread, and copy it in small blocks. Here the
+library still makes the request, with its address, its login and its signature, and the body goes between the socket and
+the buffer. Where a plain connection may differ from that of the library, behind a proxy, the library carries it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.request
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from wherry.remote.range_reads import BufferFill
+
+_BLOCK = 1 << 20  # bytes that are sent or received at a time
+_CONNECT_SECONDS = 10.0
+_CONNECTIONS = 32  # to one host
+_LONGEST_TEXT = 64 << 10  # bytes of an answer without a buffer
+_FIRST_FAILURE = 300  # the smallest status of HTTP that brings no body of an object
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRequest:
+    """A request as a library has made it, without its body.
+
+    Attributes:
+        method: of HTTP.
+        url: complete, quoted.
+        headers: all that the library states.
+        certificates: file with the trusted certificates; empty for those of the system.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    certificates: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer whose body is short, or went into a buffer.
+
+    Attributes:
+        status: of HTTP.
+        headers: their names in lower case.
+        body: the bytes that went into no buffer.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the server did what it was asked for."""
+        return self.status < _FIRST_FAILURE
+
+
+def is_plain(url: str) -> bool:
+    """Whether every library reaches a URL in the same way: without a proxy."""
+    place, proxies = urlsplit(url), urllib.request.getproxies()
+    named = place.scheme in proxies or "all" in proxies
+    return not named or bool(urllib.request.proxy_bypass(place.hostname or ""))
+
+
+def exchange(
+    request: BodyRequest,
+    seconds: float,
+    *,
+    views: Iterable[memoryview] | None = None,
+    into: BufferFill | None = None,
+) -> HttpAnswer:
+    """Send a request once, with or without a body, and take its answer.
+
+    Args:
+        request: all but the body.
+        seconds: that it may take, the whole transfer included.
+        views: the body, in pieces.
+        into: takes the body of a successful answer.
+
+    Raises:
+        TimeoutError: it took longer.
+        StorageError: the answer is longer than the buffer.
+        urllib3.exceptions.HTTPError: the connection failed.
+    """
+    from urllib3 import Timeout
+
+    deadline = time.monotonic() + seconds
+    pieces = list(views) if views is not None else None
+    headers = dict(request.headers)
+    if pieces is not None:
+        headers["Content-Length"] = str(sum(one.nbytes for one in pieces))
+    answer: Any = _pool(request.certificates).urlopen(
+        request.method,
+        request.url,
+        body=None if pieces is None else _blocks(pieces, deadline),
+        headers=headers,
+        redirect=False,
+        retries=False,
+        preload_content=False,
+        decode_content=False,
+        timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
+    )
+    try:
+        known = {name.lower(): value for name, value in answer.headers.items()}
+        if into is None or answer.status >= _FIRST_FAILURE:
+            return HttpAnswer(answer.status, known, _text(answer))
+        for block in answer.stream(_BLOCK):
+            into.add(block)
+            _require_time(deadline)
+        return HttpAnswer(answer.status, known, b"")
+    finally:
+        answer.close()  # a connection whose answer was read to its end is in the pool again already
+
+
+def _text(answer: Any) -> bytes:
+    """The beginning of a body; one that was cut is an error, which a single read does not notice."""
+    found = bytearray()
+    for block in answer.stream(_LONGEST_TEXT):
+        found += block
+        if len(found) >= _LONGEST_TEXT:
+            break
+    return bytes(found)
+
+
+def _blocks(views: Iterable[memoryview], deadline: float) -> Iterator[memoryview]:
+    for view in views:
+        whole = view.cast("B")
+        for start in range(0, len(whole), _BLOCK):
+            _require_time(deadline)
+            yield whole[start : start + _BLOCK]
+
+
+def _require_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError
+
+
+@cache
+def _pool(certificates: str) -> Any:
+    """The connections to all hosts."""
+    from urllib3 import PoolManager
+
+    return PoolManager(maxsize=_CONNECTIONS, ca_certs=certificates or None)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child must not use the connections of its parent
