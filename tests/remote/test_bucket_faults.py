@@ -14,7 +14,7 @@ from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
 from wherry.remote import retries
-from wherry.remote.range_reads import BufferFill
+from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.retries import RetryPolicy
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.location import Location

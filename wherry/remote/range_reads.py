@@ -9,10 +9,8 @@ adlfs do not offer.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import StorageError
 from wherry.remote import azure
 from wherry.remote.failures import status_of
 from wherry.remote.filesystems import awaited, require_success
@@ -23,47 +21,11 @@ from wherry.remote.transfers import exchange
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from wherry.remote.buffer_fill import BufferFill
     from wherry.remote.transfers import BodyRequest, HttpAnswer
 
 _PRECONDITION_FAILED = 412  # HTTP
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
-
-
-class BufferFill:
-    """A buffer that one attempt of a read fills, from its beginning.
-
-    Attributes:
-        size: of the buffer, in bytes.
-        count: bytes that it has.
-    """
-
-    def __init__(self, buffer: memoryview) -> None:
-        self.size, self.count = len(buffer), 0
-        self._buffer: memoryview | None = buffer
-        self._lock = threading.Lock()
-
-    def add(self, data: bytes) -> None:
-        """Take the next bytes; those of an attempt that was given up are dropped.
-
-        Raises:
-            StorageError: they are more than the buffer holds.
-        """
-        with self._lock:
-            if self._buffer is None:
-                return
-            stop = self.count + len(data)
-            if stop > self.size:
-                raise StorageError(
-                    f"the store sent more than the {self.size} bytes that were asked for",
-                    cure="check what answers between this machine and the store: it must pass on `Range`",
-                )
-            self._buffer[self.count : stop] = data
-            self.count = stop
-
-    def close(self) -> None:
-        """The attempt is over: an answer that is late must not reach a buffer that now has another use."""
-        with self._lock:
-            self._buffer = None
 
 
 def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: str, seconds: float) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.remote.range_reads import BufferFill
+    from wherry.remote.buffer_fill import BufferFill
 
 _BLOCK = 1 << 20  # bytes that are sent or received at a time
 _CONNECT_SECONDS = 10.0

@@ -16,11 +16,12 @@ from wherry.errors import (
     missing_extra,
 )
 from wherry.remote import azure, hub
+from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.errors import bucket_not_found, library_errors, translated
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
 from wherry.remote.listings import PAGES
-from wherry.remote.range_reads import FILLS, BufferFill, fill
+from wherry.remote.range_reads import FILLS, fill
 from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
