@@ -104,13 +104,13 @@ def test_axe_finds_no_fault(screen, theme, opened, site, axe):
 
 
 def test_a_person_searches_follows_a_lineage_and_comes_to_a_deep_link(opened, site):
-    digest = site[1]
+    _, digest, run = site
     page = opened("/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Checkpoints", (
         "the keyboard reaches the pages"
     )
-    page.get_by_role("searchbox", name="Search checkpoints").fill("/out/3000")
+    page.get_by_role("searchbox", name="Search checkpoints").fill(f"{run}/3000")
     page.get_by_role("button", name="Search").click()
     assert page.locator(".rows > li").count() == 1
     page.locator(".rows > li a").first.click()
