@@ -130,7 +130,10 @@ def test_on_a_phone_names_can_be_read_and_cards_tapped(opened):
         "all => all.map(one => parseFloat(getComputedStyle(one).fontSize)"
         " * (one.closest('.card') ? one.getBoundingClientRect().width / one.offsetWidth : 1))"
     )
-    assert min(sizes) >= 9
+    assert min(sizes) >= 12
+    title, tools = (seen.page.locator(one).bounding_box() for one in (".headline", ".tools"))
+    assert title["width"] > 300, "the numbers have the width of the screen"
+    assert tools["y"] >= title["y"] + title["height"]
     seen.page.locator(".card", has_text="maxtext").tap()
     assert "✗ altered at level digest" in seen.page.locator("#details").inner_text()
 

@@ -284,6 +284,6 @@ fillList();
 fillLegend();
 draw();
 find();
-fit(0.75);
+fit(view.clientWidth < 600 ? 1 : 0.75); // on a phone, names are to be read
 listen();
 if (!follow()) select(data.root);
