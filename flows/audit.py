@@ -5,23 +5,24 @@ checkpoints. The report is a Markdown artifact, the evidence a file. If the audi
 after report, evidence and message are written, so that alerts on failed runs see them.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from wherry.auditor.report import counted
 from wherry.errors import MismatchError
+from wherry.flows.form import FormModel
 from wherry.tasks.artifacts import show_markdown
 from wherry.tasks.audit import audit as audit_task
 from wherry.tasks.ending import ending
 from wherry.watch.ending import Ending
 
 
-class AuditSpec(BaseModel):
+class AuditSpec(FormModel):
     """What to audit; the only parameter of the flow, and its form in the Prefect UI."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    FIRST: ClassVar[tuple[str, ...]] = ("scope", "roots", "level", "sample", "fail_on")
 
     scope: Literal["registered", "all", "roots"] = Field(
         default="all",

@@ -5,27 +5,39 @@ The options of the conversion come from `wherry.core.request`; the other fields 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
 
 from wherry.config.options import described, given_by, target_of, with_options
 from wherry.config.schema import VerifyLevel  # noqa: TC001  pydantic reads it
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
+from wherry.flows.form import FormModel
+from wherry.formats.registry import formats
 
-_FORMATS = ["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "flax-msgpack"]
+if TYPE_CHECKING:
+    from wherry.formats.format import Format
+
+
+def _choices(field: dict[str, Any]) -> None:
+    """List the formats that can be written here, and then their aliases."""
+    written: list[Format] = [row for row in formats().values() if row.create is not None]
+    aliases = [alias for row in written for alias in row.aliases]
+    field["enum"] = [*sorted(row.name for row in written), *sorted(aliases)]
 
 
 @with_options("form", TargetRequest)
-class _TargetFields(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _TargetFields(FormModel):
     target: str = Field(description="URI or path of the checkpoint to write; with `into`, of the run folder.")
     to: str = Field(
-        description="Target format, a name or alias; `wherry formats` lists them.", examples=_FORMATS
+        description="Target format, a name or alias; `wherry formats` lists them.", json_schema_extra=_choices
     )
 
 
 class TargetSpec(_TargetFields):
     """One target: location, format, and all options that the files do not determine."""
+
+    FIRST: ClassVar[tuple[str, ...]] = ("target", "to", "only", "family", "options", "model_name")
 
     model_name: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
 
@@ -52,6 +64,10 @@ class _Conversion(_Source):
 
 class ConvertSpec(_Conversion):
     """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "source", "target", "to", "only", "family", "options", "step", "verify", "model_name", "alias", "further",
+    )  # fmt: skip
 
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: VerifyLevel = Field(

@@ -6,16 +6,17 @@ route takes the checkpoint, the flow ends as Completed, with the reasons, since 
 The nightly run converts whatever was missed here.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from wherry.config.config import in_force
 from wherry.config.schema import MlflowSettings
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.flows.form import FormModel
 from wherry.routes.night import note_made
 from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import run_logger
@@ -25,10 +26,10 @@ from wherry.tasks.register import register
 from wherry.tasks.verify import verify
 
 
-class ExportSpec(BaseModel):
+class ExportSpec(FormModel):
     """What to export; the only parameter of the flow, and its form in the Prefect UI."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    FIRST: ClassVar[tuple[str, ...]] = ("source", "routes", "targets", "register_source", "alias")
 
     source: str = Field(description="URI or path of the committed checkpoint, or of its run.")
     routes: tuple[str, ...] = Field(default=(), description="Names of the routes to apply; all by default.")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -19,12 +19,13 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from wherry.config.config import in_force
 from wherry.config.schema import Route
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec
+from wherry.flows.form import FormModel
 from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown
@@ -33,10 +34,10 @@ from wherry.tasks.artifacts import show_markdown
 from wherry.tasks.ending import ending
 
 
-class NightlySpec(BaseModel):
+class NightlySpec(FormModel):
     """What a nightly run converts; the only parameter of the flow, and its form in the Prefect UI."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    FIRST: ClassVar[tuple[str, ...]] = ("routes", "dry_run", "go", "retry_failed")
 
     config: str | None = Field(
         default=None,

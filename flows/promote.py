@@ -4,12 +4,14 @@ Load it as `flows/promote.py:promote` or `wherry.flows.promote.promote`. It can 
 an alias that was moved already. A refusal ends the flow as Failed, with every gate in a table artifact.
 """
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from wherry.errors import WherryError
+from wherry.flows.form import FormModel, plain_fields
+from wherry.ledger.resolve import model_in
 from wherry.models.policy import Policy
 from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.common import show_failure
@@ -18,30 +20,36 @@ from wherry.tasks.promote import promote as promote_task
 from wherry.tasks.promote import rollback as rollback_task
 
 
-class PromoteSpec(BaseModel):
+class PolicyForm(Policy):
+    """The gates of a promotion; a gate that is left out lets everything pass."""
+
+    model_config = ConfigDict(json_schema_extra=plain_fields)
+
+
+class PromoteSpec(FormModel):
     """What to promote; the only parameter of the flow, and its form in the Prefect UI."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    FIRST: ClassVar[tuple[str, ...]] = ("subject", "to_alias", "name", "policy_name", "rollback")
 
-    subject: str | None = Field(
-        default=None,
-        description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or URI of a checkpoint.",
+    subject: str = Field(
+        description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or URI of a checkpoint; models:/NAME for "
+        "a rollback."
     )
     name: str | None = Field(
-        default=None, description="Registered model; required for the URI of a checkpoint and for a rollback."
+        default=None, description="Registered model; required for the URI of a checkpoint."
     )
     to_alias: str = Field(
         default="champion", description="Alias to set; the version that had it becomes `previous`."
     )
     rollback: bool = Field(
         default=False,
-        description="Instead of promoting, give the alias of `name` back to the version that had it before.",
+        description="Instead of promoting, give the alias back to the version of the model that had it before.",
     )
     level: str = Field(
         default="",
         description="Verification level; by default `digest` to promote and `present` to roll back.",
     )
-    policy: Policy = Field(default=Policy(), description="Policy that the checkpoint must pass.")
+    policy: PolicyForm = Field(default=PolicyForm(), description="Policy that the checkpoint must pass.")
     policy_name: str | None = Field(
         default=None, description="Name of a policy in wherry.toml, instead of `policy`."
     )
@@ -54,12 +62,15 @@ class PromoteSpec(BaseModel):
     to_registry_uri: str | None = Field(default=None, description="Promote into this other MLflow registry.")
 
     @model_validator(mode="after")
-    def _says_what(self) -> Self:
-        if self.rollback and not self.name:
-            raise ValueError("missing `name`: a rollback requires it")
-        if not self.rollback and not self.subject:
-            raise ValueError("missing `subject`: a promotion requires it")
+    def _names_a_model(self) -> Self:
+        if self.rollback and not self.model:
+            raise ValueError("`subject` names no model, which a rollback requires: models:/NAME")
         return self
+
+    @property
+    def model(self) -> str:
+        """The registered model; empty if only the URI of a checkpoint is stated."""
+        return self.name or model_in(self.subject) or ""
 
 
 @flow(name="promote", flow_run_name="{spec.subject} to {spec.to_alias}", result_serializer="json")
@@ -89,7 +100,7 @@ def _show(spec: PromoteSpec, done: dict[str, Any]) -> None:
 
 
 def _title(spec: PromoteSpec) -> str:
-    return f"Rollback of {spec.name}" if spec.rollback else f"Promotion of {spec.subject} to {spec.to_alias}"
+    return f"Rollback of {spec.model}" if spec.rollback else f"Promotion of {spec.subject} to {spec.to_alias}"
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:
@@ -113,9 +124,9 @@ def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
     common: dict[str, Any] = {"tracking_uri": spec.tracking_uri, "registry_uri": spec.registry_uri}
     common |= {"level": spec.level} if spec.level else {}
     if spec.rollback:
-        return rollback_task(spec.name or "", alias=spec.to_alias, **common)
+        return rollback_task(spec.model, alias=spec.to_alias, **common)
     return promote_task(
-        spec.subject or "",
+        spec.subject,
         name=spec.name,
         to_alias=spec.to_alias,
         gates=spec.policy_name or spec.policy.model_dump(mode="json"),
@@ -125,4 +136,4 @@ def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
 
 
 def _subject(spec: PromoteSpec) -> str:
-    return f"the rollback of {spec.name}" if spec.rollback else str(spec.subject)
+    return f"the rollback of {spec.model}" if spec.rollback else spec.subject

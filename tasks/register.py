@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from prefect import task
+from prefect.runtime import flow_run
 
 from wherry.models.register import register as enter
 from wherry.tasks.common import STEP, run_logger
@@ -25,6 +26,7 @@ def register(
     Returns:
         The fields of the registration.
     """
-    done = enter(uri, name, alias=alias, tracking_uri=tracking_uri, registry_uri=registry_uri, tags=tags)
+    stores = {"tracking_uri": tracking_uri, "registry_uri": registry_uri}
+    done = enter(uri, name, alias=alias, tags=tags, run_page=flow_run.ui_url, **stores)
     run_logger().info("%s version %s %s", name, done.version, "created" if done.created else "exists already")
     return asdict(done)

@@ -6,7 +6,8 @@ apply: the tag `wherry.fetch` has the command to use instead.
 
 - `client`: the stores, and their errors as wherry's errors.
 - `versions`: one version per model and checkpoint, with any number of concurrent callers.
-- `runs`: what MLflow's pages show: the run with its artifacts, source → converted.
+- `runs`: what MLflow's pages show: the run with its artifacts, source → converted; `figures`: its numbers and words.
+- `marks`: what an audit writes on a version.
 - `aliases`: moving aliases that other callers move too; `promote`: candidate → champion → previous, and back.
 - `project`: restores from the ledger what a registry has lost.
 - `read`: resolving model URIs, listing registered versions, identifying the caller, and deleting versions.
@@ -15,6 +16,7 @@ apply: the tag `wherry.fetch` has the command to use instead.
 from __future__ import annotations
 
 from wherry.integrations.mlflow.client import ATTEMPT_TAG, EXPERIMENT, page
+from wherry.integrations.mlflow.marks import mark_version
 from wherry.integrations.mlflow.project import projection
 from wherry.integrations.mlflow.promote import (
     CANDIDATE,
@@ -39,6 +41,6 @@ from wherry.integrations.mlflow_version import RegisteredVersion
 
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",
-    "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "projection", "promoting",
-    "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
+    "find_digest", "identity", "look_up", "mark_deleted", "mark_version", "page", "previous_of", "projection",
+    "promoting", "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Runs and logged models: what MLflow's pages show beside a version.
 
-One finished run per version holds manifest and receipt as small JSON artifacts. The source checkpoint is a logged model
-and an input of the run, the registered checkpoint a logged model and an output of the run, so the run's page shows
-source → converted. Neither holds tensor bytes: both are marked as external.
+One finished run per version holds manifest and receipt as small JSON artifacts, and parameters and metrics (`figures`).
+The source checkpoint is a logged model, a dataset and an input of the run, the registered checkpoint a logged model and
+an output of the run, so its page shows source → converted. None holds tensor bytes: models are marked as external.
 
 Facts (MLflow 3.17):
 - The default artifact folder of a SQLite store is in the working directory; wherry sets one on its experiment.
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.core.algorithms import spellings
 from wherry.integrations.mlflow.client import ATTEMPT_TAG, EXISTS, EXPERIMENT, absent_is_fine, quoted
+from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
     from wherry.core.receipt import CheckpointRef
+    from wherry.models.facts import VersionFacts
     from wherry.storage.sidecar import Sidecar
 
 LOGGED_MODEL_TAG = "wherry.logged_model"
@@ -60,7 +63,9 @@ class RunRecord:
             self.undo.pop()()
 
 
-def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar) -> RunRecord:
+def record_run(
+    client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar, facts: VersionFacts
+) -> RunRecord:
     """Create a finished run with manifest and receipt, from the source's logged model to a new one.
 
     Args:
@@ -68,9 +73,11 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
         name: the registered model.
         tags: tags of the version that will be created.
         sidecar: sidecar of the checkpoint.
+        facts: what else is known about it.
     """
     experiment = _experiment(client)
-    run = client.create_run(experiment, run_name=f"register {name}", tags=dict(tags))
+    noted = {**tags, MLFLOW_RUN_NOTE: description(tags)}
+    run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
     run_id: str = run.info.run_id
     recorded = RunRecord(run_id, {}, [lambda: client.delete_run(run_id)])
     try:
@@ -78,6 +85,8 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
         if sidecar.receipt is not None:
             client.log_dict(run_id, sidecar.receipt.to_json(), "receipt.json")
         links = _link(client, experiment, name, tags, sidecar, recorded)
+        metrics = metrics_of(sidecar, facts, links[LOGGED_MODEL_TAG])
+        client.log_batch(run_id, metrics, params_of(sidecar))
         client.set_terminated(run_id)
     except BaseException:
         recorded.take_back()
@@ -107,7 +116,8 @@ def _link(
     links: dict[str, str] = {}
     if receipt is not None and receipt.source.checkpoint_digest != subject.checkpoint_digest:
         source = _source_model(client, experiment, receipt.source, tags[ATTEMPT_TAG], recorded)
-        client.log_inputs(recorded.run_id, models=[LoggedModelInput(source)])
+        inputs = [source_dataset(one) for one in receipt.sources]
+        client.log_inputs(recorded.run_id, inputs, [LoggedModelInput(source)])
         links[SOURCE_MODEL_TAG] = source
     made = _logged_model(client, experiment, name, subject, tags, recorded, run_id=recorded.run_id)
     client.log_outputs(recorded.run_id, [LoggedModelOutput(made, subject.step or 0)])

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from mlflow.exceptions import MlflowException
 
 from wherry.core.algorithms import digest_uri, spellings
-from wherry.errors import StorageError, printable
+from wherry.errors import StorageError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow.client import (
     ABSENT,
@@ -40,8 +40,10 @@ from wherry.integrations.mlflow.client import (
     page,
     quoted,
 )
+from wherry.integrations.mlflow.figures import LINEAGE_TAG, RUN_PAGE_TAG, description
 from wherry.integrations.mlflow.runs import forget_run, record_run
-from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, VERIFIED_TAG, WEIGHTS_TAG
+from wherry.lineage.address import lineage_url
 from wherry.storage.home import sqlite_file
 from wherry.storage.stores import locate
 from wherry.version import __version__
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from wherry.integrations.mlflow.runs import RunRecord
+    from wherry.models.facts import VersionFacts
     from wherry.storage.sidecar import Sidecar
 
 ADOPTED_TAG = "wherry.adopted"
@@ -83,6 +86,7 @@ def registering(
     uri: str,
     name: str,
     *,
+    facts: VersionFacts,
     alias: str | None,
     tags: Mapping[str, str],
     tracking_uri: str,
@@ -94,6 +98,7 @@ def registering(
         sidecar: identity, manifest and receipt of the checkpoint.
         uri: URI of the checkpoint.
         name: the registered model; created if it does not exist.
+        facts: what a new version tells besides.
         alias: alias to set on the version.
         tags: tags to set on the version; they override wherry's own.
         tracking_uri: store of the run with receipt and manifest.
@@ -107,10 +112,10 @@ def registering(
     stores = Stores(tracking_uri, registry_uri)
     with opened(stores) as client:
         _ensure_model(client, name)
-        ours = _our_tags(sidecar, uri)
+        ours = _our_tags(sidecar, uri, facts)
         source = _source(sidecar, uri, registry_uri)
         version, undo = _settled(
-            client, name, ours[DIGEST_TAG], lambda: _create(client, name, source, ours, sidecar)
+            client, name, ours[DIGEST_TAG], lambda: _create(client, name, source, ours, sidecar, facts)
         )
         number = str(version.version)
         try:
@@ -169,9 +174,14 @@ def _settled(
 
 
 def _create(
-    client: MlflowClient, name: str, source: str, tags: Mapping[str, str], sidecar: Sidecar
+    client: MlflowClient,
+    name: str,
+    source: str,
+    tags: Mapping[str, str],
+    sidecar: Sidecar,
+    facts: VersionFacts,
 ) -> tuple[ModelVersion, RunRecord]:
-    recorded = record_run(client, name, tags, sidecar)
+    recorded = record_run(client, name, tags, sidecar, facts)
     try:
         version = colliding(
             lambda: client.create_model_version(
@@ -179,7 +189,7 @@ def _create(
                 source,
                 run_id=recorded.run_id,
                 tags={**tags, **recorded.tags},
-                description=_description(tags),
+                description=description(tags),
                 await_creation_for=0,
             )
         )
@@ -268,7 +278,7 @@ def _ensure_model(client: MlflowClient, name: str) -> None:
             raise
 
 
-def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
+def _our_tags(sidecar: Sidecar, uri: str, facts: VersionFacts) -> dict[str, str]:
     subject, receipt = sidecar.checkpoint, sidecar.receipt
     by_digest = digest_uri(subject.checkpoint_digest)
     tags = {
@@ -279,31 +289,17 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
         "wherry.format_version": subject.format_version or "",
         "wherry.version": __version__,
         "wherry.fetch": shlex.join(["wherry", "fetch", by_digest, "TARGET"]),
+        LINEAGE_TAG: lineage_url(subject.checkpoint_digest),
         ATTEMPT_TAG: uuid.uuid4().hex,
     }
+    tags |= {VERIFIED_TAG: facts.verified} if facts.verified else {}
+    tags |= {RUN_PAGE_TAG: facts.run_page} if facts.run_page else {}
     if receipt is not None:
         tags["wherry.plan_digest"] = receipt.plan_digest
         tags["wherry.source_uri"] = receipt.source.uri
         tags["wherry.source_digest"] = receipt.source.checkpoint_digest
         tags |= {"wherry.load": receipt.snippet.strip()} if receipt.snippet.strip() else {}
     return tags
-
-
-def _description(tags: Mapping[str, str]) -> str:
-    """Description on the version's page: what it is, and how to fetch it. MLflow's own loader does not apply."""
-    version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
-    made = f", converted from `{_code(tags['wherry.source_uri'])}`" if "wherry.source_uri" in tags else ""
-    lines = [f"Checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
-    lines.append(f"```\n{_code(tags['wherry.fetch'])}\n```")
-    if "wherry.load" in tags:
-        code = printable(tags["wherry.load"], lines=True).replace("`", "'")
-        lines.append(f"Load it from `{_code(tags['wherry.uri'])}`:\n```\n{code}\n```")
-    return "\n\n".join(lines)
-
-
-def _code(text: str) -> str:
-    """A text for a code span of Markdown, which names of checkpoints must not end."""
-    return printable(text).replace("`", "'")
 
 
 def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:

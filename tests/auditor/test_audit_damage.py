@@ -11,7 +11,8 @@ import wherry
 from tests.support import audit as support
 from wherry.auditor import bytes as audit_bytes
 from wherry.auditor.audit import audit
-from wherry.auditor.report import markdown, summary
+from wherry.auditor.markdown import markdown
+from wherry.auditor.report import summary
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, missing_extra
 from wherry.ledger.record import open_ledger, statements
 from wherry.mover.hashing import Failure

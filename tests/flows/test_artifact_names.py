@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wherry.errors import CorruptError
-from wherry.integrations.mlflow import versions
+from wherry.integrations.mlflow import figures
 from wherry.routes.report import NightTable, _markdown_table
 from wherry.tasks import artifacts, common
 
@@ -72,7 +72,7 @@ def test_a_name_does_not_leave_the_code_of_a_description():
         "wherry.format": "dcp", "wherry.format_version": "", "wherry.source_uri": f"/x```\n{HOSTILE}",
         "wherry.fetch": f"wherry fetch {HOSTILE}", "wherry.uri": HOSTILE, "wherry.load": f"load(\n'{HOSTILE}```')",
     }  # fmt: skip
-    text = versions._description(tags)
+    text = figures.description(tags)
     assert not OBEYED & set(text)
     assert text.count("```") == 4, "two blocks, which names do not end"
     assert text.replace("```", "").count("`") == 4, "two spans"

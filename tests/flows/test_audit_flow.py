@@ -66,7 +66,7 @@ def test_a_sound_store_and_then_a_flipped_bit(team, tmp_path):
     assert isinstance(error, MismatchError)
     assert (error.path, error.uri) == ("step", receipt.target.uri)
     report = artifacts(state.state_details.flow_run_id)["wherry-audit-report"].data
-    assert "| altered |" in report
+    assert "### 1. altered\n" in report
     [(body, subject)] = TOLD
     assert subject == "wherry audit: 1 error and 0 warnings"
     assert "first error: " in body

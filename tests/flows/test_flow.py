@@ -167,7 +167,7 @@ def test_every_field_is_described():
     schema = convert_checkpoint.parameters.model_dump()
     fields = schema["definitions"]["ConvertSpec"]["properties"]
     assert [name for name, field in fields.items() if not field.get("description")] == []
-    assert fields["if_exists"]["enum"] == ["fail", "skip", "resume"]
+    assert fields["advanced"]["properties"]["if_exists"]["enum"] == ["fail", "skip", "resume"]
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,20 @@ def test_promoted_refused_and_rolled_back(server, tmp_path, monkeypatch):
     assert isinstance(state.result(raise_on_failure=False), MismatchError)
     assert "differs from the registered one" in artifacts(state)["wherry-failure"][1]["value"]
 
-    done = promote(PromoteSpec(name="m", rollback=True))
+    done = promote(PromoteSpec(subject="models:/m", rollback=True))
     assert (done["version"], done["replaced"]) == ("1", "2")
 
 
 def test_the_form_is_described_and_checked():
     fields = promote.parameters.model_dump()["definitions"]
-    for model in ("PromoteSpec", "Policy"):
+    for model in ("PromoteSpec", "PolicyForm"):
         rows = fields[model]["properties"]
         assert [name for name, field in rows.items() if not field.get("description")] == []
     for bad, words in (
-        ({}, "missing `subject`"),
-        ({"rollback": True}, "missing `name`"),
-        ({"subjct": "x"}, "subjct"),
+        ({}, "subject"),
+        ({"rollback": True}, "subject"),
+        ({"rollback": True, "subject": "/data/x"}, "names no model"),
+        ({"subject": "x", "subjct": "x"}, "subjct"),
     ):
         with pytest.raises(ValidationError, match=words):
             PromoteSpec(**bad)

@@ -1,51 +1,39 @@
-"""The pages in a real browser: three widths, light and dark, no sideways scrolling, and nothing that overlaps."""
+"""The pages in a real browser: three screens, light and dark; nothing overlaps, and axe finds no fault."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 
 import wherry
-from tests.support.browser import chromium
+from tests.support.browser import SCREENS, axe_faults, chromium, every_screen, every_theme, layout_faults
 from tests.support.command import small
 from tests.support.registry import model_folder
+from wherry.ledger.record import open_ledger, record_sighting
 from wherry.site.server import SiteServer
 
-WIDTHS = (360, 800, 1400)
-# Boxes that hold text or a control: no two of them may share more than a hairline, unless one holds the other.
-OVERLAPS = """
-() => {
-  const all = [...document.querySelectorAll("h1, nav a, input, button, main p, main svg, footer, .rows > li")];
-  const boxes = all.map(one => [one, one.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
-  const found = [];
-  boxes.forEach(([a, one], at) => boxes.slice(at + 1).forEach(([b, two]) => {
-    if (a.contains(b) || b.contains(a)) return;
-    const across = Math.min(one.right, two.right) - Math.max(one.left, two.left);
-    const down = Math.min(one.bottom, two.bottom) - Math.max(one.top, two.top);
-    if (across > 1 && down > 1) found.push(`${a.outerHTML.slice(0, 80)} | ${b.outerHTML.slice(0, 80)}`);
-  }));
-  return found;
-}
-"""
-CONTRAST = """
-() => [...document.querySelectorAll("main p, main a, .good, .bad, .error, footer, button")].map(one => {
-  const light = colour => {
-    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255)
-      .map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  let ground = one;
-  while (ground && getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
-  const [a, b] = [getComputedStyle(one).color, getComputedStyle(ground || document.body).backgroundColor].map(light);
-  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-})
-"""
+pytest_plugins = ["tests.support.browser"]  # its fixture
+
+EVIL = "</a><script>alert(1)</script>\u202e&\"'"
+PATHS = ("/", "/?q=data", "/runs", "/storage", "/findings", "/nowhere")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory, own_home):
-    """A served ledger with runs, a long name and an open finding; yields the address and a digest."""
+def crowd(ledger, subject):
+    """Record 300 checkpoints in 3 runs, with names of 200 characters, one long word and hostile ones among them."""
+    for number in range(300):
+        run = ("name " * 40, "without-a-place-to-break" * 9, EVIL * 7)[number % 3]
+        digest = f"blake3:{number:064x}"
+        uri = f"/data/{run[:200].strip()}/{number}"
+        one = replace(subject, uri=uri, format=EVIL if number % 50 == 0 else "orbax", step=number * 10**9)
+        record_sighting(ledger, replace(one, checkpoint_digest=digest, weights_digest=digest))
+
+
+@pytest.fixture(scope="module", params=["small", "crowded"])
+def site(request, tmp_path_factory, own_home):
+    """A served ledger with runs, a long name and an open finding; yields the address, a digest and a run."""
     folder = tmp_path_factory.mktemp("site")
     for step in (1000, 2000, 3000):
         model_folder(folder / "run" / str(step), seed=step)
@@ -54,9 +42,12 @@ def site(tmp_path_factory, own_home):
     wherry.convert(small(folder / "x.safetensors"), long, to="orbax")
     (folder / "out" / "2000").rename(folder / "away")
     wherry.audit("all")
+    if request.param == "crowded":
+        with open_ledger() as ledger:
+            crowd(ledger, receipt.target)
     with SiteServer(0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.url, receipt.target.checkpoint_digest
+        yield server.url, receipt.target.checkpoint_digest, str(folder / "out")
         server.shutdown()
 
 
@@ -71,8 +62,9 @@ def opened(browser, site):
     """Opens a page; at the end, nothing may have been loaded from elsewhere, logged or refused."""
     contexts, faults = [], []
 
-    def open_(path, width=1400, theme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+    def open_(path, screen="desktop", theme="light"):
+        width, height = SCREENS[screen]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: faults.append(message.text))
@@ -86,29 +78,39 @@ def opened(browser, site):
     yield open_
     for context in contexts:
         context.close()
-    assert [fault for fault in faults if "favicon" not in fault] == []
+    assert [fault for fault in faults if "favicon" not in fault and "404" not in fault] == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_pages_fit_every_width_in_both_themes(width, theme, opened):
-    for path in ("/", "/?q=orbax", "/runs", "/storage", "/findings"):
-        page = opened(path, width, theme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        assert page.evaluate(OVERLAPS) == [], path
-        assert min(page.evaluate(CONTRAST)) >= 4.5, path
+def pages_of(site):
+    """Every page, that of a run and that of a lineage among them."""
+    _, digest, run = site
+    return (*PATHS, f"/runs?run={quote(run)}", f"/lineage/{digest}#{digest}")
+
+
+@every_theme
+@every_screen
+def test_pages_fit_every_screen_in_both_themes(screen, theme, opened, site):
+    for path in pages_of(site):
+        page = opened(path, screen, theme)
+        assert layout_faults(page) == [], path
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 200) == (theme == "dark")
 
 
+@pytest.mark.parametrize(("screen", "theme"), [("phone", "light"), ("desktop", "dark")])
+def test_axe_finds_no_fault(screen, theme, opened, site, axe):
+    for path in pages_of(site):
+        assert axe_faults(opened(path, screen, theme), axe) == [], path
+
+
 def test_a_person_searches_follows_a_lineage_and_comes_to_a_deep_link(opened, site):
-    digest = site[1]
+    _, digest, run = site
     page = opened("/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Checkpoints", (
         "the keyboard reaches the pages"
     )
-    page.get_by_role("searchbox", name="Search checkpoints").fill("out 3000")
+    page.get_by_role("searchbox", name="Search checkpoints").fill(f"{run}/3000")
     page.get_by_role("button", name="Search").click()
     assert page.locator(".rows > li").count() == 1
     page.locator(".rows > li a").first.click()

@@ -21,14 +21,12 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
 from tests.support.faults import proxied
+from tests.support.node import node_file
 from wherry.remote import azure
 
 _START_SECONDS = 30
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
-_AZURITE = Path(sys.prefix) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 # Azurite has one account with this key, which its documentation states.
 _ACCOUNT = "devstoreaccount1"
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -103,12 +101,12 @@ def seaweed():
 @contextmanager
 def az():
     """A proxy in front of Azurite, for `AZURE_STORAGE_CONNECTION_STRING`. It starts in a second."""
+    program = node_file("Azurite", "azurite", "dist", "src", "blob", "main.js")
     node = shutil.which("node")
-    if node is None or not _AZURITE.exists():
-        pytest.skip("npm has not installed Azurite, which infra/environment.py does where npm is")
+    assert node is not None, "npm has installed Azurite"
     port = free_port()
     process = subprocess.Popen(
-        [node, str(_AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence",
+        [node, str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence",
          "--silent", "--skipApiVersionCheck", "--disableTelemetry"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

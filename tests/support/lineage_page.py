@@ -49,15 +49,16 @@ def browser():
 class Seen:
     """A page in the browser, and everything that it did that it should not."""
 
-    def __init__(self, browser, path, theme="light"):
-        self.context = browser.new_context(viewport={"width": 1500, "height": 900}, color_scheme=theme)
+    def __init__(self, browser, path, theme="light", size=(1500, 900), fragment=""):
+        viewport = {"width": size[0], "height": size[1]}
+        self.context = browser.new_context(viewport=viewport, color_scheme=theme, has_touch=size[0] < 500)
         self.page = self.context.new_page()
         self.faults = []
         self.page.on("console", lambda message: self.faults.append(message.text))
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
         self.page.on("request", lambda request: self._requested(request.url))
-        self.page.goto(path.as_uri())
+        self.page.goto(f"{path.as_uri()}{fragment}")
 
     def _requested(self, url):
         if not url.startswith("file:"):
@@ -71,10 +72,10 @@ class Seen:
 def opened(browser, tmp_path):
     seen = []
 
-    def open_(tree_, theme="light"):
+    def open_(tree_, theme="light", **how):
         path = tmp_path / "lineage.html"
         path.write_text(page(tree_), encoding="utf-8")
-        seen.append(Seen(browser, path, theme))
+        seen.append(Seen(browser, path, theme, **how))
         return seen[-1]
 
     yield open_

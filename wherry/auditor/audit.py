@@ -24,9 +24,11 @@ from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
 from wherry.auditor.check import record_name
 from wherry.auditor.cure import completed
+from wherry.auditor.markdown import markdown
+from wherry.auditor.marks import marked
 from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compared
-from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity, markdown
+from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, required, survey_roots
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
@@ -108,7 +110,7 @@ def audit(
         memory: budget for reading bytes.
         key: public key (PEM file) for the verification of signatures; `audit.key` of the configuration by default.
             Without a key, signatures are not checked.
-        record: write the outcome to the ledger.
+        record: write the outcome to the ledger, and on the model versions that are altered or proved.
         progress: called a few times a second while bytes are read.
 
     Raises:
@@ -158,18 +160,22 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
         *_deletions(asked.scope, roots, found),
         *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]
+    sorted_ = _gravest_first(completed(findings, found, looked))
+    finished = utc_now()
+    if asked.record and as_of is None:
+        sorted_ = _gravest_first([*sorted_, *marked(registry, sorted_, found, looked, finished)])
     return AuditReport(
         scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
         level=asked.level,
         as_of=as_of,
         sample=sample,
         started=started,
-        finished=utc_now(),
+        finished=finished,
         seconds=round(time.monotonic() - clock, 3),
         wherry=__version__,
         chain=chain,
         checkpoints=tuple(one.row for one in looked.values()),
-        findings=tuple(_gravest_first(completed(findings, found, looked))),
+        findings=tuple(sorted_),
         registry=registry.uri,
         versions=len(registry.versions),
         history=found.history,

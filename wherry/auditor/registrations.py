@@ -6,6 +6,7 @@ tag do not belong to wherry and are ignored.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.report import Finding
@@ -47,11 +48,15 @@ class ModelVersion(NamedTuple):
 
 
 class RegistryContents(NamedTuple):
-    """Contents of the registry: its URI without secrets, its versions, and the finding if it was not queried."""
+    """Contents of the registry: its URI without secrets, its versions, and the finding if it was not queried.
+
+    `stores` has the MLflow URIs of tracking store and registry as keyword arguments.
+    """
 
     uri: str | None
     versions: tuple[ModelVersion, ...] = ()
     findings: tuple[Finding, ...] = ()
+    stores: Mapping[str, str] = MappingProxyType({})
 
 
 def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) -> RegistryContents:
@@ -77,7 +82,7 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
         )
     except (MissingExtraError, StorageError) as error:
         return RegistryContents(None, (), _unasked(known, shown, error.what, error))
-    return RegistryContents(shown, versions)
+    return RegistryContents(shown, versions, stores={"tracking_uri": tracking, "registry_uri": chosen})
 
 
 def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:

@@ -1,25 +1,19 @@
-"""The report of an audit: checkpoints, findings and cures, as JSON and as Markdown.
+"""The report of an audit: checkpoints, findings and cures.
 
 A **finding** is about one thing (a checkpoint, a registration, a file, the ledger's chain). `KINDS` is the table of all
 kinds, with severity and exit code. An error means that bytes, records or the ledger differ from the record; a warning
 means that something should be examined; a note is for information.
 
-The Markdown is for the flow's artifact and the evidence. Names come from storage and may contain any character, so they
-are escaped.
+`wherry.auditor.markdown` shows it as a page.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from wherry.core.units import counted, short, show_seconds, show_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+from wherry.core.units import counted, show_seconds, show_size
 
 SCHEMA = 2  # reports of schema 1 have digests without their algorithm, which is SHA-256
 UNCHANGED = "unchanged"
@@ -58,6 +52,7 @@ KINDS: dict[str, Kind] = {
     "registration-gone": Kind("warning", 0, "a registration in the ledger that is not in the registry"),
     "registration-unknown": Kind("warning", 0, "a model version that is not in the ledger"),
     "registration-pending": Kind("warning", 0, "a registration that did not finish"),
+    "registration-unmarked": Kind("warning", 0, "the outcome could not be written on the model version"),
     "sidecar-gone": Kind("warning", 0, "the sidecar of the checkpoint is missing"),
     "touched": Kind(
         "warning",
@@ -254,38 +249,6 @@ def gravity(kind: str) -> int:
     return list(KINDS).index(kind)
 
 
-LISTED = 200  # maximum rows of a table; the JSON has all of them
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#!])")
-
-
-def markdown(report: AuditReport) -> str:
-    """The report as Markdown."""
-    outcome = "no errors" if report.ok else "errors found"
-    parts = [
-        f"# Audit of {counted(len(report.checkpoints), 'checkpoint')}: {outcome}",
-        _table(("what", "value"), summary(report)),
-    ]
-    for severity in ("error", "warning", "note"):
-        rows = [row for row in report.findings if row.severity == severity]
-        if rows:
-            parts += [f"## {severity.capitalize()}s", _table(_COLUMNS, map(_cells, rows), len(rows))]
-    if report.checkpoints:
-        rows = [
-            (
-                row.verdict,
-                f"{row.level}: {row.devices}" if row.devices else row.level,
-                row.format,
-                row.uri,
-                short(row.checkpoint_digest),
-                ", ".join(row.models),
-            )
-            for row in sorted(report.checkpoints, key=lambda row: (row.verdict == "ok", row.uri))
-        ]
-        columns = ("verdict", "level", "format", "where", "digest", "models")
-        parts += ["## Checkpoints", _table(columns, rows, len(rows))]
-    return "\n\n".join(parts) + "\n"
-
-
 def summary(report: AuditReport) -> list[tuple[str, str]]:
     """A summary of the report as rows of (name, value)."""
     counts, chain = report.counts, report.chain
@@ -317,31 +280,7 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
     ]
 
 
-_COLUMNS = ("kind", "what", "where", "cure", "affected")
-
-
-def _cells(row: Finding) -> tuple[str, ...]:
-    tensor = f" ({row.path}{'' if row.leaf is None else f', leaf {row.leaf}'})" if row.path else ""
-    affected = [
-        f"{one.format} {short(one.checkpoint_digest)} {', '.join(one.models)}" for one in row.affected
-    ]
-    return row.kind, row.what + tensor, row.uri or "", row.cure or "", "; ".join([*row.models, *affected])
-
-
 def _registry(report: AuditReport) -> str:
     if report.registry is None:
         return "not compared"
     return f"{report.registry}: {report.versions} versions by wherry"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], count: int = 0) -> str:
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-    lines += [" | ".join(map(_plain, row)) for row, _ in zip(rows, range(LISTED), strict=False)]
-    more = f"\n\nand {count - LISTED} more; report.json lists all" if count > LISTED else ""
-    return "\n".join(f"| {line} |" for line in lines) + more
-
-
-def _plain(text: str) -> str:
-    """Escape a text for Markdown: on one line, without control characters."""
-    visible = "".join(character if character.isprintable() else " " for character in text)
-    return _MARKUP.sub(r"\\\1", visible)

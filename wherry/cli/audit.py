@@ -79,7 +79,7 @@ def audit(
     """  # fmt: skip
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle
-    from wherry.auditor.report import markdown
+    from wherry.auditor.markdown import markdown
     from wherry.console import tables
 
     if check is not None:

@@ -12,6 +12,7 @@ from wherry.cli.options import as_json
 from wherry.console.say import say, say_lines
 from wherry.core.units import short
 from wherry.errors import storage_error
+from wherry.lineage.address import PORT
 from wherry.lineage.nearest import NEIGHBOURS
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def impact_(x: str, *, all_: bool, json_: bool) -> None:
 
 
 @lineage.command("serve")
-@click.option("--port", type=click.IntRange(0, 65535), default=8047, show_default=True,
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
               help="Port of this machine's loopback interface; 0 chooses a free one.")  # fmt: skip
 def serve_(port: int) -> None:
     """Serve read-only pages about the whole ledger: checkpoints, runs, storage, findings.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
@@ -41,7 +41,7 @@ from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.core.account import IgnoredEntry
     from wherry.core.progress import OnProgress
@@ -88,7 +88,10 @@ def rewrite(
     if_exists: str | None = None,
     lineage: bool = True,
     meta: Mapping[str, str] | None = None,
-    **which: Any,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    opaque: Iterable[str] = (),
 ) -> Rewritten:
     """Rewrite the small files of a checkpoint.
 
@@ -106,7 +109,8 @@ def rewrite(
         if_exists: as in `convert`.
         lineage: whether the ledger records it.
         meta: metadata of the user to store with the checkpoint.
-        which: `format`, `step`, `item`: which checkpoint of the source.
+        format, step, item: which checkpoint of the source.
+        opaque: classes in pickles to accept as opaque values, as in `convert`.
 
     Raises:
         UsageError: the rewrite is unknown or has nothing to do, or neither or both of a target and `in_place` are
@@ -119,8 +123,9 @@ def rewrite(
         NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
     """
     named_target = None if target is None else os.fspath(target)
+    chosen = SourceRequest(os.fspath(source), format, step, item, tuple(opaque))
     request = RewriteRequest(
-        source=SourceRequest(os.fspath(source), **which), target=named_target, as_=as_, in_place=in_place,
+        source=chosen, target=named_target, as_=as_, in_place=in_place,
         memory=memory, ignore=ignore, if_exists=if_exists or "resume", verify=verify, meta=meta or {}, lineage=lineage,
     )  # fmt: skip
     return carry_out(request, progress=progress)

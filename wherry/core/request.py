@@ -315,12 +315,9 @@ class WritingKeywords(TypedDict, total=False):
     assets: str | os.PathLike[str] | None
 
 
-class ConvertKeywords(WritingKeywords, total=False):
-    """The keyword arguments of `wherry.convert`: which source, and how it is converted."""
+class MergeKeywords(WritingKeywords, total=False):
+    """The keyword arguments of `wherry.merge`: how the merged checkpoint is made."""
 
-    format: str | None
-    step: int | None
-    item: str | None
     opaque: Iterable[str]
     family_file: str | os.PathLike[str] | None
     rename: Iterable[str]
@@ -329,6 +326,14 @@ class ConvertKeywords(WritingKeywords, total=False):
     lineage: bool
     wish: LayoutRequest
     progress: OnProgress | None
+
+
+class ConvertKeywords(MergeKeywords, total=False):
+    """The keyword arguments of `wherry.convert`: which source, and how it is converted."""
+
+    format: str | None
+    step: int | None
+    item: str | None
 
 
 def convert_request(

@@ -44,6 +44,8 @@ _FORMS = "models:/NAME, models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALG
 URI_TAG = "wherry.uri"
 DIGEST_TAG = "wherry.checkpoint_digest"
 WEIGHTS_TAG = "wherry.weights_digest"
+VERIFIED_TAG = "wherry.verified"  # its last verification: level, verdict and time
+ALTERED_TAG = "wherry.altered"  # what an audit found wrong with its checkpoint
 DELETED_TAG = "wherry.deleted"  # `prune` deleted its checkpoint intentionally
 
 
@@ -83,6 +85,12 @@ class _ModelQuery:
 def is_model_uri(text: str | os.PathLike[str]) -> bool:
     """Whether a text is a model URI, valid or not; nothing is looked up."""
     return os.fspath(text).startswith(_SCHEMES)
+
+
+def model_in(text: str) -> str | None:
+    """The name of the registered model in a model URI; None if the text is none, or names a digest."""
+    named = _MODEL.fullmatch(text)
+    return named["name"] if named is not None else None
 
 
 def resolve_model(

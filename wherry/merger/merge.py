@@ -10,12 +10,14 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all, settled_source
+from wherry.converter.keywords import spelled_out
 from wherry.converter.plan import plan_target
 from wherry.converter.traffic import traffic_of
-from wherry.core.request import SourceRequest, TargetRequest, convert_request
+from wherry.core.option import options_of
+from wherry.core.request import ConvertRequest, MergeKeywords, SourceRequest, TargetRequest, convert_request
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.checkpoint import present_fingerprint
 from wherry.formats.registry import find_target_format
@@ -25,12 +27,12 @@ from wherry.merger.linear import weighted_sum
 if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Sequence
+    from typing import Unpack
 
     from wherry.converter.job import Job
     from wherry.converter.plan import Plan
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import Receipt
-    from wherry.core.request import ConvertRequest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Options
     from wherry.merger.view import MergedView
@@ -67,14 +69,14 @@ def parse_source(text: str) -> MergeSource:
         raise UsageError(f"invalid weight {weight!r} of {uri}", cure=_CURE) from error
 
 
+@spelled_out(MergeKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
 def merge(
     sources: Sequence[str | MergeSource],
     target: str | os.PathLike[str],
     *,
     to: str,
     options: Options | None = None,
-    progress: OnProgress | None = None,
-    **common: Any,
+    **common: Unpack[MergeKeywords],
 ) -> Receipt:
     """Merge checkpoints into one.
 
@@ -83,14 +85,17 @@ def merge(
         target: URI of the committed checkpoint.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        progress: called a few times a second.
-        common: other options of `wherry.convert`.
+        common: the other options, as in MergeKeywords; they mean what they mean in `wherry.convert`.
 
     Raises:
+        TypeError: an option is unknown, or chooses a step, which each source states by its URI.
         UnrepresentableError: the sources differ in key paths, shapes or element types, or the adapter is of a kind that
             cannot be merged; the difference is named.
         WherryError: see `wherry.convert`; nothing is left at the destination.
     """
+    for unknown in sorted(set(common) - set(MergeKeywords.__annotations__)):
+        raise TypeError(f"merge() got an unexpected keyword argument {unknown!r}")
+    progress = common.pop("progress", None)
     named = [parse_source(one) if isinstance(one, str) else one for one in sources]
     request = convert_request(
         named[0].uri if named else "", [TargetRequest(str(target), to, options or {})], **common

@@ -56,6 +56,7 @@ def register(
     tracking_uri: str | None = None,
     registry_uri: str | None = None,
     tags: Mapping[str, str] | None = None,
+    run_page: str | None = None,
 ) -> Registration:
     """Register a checkpoint that has a sidecar.
 
@@ -67,6 +68,7 @@ def register(
             file in the home by default.
         registry_uri: MLflow registry; `MLFLOW_REGISTRY_URI`, or the tracking store by default.
         tags: further tags of the version.
+        run_page: URL of the workflow run that registers it, for a link on the version's page.
 
     Raises:
         NotFoundError: the checkpoint does not exist, or has no sidecar.
@@ -83,9 +85,8 @@ def register(
     uri, sidecar = _subject(uri_or_receipt)
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
-    return enter(
-        uri, sidecar, name, alias=alias, tags=tags or {}, tracking_uri=tracking, registry_uri=registry
-    )
+    stores = {"tracking_uri": tracking, "registry_uri": registry}
+    return enter(uri, sidecar, name, alias=alias, tags=tags or {}, run_page=run_page or "", **stores)
 
 
 def enter(
@@ -97,17 +98,20 @@ def enter(
     tags: Mapping[str, str],
     tracking_uri: str,
     registry_uri: str,
+    run_page: str = "",
 ) -> Registration:
     """As `register`, for a checkpoint whose sidecar has been read, with any tags and explicit stores."""
     from wherry.ledger.record import claim_registration, drop_claim, open_ledger, record_registration
+    from wherry.models.facts import facts_of
 
     mlflow, registry = service("mlflow"), without_secrets(registry_uri)
     stores = {"tracking_uri": tracking_uri, "registry_uri": registry_uri}
     with open_ledger() as ledger:
         claim_registration(ledger, sidecar.checkpoint, registry, name)
         try:
+            told = {"facts": facts_of(ledger, sidecar, run_page), "alias": alias, "tags": tags}
             # the context removes what it has created where the ledger fails
-            with mlflow.registering(sidecar, uri, name, alias=alias, tags=tags, **stores) as done:
+            with mlflow.registering(sidecar, uri, name, **told, **stores) as done:
                 record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
         except WherryError:
             drop_claim(ledger, sidecar.checkpoint, registry, name)

@@ -216,9 +216,8 @@ function zoom(scale, centre) {
   state.scale = Math.min(1.6, Math.max(0.25, scale));
   const { width, height } = state.drawn;
   const [x, y] = [Math.max(0, (view.clientWidth - width * state.scale) / 2), Math.max(0, (view.clientHeight - height * state.scale) / 2)];
-  const room = fits() ? 0 : 140; // so that the overview hides no card
   canvas.style.width = `${width * state.scale}px`;
-  canvas.style.height = `${height * state.scale + room}px`;
+  canvas.style.height = `${height * state.scale}px`;
   for (const layer of [cards, lines]) layer.style.transform = `translate(${x}px, ${y}px) scale(${state.scale})`;
   canvas.classList.toggle("far", state.scale < 0.5);
   if (centre) {

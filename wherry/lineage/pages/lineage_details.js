@@ -25,7 +25,7 @@ function paint() {
   for (const row of list.querySelectorAll(".row")) row.setAttribute("aria-current", String(row.dataset.id === chosen));
 }
 
-function select(digest, { move = true } = {}) {
+function select(digest, { move = true, focus = false } = {}) {
   state.selected = digest;
   if (move && !state.cards.has(digest)) {
     opened.add(stackOf.get(digest));
@@ -34,8 +34,20 @@ function select(digest, { move = true } = {}) {
   paint();
   tell(nodes.get(digest));
   if (move) centre(cardOf(digest));
+  if (focus) {
+    state.cards.get(cardOf(digest)).focus({ preventScroll: true });
+    view.scrollIntoView({ block: "nearest" }); // on a phone the graph is below the list
+  }
   list.querySelector('.row[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
   history.replaceState(null, "", `#${digest}`);
+}
+// A link to a checkpoint: `#` and its digest.
+function follow() {
+  const asked = location.hash.slice(1);
+  const listed = nodes.has(asked) ? null : hidden.find((node) => asked.startsWith(node.checkpoint_digest));
+  if (nodes.has(asked)) select(asked, { focus: true });
+  else if (listed) tellHidden(listed);
+  return nodes.has(asked) || Boolean(listed);
 }
 function open(stack) {
   if (state.more.has(stack)) {
@@ -177,7 +189,7 @@ function summarise() {
   const exactness = edges === 0 ? null : lossy ? `${number(lossy)} lossy` : edges > 1 ? "all lossless" : "lossless";
   const parts = [count(total, "checkpoint"), count(edges, "conversion"), exactness,
     registered ? (registered < 3 ? `registered as ${models.join(", ")}` : count(registered, "model version")) : null,
-    total > data.nodes.length ? `${number(data.nodes.length)} shown` : null];
+    total > data.nodes.length ? `only the ${number(data.nodes.length)} nearest are drawn; search lists the others` : null];
   get("summary").replaceChildren(parts.filter(Boolean).join(" · "), ...(failed ? [make("span", "bad", ` · ${number(failed)} failed verification`)] : []));
 }
 
@@ -226,6 +238,7 @@ function listen() {
   document.addEventListener("keydown", pressed);
   search.addEventListener("input", find);
   view.addEventListener("scroll", frame);
+  window.addEventListener("hashchange", follow);
   window.addEventListener("resize", () => zoom(state.scale));
   get("smaller").addEventListener("click", () => zoom(state.scale / 1.25, middle()));
   get("larger").addEventListener("click", () => zoom(state.scale * 1.25, middle()));
@@ -271,7 +284,6 @@ fillList();
 fillLegend();
 draw();
 find();
-fit(0.75);
+fit(view.clientWidth < 600 ? 1 : 0.75); // on a phone, names are to be read
 listen();
-const asked = location.hash.slice(1);
-select(nodes.has(asked) ? asked : data.root);
+if (!follow()) select(data.root);

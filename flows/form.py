@@ -1,0 +1,88 @@
+"""form: how the parameters of a flow appear as a form in the Prefect UI.
+
+The fields that most runs need come first, the others are in one group `advanced`; a field that may be left empty has no
+second type "None", and a choice is a list. This concerns only the schema that Prefect makes of the model: in Python all
+fields stand beside each other, and a model is validated from both forms.
+
+Facts (Prefect 3.8):
+- The form sorts fields by `position`; a database may not keep the order of the schema.
+- The server refuses parameters that do not match the schema. `null` matches a field with a type but without `default`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ADVANCED = "advanced"
+
+
+def _arranged(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Put the fields of a schema in order and into groups."""
+    first = cast("type[FormModel]", model).FIRST
+    fields = {name: _plain(field) for name, field in schema["properties"].items()}
+    rare = {name: field for name, field in fields.items() if name not in first}
+    properties = {name: fields[name] for name in first}
+    if rare:
+        properties[ADVANCED] = {
+            "title": "Advanced",
+            "description": "Fields that few runs need.",
+            "type": "object",
+            "additionalProperties": False,
+            "properties": _positioned(rare),
+            "default": {},
+        }
+    schema["properties"] = _positioned(properties)
+
+
+def plain_fields(schema: dict[str, Any]) -> None:
+    """Simplify the fields of a model that is a field of a form, in the order in which it declares them."""
+    schema["properties"] = _positioned({name: _plain(field) for name, field in schema["properties"].items()})
+
+
+def _positioned(fields: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    return {name: {**field, "position": position} for position, (name, field) in enumerate(fields.items())}
+
+
+def _plain(field: dict[str, Any]) -> dict[str, Any]:
+    """A field without the type "None", and with a single value as a list of choices."""
+    kinds: Iterable[dict[str, Any]] = field.get("anyOf", ())
+    some = [kind for kind in kinds if kind != {"type": "null"}]
+    if len(some) == 1:
+        field = {
+            **{name: value for name, value in field.items() if name not in ("anyOf", "default")},
+            **some[0],
+        }
+    if "const" in field:
+        field = {**field, "enum": [field["const"]]}
+        del field["const"]
+    return {**field, "title": field.get("title", "").replace("Uri", "URI")}
+
+
+class FormModel(BaseModel):
+    """The parameters of a flow.
+
+    Attributes:
+        FIRST: the fields that the form shows first, in this order; the others are in the group `advanced`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_arranged)
+
+    FIRST: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ungrouped(cls, data: Any) -> Any:
+        """Take fields from the group `advanced`."""
+        if not isinstance(data, dict) or not isinstance(data.get(ADVANCED), dict | None):
+            return data
+        fields = cast("dict[str, Any]", dict(data))
+        group = fields.pop(ADVANCED, None) or {}
+        twice = sorted(fields.keys() & group.keys())
+        if twice:
+            raise ValueError(f"{twice[0]} is stated twice, once in `{ADVANCED}`")
+        return {**fields, **group}
