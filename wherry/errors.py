@@ -28,16 +28,16 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from wherry import cures
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 
 _SUGGESTIONS = 2  # names that are suggested
@@ -51,7 +51,7 @@ class WherryError(Exception):
         what: one sentence that says what went wrong.
         uri: the checkpoint, folder or file in question.
         path: the printed key path of the tensor in question.
-        cure: one line that says what to do.
+        cure: one line that says what to do, in the words of the command line.
         stage: the verb that was running (`detect`, `convert`, …).
         retryable: whether the same call can succeed later without any change.
         committed: in a conversion to several targets, those that were committed: number of the target → receipt.
@@ -80,10 +80,18 @@ class WherryError(Exception):
         self.retryable = retryable
 
     def __str__(self) -> str:
+        """What, where and the cure, in the words of Python: `only="params"`."""
+        return self._shown(cures.in_python)
+
+    def for_shell(self) -> str:
+        """What, where and the cure, in the words of the command line: `--only params`."""
+        return self._shown(str)
+
+    def _shown(self, words: Callable[[str], str]) -> str:
         where = [part for part in (self.uri, self.path and f"tensor {self.path}") if part]
         lines = [self.what + (f" ({', '.join(where)})" if where else "")]
         if self.cure:
-            lines.append(f"cure: {_whole(self.cure, self.uri)}")
+            lines.append(f"cure: {words(cures.about(self.cure, self.uri))}")
         return "\n".join(printable(redact(line)) for line in lines)
 
     def to_json(self) -> dict[str, object]:
@@ -93,7 +101,7 @@ class WherryError(Exception):
             "what": redact(self.what),
             "uri": self.uri and redact(self.uri),
             "path": self.path,
-            "cure": self.cure and redact(_whole(self.cure, self.uri)),
+            "cure": self.cure and redact(cures.about(self.cure, self.uri)),
             "stage": self.stage,
             "retryable": self.retryable,
             "exit_code": self.exit_code,
@@ -306,17 +314,6 @@ def redact_values(values: Mapping[str, str]) -> dict[str, str]:
     return {
         name: "***" if redact(f"{name}=x") != f"{name}=x" else redact(value) for name, value in values.items()
     }
-
-
-# A command in a cure that reads a checkpoint and does not name it yet.
-_UNNAMED = re.compile(r"`wherry (inspect|verify|detect|discover)((?: --[a-z-]+(?: [a-z]+)?)*)`")
-
-
-def _whole(cure: str, uri: str | None) -> str:
-    """The cure with the checkpoint in question in each command that needs one, so that it can be pasted."""
-    if uri is None or uri.startswith("live:"):
-        return cure
-    return _UNNAMED.sub(lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
 
 
 def wherry_error(

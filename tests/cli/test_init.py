@@ -64,7 +64,7 @@ def test_an_existing_file_stays_unless_it_is_forced(place):
     (place / "wherry.toml").write_text("# mine\n")
     refused = run("init", "--root", "runs", "--yes")
     assert isinstance(refused.exception, TargetExistsError)
-    assert "--force" in str(refused.exception)
+    assert "--force" in refused.exception.for_shell()
     assert (place / "wherry.toml").read_text() == "# mine\n"
     assert run("init", "--root", "runs", "--yes", "--force").exit_code == 0
     assert "mine" not in (place / "wherry.toml").read_text()

@@ -85,7 +85,7 @@ def test_what_cannot_be_recorded_either_is_a_note(source, tmp_path, full, monkey
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
     with pytest.raises(StorageError, match="No space left") as caught:
         convert_all(convert_request(source, targets(tmp_path)[:2]))
-    assert f"run: wherry ledger record {tmp_path / 'a'}" in caught.value.__notes__[1]
+    assert f"run `wherry ledger record {tmp_path / 'a'}`" in caught.value.__notes__[1]
     assert caught.value.committed[1].lineage.startswith("not recorded: the ledger")
 
 

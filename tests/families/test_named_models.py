@@ -57,7 +57,7 @@ def test_every_family_s_models_are_known(tmp_path, model, family, wanted):
 def test_an_unknown_model_is_asked_for(tmp_path):
     with pytest.raises(UsageError, match=r"unknown model 'deepseek9'.*routed_score_func") as caught:
         read(tmp_path, {**BARE, "model_name": "deepseek9", "base_emb_dim": 32, "decoder_block": "deepseek"})
-    assert "--config configs/models/deepseek9.yml" in str(caught.value)
+    assert "--config configs/models/deepseek9.yml" in caught.value.for_shell()
     whole = read(tmp_path, {**BARE, "decoder_block": "deepseek"})
     named = {
         **whole,

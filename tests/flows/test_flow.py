@@ -123,7 +123,7 @@ def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_sho
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
     assert isinstance(error, NotRecordedError), error
-    assert error.cure.endswith(f"run: wherry ledger record {target}")
+    assert error.cure.endswith(f"run `wherry ledger record {target}`")
     assert error.cure in state.message
     found = artifacts(state.state_details.flow_run_id)
     shown = {row["what"]: row["value"] for row in json.loads(found["wherry-conversion"].data)}
@@ -151,7 +151,7 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
     error = state.result(raise_on_failure=False)
     assert isinstance(error, NotRecordedError), error
     assert error.what == "done, but not registered: MLflow cannot be reached"
-    assert error.cure.startswith(f"start it; then run: wherry register {tmp_path / 'o'} --name m")
+    assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --name m")
     assert len(error.result["lineage"]["edges"]) == 1, "the ledger was told nevertheless"
 
 

@@ -22,7 +22,8 @@ OTHERS = ("flows", "tasks", "integrations")
 # of `wherry/core/services.py`.
 ROOMS: Mapping[str, str] = {
     "version": "",
-    "errors": "version",
+    "cures": "",
+    "errors": "version cures",
     "text": "errors",
     "core": "errors text",
     "runtime": "errors core",
@@ -234,11 +235,11 @@ def test_rooms_are_of_a_size_to_be_known() -> None:
 
 def test_the_top_of_the_engine_is_the_door() -> None:
     files = {path.name for path in (ROOT / "wherry").glob("*.py")}
-    assert files == {"__init__.py", "errors.py", "version.py", "format.py", "__main__.py"}
+    assert files == {"__init__.py", "cures.py", "errors.py", "version.py", "format.py", "__main__.py"}
 
 
 @pytest.mark.parametrize(
-    "one", [name for name in ROOMS if name not in ("version", "errors", "format", "__main__")]
+    "one", [name for name in ROOMS if name not in ("version", "cures", "errors", "format", "__main__")]
 )
 def test_a_room_defines_its_nouns(one: str) -> None:
     tree = ast.parse((ROOT / "wherry" / one / "__init__.py").read_text())

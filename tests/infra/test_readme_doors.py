@@ -20,10 +20,12 @@ from tests.support.readme import (
     CONTAINERS,
     DEPLOY,
     EVERYTHING,
+    FURTHER,
     PAGES,
     README,
     ROOT,
     SERVERS,
+    SEVERAL,
     TEXTS,
     blocks,
     code,
@@ -131,7 +133,7 @@ def test_the_index_lists_every_page():
 
 def test_the_extras_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = set(project["optional-dependencies"]) - {"demo", "demo-bucket", "bench"}
+    extras = set(project["optional-dependencies"]) - {"demo", "demo-bucket", "docs", "bench"}
     told = section("Install").partition("Further extras: ")[2].partition("Tested")[0]
     assert set(re.findall(r"`(\w+)`", told)) | {"prefect", "mlflow"} == extras
 
@@ -153,7 +155,11 @@ def test_variables_and_options_that_are_mentioned_exist():
     )
     named = set(re.findall(r"\b((?:WHERRY|OPENLINEAGE|MLFLOW|PREFECT)_[A-Z_]+)\b", EVERYTHING))
     assert set(VARIABLES.values()) <= named
-    assert {name for name in named if f'"{name}"' not in code} <= {"WHERRY_VENV", "WHERRY_CORPUS"}
+    assert {name for name in named if f'"{name}"' not in code} <= {
+        "WHERRY_VENV",
+        "WHERRY_CORPUS",
+        "PREFECT_WORKER_QUERY_SECONDS",
+    }
     fields = set(re.findall(r"`(\w+)=[^`]*`", PAGES["trainers"]))
     assert fields >= {"snapshot", "spool", "strict"}
 
@@ -237,7 +243,7 @@ PARSERS = {
 
 @pytest.mark.parametrize(
     "words",
-    list(chain.from_iterable(map(commands, (SERVERS, DEPLOY, CONTAINERS)))),
+    list(chain.from_iterable(map(commands, (SERVERS, DEPLOY, FURTHER, SEVERAL, CONTAINERS)))),
     ids=lambda words: " ".join(words)[:60],
 )
 def test_what_needs_a_server_is_understood(words):
@@ -249,9 +255,10 @@ def test_what_needs_a_server_is_understood(words):
 def test_the_run_of_a_deployment_fits_its_flow():
     from wherry.flows.promote import PromoteSpec
 
-    (words,) = [words for words in commands(DEPLOY) if words[:2] == ["prefect", "deployment"]]
-    assert f"`{words[3]}`" in PAGES["reference/deployments"]
-    PromoteSpec.model_validate_json(words[5].removeprefix("spec="))
+    runs = [words for words in commands(DEPLOY + FURTHER) if words[:2] == ["prefect", "deployment"]]
+    for words in runs:
+        assert f"`{words[3]}`" in PAGES["reference/deployments"]
+    PromoteSpec.model_validate_json(runs[-1][5].removeprefix("spec="))
 
 
 def test_pools_and_files_that_are_named_are_there():

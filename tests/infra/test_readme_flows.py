@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
-from tests.support.readme import AUDITOR, CONTAINERS, ROOT, SERVERS, TRAINER, TRIAL, blocks, commands
+from tests.support.readme import AUDITOR, CONTAINERS, ROOT, SERVERS, SEVERAL, TRAINER, TRIAL, blocks, commands
 from tests.support.restore import nested
 from wherry.cli import main
 from wherry.ledger.check import check_chain
@@ -208,7 +208,7 @@ def levels(folder):
 
 
 def test_the_ledgers_url_and_the_preflight(monkeypatch):
-    for words in commands(SERVERS):
+    for words in commands(SERVERS + SEVERAL):
         if words[0] == "export":
             for pair in words[1:]:
                 monkeypatch.setenv(*pair.split("=", 1))

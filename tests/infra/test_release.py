@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
+
+import wherry
+from tests.support.infra import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +55,56 @@ def test_sums_are_those_that_sha256sum_checks(release, tmp_path):
     assert done.returncode
 
 
+STATED = '"""The version."""\n\n__version__ = "0.2.0"\n'
+
+
+@pytest.mark.parametrize(
+    ("tags", "version"),
+    [
+        (["v1.2.0"], "1.2.0"),
+        (["stable", "v1.2.0rc1"], "1.2.0rc1"),
+        ([], "0.2.0.dev20261123213000"),
+        (["vintage", "v1", "1.2.0", "v1.2.0-2"], "0.2.0.dev20261123213000"),
+    ],
+)
+def test_the_version_is_that_of_the_tag(tags, version, monkeypatch):
+    module = load("provenance", monkeypatch)
+    assert module.version_of(tags, STATED, 1795469400) == version
+    assert Version(version).public == version
+    assert module.stamped(STATED, version).splitlines()[2] == f'__version__ = "{version}"'
+
+
+def test_a_commit_has_one_version(monkeypatch):
+    module = load("provenance", monkeypatch)
+    with pytest.raises(ValueError, match=r"several versions: 1\.2\.0, 1\.3\.0"):
+        module.version_of(["v1.3.0", "v1.2.0"], STATED, 0)
+    with pytest.raises(ValueError, match="states no version"):
+        module.version_of([], "", 0)
+    stated = (ROOT / "wherry" / "version.py").read_text()
+    assert module.version_of([], stated, 0) == f"{wherry.__version__}.dev19700101000000"
+
+
+def test_a_provenance_names_what_was_built_of_what_by_whom(tmp_path, monkeypatch):
+    module = load("provenance", monkeypatch)
+    (tmp_path / "a.whl").write_bytes(b"a")
+    told = module.provenance([tmp_path / "a.whl"], "1.2.0", "c" * 40, {"hatchling": "1.27"}, {})
+    assert told["subject"] == [{"name": "a.whl", "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
+    made = told["predicate"]["buildDefinition"]
+    assert made["resolvedDependencies"] == [
+        {"name": "source", "digest": {"gitCommit": "c" * 40}}, {"uri": "pkg:pypi/hatchling@1.27"},
+    ]  # fmt: skip
+    assert told["predicate"]["runDetails"] == {"builder": {"id": "urn:wherry:builder:local"}}
+    runner = {
+        "GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "o/wherry", "GITHUB_REF": "refs/tags/v1",
+        "GITHUB_RUN_ID": "7", "GITHUB_WORKFLOW_REF": "o/wherry/.github/workflows/test.yml@refs/tags/v1",
+    }  # fmt: skip
+    there = module.provenance([tmp_path / "a.whl"], "1.2.0", "c" * 40, {}, runner)["predicate"]
+    (source,) = there["buildDefinition"]["resolvedDependencies"]
+    assert source["uri"] == "git+https://git.example/o/wherry@refs/tags/v1"
+    assert there["runDetails"]["builder"]["id"] == runner["GITHUB_WORKFLOW_REF"]
+    assert there["runDetails"]["metadata"]["invocationId"] == "https://git.example/o/wherry/actions/runs/7"
+
+
 @pytest.mark.slow
 def test_a_release_is_built_checked_and_the_same_twice(tmp_path):
     if not (ROOT / ".git").exists():
@@ -58,8 +112,8 @@ def test_a_release_is_built_checked_and_the_same_twice(tmp_path):
     for name in ("one", "two"):
         subprocess.run([ROOT / "infra" / "release", tmp_path / name], check=True, capture_output=True)
     made = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "one").iterdir()}
-    assert {re.sub(r"\d[\d.]*\d", "N", name) for name in made} == {
-        "wherry-N-py3-none-any.whl", "wherry-N.tar.gz", "wherry-N.cdx.json", "SHA256SUMS",
+    assert {re.sub(r"\d[\d.]*(?:\.dev\d+)?\d", "N", name) for name in made} == {
+        "wherry-N-py3-none-any.whl", "wherry-N.tar.gz", "wherry-N.cdx.json", "wherry-N.intoto.json", "SHA256SUMS",
     }  # fmt: skip
     again = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "two").iterdir()
@@ -69,6 +123,11 @@ def test_a_release_is_built_checked_and_the_same_twice(tmp_path):
     assert "wherry/packaged/prefect.yaml" in zipfile.ZipFile(wheel).namelist()
     (bill,) = (tmp_path / "one").glob("*.cdx.json")
     assert json.loads(bill.read_text())["metadata"]["component"]["name"] == "wherry"
+    (statement,) = (tmp_path / "one").glob("*.intoto.json")
+    subjects = json.loads(statement.read_text())["subject"]
+    assert {one["name"]: one["digest"]["sha256"] for one in subjects} == {
+        name: digest for name, digest in made.items() if name not in (statement.name, "SHA256SUMS")
+    }
     refused = subprocess.run(
         [ROOT / "infra" / "release", tmp_path / "one"], check=False, capture_output=True, text=True
     )

@@ -364,7 +364,7 @@ def test_a_night_that_cannot_register_says_how(night, tmp_path, monkeypatch):
     assert "not registered: MLflow cannot be reached" in error.what
     made = tmp_path / "out" / "a-1.npz"
     line = f"wherry register {made} --name m --alias candidate --tag 'team=a b'"
-    assert error.cure == f"start it; then run: {line}"
+    assert error.cure == f"start it; then run `{line}`"
     with open_ledger() as ledger:
         assert [one.kind for one in statements(ledger)][:1] == ["conversion"]
 

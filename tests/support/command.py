@@ -39,4 +39,4 @@ def small(path: Path) -> Path:
 
 def cure_of(text: str) -> str:
     """The command that a cure says to run."""
-    return text.rpartition("run: ")[2].strip()
+    return text.rpartition("run `")[2].partition("`")[0]

@@ -43,4 +43,4 @@ def commands(block: str) -> list[list[str]]:
 
 
 TRAINER, AUDITOR = blocks("trainers", "sh"), blocks("audit", "sh")
-TRIAL, SERVERS, DEPLOY, CONTAINERS = blocks("platform", "sh")
+INSTALL, TRIAL, SERVERS, DEPLOY, FURTHER, SEVERAL, CONTAINERS = blocks("platform", "sh")

@@ -61,7 +61,7 @@ def refused(source, to, kind, *words, **asked):
     with pytest.raises(kind) as caught:
         wherry.convert(source, target, to=to, lineage=False, **asked)
     assert str(planned.value) == str(caught.value)
-    said = str(caught.value)
+    said = caught.value.for_shell()
     assert all(word in said for word in words), said
     assert caught.value.cure
     assert sorted(os.listdir(source.parent)) == before

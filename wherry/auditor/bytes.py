@@ -338,6 +338,6 @@ def _findings(one: PlaceAudit, key: str) -> Iterator[Finding]:
 
 
 def _broken(row: CheckpointAudit, what: str, **more: str) -> Finding:
-    again = f"wherry sign {shlex.quote(row.uri)} --key KEY"
+    again = f"`wherry sign {shlex.quote(row.uri)} --key KEY`"
     cure = f"find out who changed or signed it; if it is intact, sign it again: {again}"
     return about(row, "signature", what, cure=cure, **more)

@@ -7,6 +7,7 @@ reads the bytes.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -230,7 +231,8 @@ class _Look:
     def _touched(self) -> Finding:
         if self.required:
             what = "names, sizes or times of its files differ from the recorded ones"
-            return about(self.place, "touched", what, cure=f"wherry audit --level digest {self.place.uri}")
+            cure = f"run `wherry audit --level digest {shlex.quote(self.place.uri)}` to read its bytes"
+            return about(self.place, "touched", what, cure=cure)
         return about(
             self.place,
             "source-changed",

@@ -403,7 +403,7 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
         with suppress(OSError):  # the reader has closed the pipe
             click.echo(json.dumps(document(error)))
     with suppress(OSError):
-        say_lines("\n".join([f"error: {error}", *(f"note: {note}" for note in notes)]), err=True)
+        say_lines("\n".join([f"error: {error.for_shell()}", *(f"note: {note}" for note in notes)]), err=True)
     flush_output()
     sys.exit(error.exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,5 +93,8 @@ def _show(loaded: Config, problems: list[Problem], report: NightReport, *, json_
         say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
     say("The first night would do this; nothing was converted:")
     results.show_night(report, json_=False)
-    option = "" if Path("wherry.toml").absolute() == Path(str(loaded.file)) else f" --config {loaded.file}"
-    say(f"next: `wherry nightly{option}` converts; `wherry deploy` makes it a nightly run in Prefect")
+    option = (
+        [] if Path("wherry.toml").absolute() == Path(str(loaded.file)) else ["--config", str(loaded.file)]
+    )
+    night = shlex.join(["wherry", "nightly", *option])
+    say(f"next: `{night}` converts; `wherry deploy` makes it a nightly run in Prefect")

@@ -45,7 +45,8 @@ def merge(
 
     if len(places) < _FEWEST:
         raise UsageError(
-            "expected at least two sources and a target", cure="wherry merge 'A*0.5' 'B*0.5' DST"
+            "expected at least two sources and a target",
+            cure="write `wherry merge 'A*0.5' 'B*0.5' DST --to FORMAT`",
         )
     sources, target = [parse_source(one) for one in places[:-1]], places[-1]
     request = convert_request(sources[0].uri, matched_targets([target], [to], given.pop("options")), **given)

@@ -166,7 +166,7 @@ def nightly(
     results.show_night(report, json_=json_)
     if error is not None:
         if not json_:
-            say_lines(f"error: {error}", err=True)
+            say_lines(f"error: {error.for_shell()}", err=True)
         sys.exit(error.exit_code)
 
 
@@ -180,10 +180,8 @@ def _warn_of_registry(chosen: Iterable[Route]) -> None:
     try:
         service("mlflow-probe").require_answer(mlflow_tracking_uri(), mlflow_registry_uri())
     except StorageError as error:
-        text = (
-            f"warning: {error}\nnote: checkpoints are converted all the same, and registered by a later night"
-        )
-        say_lines(text, err=True)
+        note = "checkpoints are converted all the same, and registered by a later night"
+        say_lines(f"warning: {error.for_shell()}\nnote: {note}", err=True)
 
 
 def _say_plan(plan: NightPlan) -> None:

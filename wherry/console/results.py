@@ -75,7 +75,7 @@ def require_room(plan: Plan) -> None:
     try:
         require_room(plan)
     except StorageError as error:
-        say_lines(f"error: {error}", err=True)
+        say_lines(f"error: {error.for_shell()}", err=True)
         sys.exit(error.exit_code)
 
 

@@ -205,7 +205,7 @@ def _signed_anyway(failure: WherryError, key: str, progress: OnProgress | None) 
     try:
         _sign(failure.committed.values(), key, progress)
     except WherryError as error:
-        failure.add_note(f"not signed: {error}")
+        failure.add_note(f"not signed: {error.for_shell()}")
 
 
 def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) -> None:
@@ -278,7 +278,7 @@ def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -
     try:
         receipts = record_all(list(done.values()))
     except NotRecordedError as refused:
-        failure.add_note(str(refused))
+        failure.add_note(refused.for_shell())
         receipts = refused.result
     return dict(zip(done, receipts, strict=True))
 

@@ -42,13 +42,13 @@ def require_places(source: Location, target: Location, *, in_place: bool) -> Non
         raise UnsupportedError(
             "a rewrite copies within one file system or one bucket",
             uri=target.uri,
-            cure="choose a target beside the source, then copy it: wherry fetch SOURCE TARGET",
+            cure="choose a target beside the source, then copy it: `wherry fetch SOURCE TARGET`",
         )
     if not target.store.capabilities.object_copy or object_store(target.store) is None:
         raise UnsupportedError(
             f"{source.store.protocol}:// does not copy objects",
             uri=source.uri,
-            cure="fetch the checkpoint to a local folder first: wherry fetch SOURCE DIR",
+            cure="fetch the checkpoint to a local folder first: `wherry fetch SOURCE DIR`",
         )
 
 
@@ -62,7 +62,7 @@ def require_kind(change: Change, source: Location) -> None:
         raise UnsupportedError(
             change.local_only,
             uri=source.uri,
-            cure="fetch it to a local folder first: wherry fetch SOURCE DIR",
+            cure="fetch it to a local folder first: `wherry fetch SOURCE DIR`",
         )
 
 

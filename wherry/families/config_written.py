@@ -238,7 +238,7 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     if wrong:
         raise UnrepresentableError(
             f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",
-            cure="choose another target, or declare how its config states this in a --family-file",
+            cure="choose another target, or declare how its config states this with --family-file",
         )
 
 

@@ -205,7 +205,7 @@ def told_as(system: System, told: ConfigFacts, fact: str, value: object) -> str:
 def _accepting(family: Family, fact: str, value: object) -> str:
     """The cure of a refusal: the user states the value that the target uses, by its word if it has one."""
     if value is None:
-        return f"{_ELSEWHERE}, or declare how its config states this in a --family-file"
+        return f"{_ELSEWHERE}, or declare how its config states this with --family-file"
     text = _stated_as(family, fact, value)
     return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(f'{fact}={text}')}"
 

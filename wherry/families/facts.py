@@ -109,7 +109,7 @@ def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[
     if unknown:
         raise UnrepresentableError(
             f"unknown attributes in {source}: {', '.join(sorted(unknown))}",
-            cure="declare them in a --family-file: as sizes or facts, or as ignored if they cannot change an output",
+            cure="declare them with --family-file: as sizes or facts, or as ignored if they cannot change an output",
         )
 
 

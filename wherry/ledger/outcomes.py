@@ -170,7 +170,7 @@ def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = 
         uris: the committed checkpoints.
         cure: how to record the work once the error is fixed; by default the command that records the sidecars.
     """
-    again = cure or f"run: {shlex.join(['wherry', 'ledger', 'record', *uris])}"
+    again = cure or f"run `{shlex.join(['wherry', 'ledger', 'record', *uris])}`"
     return NotRecordedError(
         f"done, but not recorded: {error.what}",
         uri=", ".join(uris),
@@ -190,7 +190,7 @@ def verification_of(uri: str) -> Generator[None]:
         yield
     except _GONE as error:
         refused = not_recorded(
-            error, [uri], cure=f"run: {shlex.join(['wherry', 'verify', uri, '--level', 'digest'])}"
+            error, [uri], cure=f"run `{shlex.join(['wherry', 'verify', uri, '--level', 'digest'])}`"
         )
         refused.what = f"done, but not verified: {error.what}"
         raise refused from error
@@ -215,6 +215,6 @@ def registration_of(
     except (*_REFUSALS, *_GONE) as error:
         words = ["wherry", "register", uri, "--name", name, *(["--alias", alias] if alias else [])]
         words += [word for key, value in (tags or {}).items() for word in ("--tag", f"{key}={value}")]
-        refused = not_recorded(error, [uri], cure=f"run: {shlex.join(words)}")
+        refused = not_recorded(error, [uri], cure=f"run `{shlex.join(words)}`")
         refused.what = f"done, but not registered: {error.what}"
         raise refused from error

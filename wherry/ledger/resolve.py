@@ -285,7 +285,7 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
         raise NotFoundError(
             "no digests are recorded for this checkpoint, so it cannot be verified",
             uri=location.uri,
-            cure=f"record its digests first: wherry inspect --digest --write {shlex.quote(location.uri)}",
+            cure=f"record its digests first: `wherry inspect --digest --write {shlex.quote(location.uri)}`",
             stage=stage,
         )
     if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wherry.merger.view import MergedView
 
 _FEWEST = 2
-_CURE = "write `wherry merge 'A*0.5' 'B*0.5' DST`, or `wherry merge BASE ADAPTER DST`"
+_CURE = "write `wherry merge 'A*0.5' 'B*0.5' DST --to FORMAT`, or `wherry merge BASE ADAPTER DST --to FORMAT`"
 
 
 @dataclass(frozen=True, slots=True)

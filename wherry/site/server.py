@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (AmbiguousError, ValueError) as error:
             return HTTPStatus.BAD_REQUEST, _sorry(str(error))
         except WherryError as error:
-            return HTTPStatus.SERVICE_UNAVAILABLE, _sorry(str(error))
+            return HTTPStatus.SERVICE_UNAVAILABLE, _sorry(error.for_shell())
         except Exception as error:  # noqa: BLE001  a bug must not end the server
             return HTTPStatus.INTERNAL_SERVER_ERROR, _sorry(internal_error(error).what)
 

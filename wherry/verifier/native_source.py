@@ -109,7 +109,7 @@ def _require_room(nbytes: int, uri: str, folder: Path) -> None:
             f"the library reads only local files, and the checkpoint has {show_size(nbytes)}, which exceeds the limit "
             f"of {show_size(most)} for a temporary copy",
             uri=uri,
-            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: wherry fetch {uri} DIR",
+            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: `wherry fetch {uri} DIR`",
         )
     free = shutil.disk_usage(folder).free
     if nbytes > free:

@@ -63,7 +63,7 @@ def unproved(outcome: Verification) -> NotFoundError:
     return NotFoundError(
         "no digests are recorded for this checkpoint, so reading it proves nothing",
         uri=outcome.uri,
-        cure=f"record its digests first: wherry inspect --digest --write {where}",
+        cure=f"record its digests first: `wherry inspect --digest --write {where}`",
         stage="verify",
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RENAME = "rename"  # rules by which a user spells the system's own key paths
 _SHOWN = 2
 _CONTAIN = "keep the tree in a container with --to orbax"
-_DECLARE = "declare the family's layouts in a --family-file"
+_DECLARE = "declare the family's layouts with --family-file"
 
 
 def in_form(checkpoint: Checkpoint, row: Format) -> bool:

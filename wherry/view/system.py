@@ -235,7 +235,7 @@ def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked:
     if not fitting and asked:
         raise UsageError(
             "no known model family fits every tensor", uri=checkpoint.uri,
-            cure="pass --family, or declare one in a --family-file; run `wherry layouts` to list the families",
+            cure="pass --family, or declare one with --family-file; run `wherry layouts` to list the families",
         )  # fmt: skip
     return fitting[0] if fitting else None
 

@@ -51,7 +51,7 @@ def _open(location: Location, detection: Detection) -> Opened:
         raise UnsupportedError(
             f"unsupported split GGUF: one of {count} files of a model",
             uri=location.uri,
-            cure="merge them with llama-gguf-split --merge",
+            cure="merge them with `llama-gguf-split --merge`",
         )
     entry = location.stat()
     assert entry is not None

@@ -158,5 +158,5 @@ def require_step_of_name(staging: Location, manifest: Manifest) -> None:
         raise UsageError(
             f"step mismatch: {stated} in the target's name, {manifest.step} in the checkpoint",
             uri=staging.uri,
-            cure=f"name the target {layout.step_folder(manifest.step)}, or pass --into RUN",
+            cure=f"name the target {layout.step_folder(manifest.step)}, or pass the run with --into",
         )

@@ -1,0 +1,164 @@
+"""Reference pages that are read off the code: the Python API, the catalogue of errors, and JSON schemas.
+
+`infra/docs.py` writes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import wherry
+from wherry import errors
+from wherry.config.schema import Contents
+from wherry.errors import WherryError
+from wherry.flows.audit import AuditSpec
+from wherry.flows.convert_spec import ConvertSpec
+from wherry.flows.promote import PromoteSpec
+from wherry.models.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("wherry", "integrations", "tasks", "flows")
+# What the schemas are of, by the name of their file.
+DOCUMENTS: dict[str, type[BaseModel]] = {
+    "wherry-toml": Contents, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
+    "promote-spec": PromoteSpec,
+}  # fmt: skip
+LONGEST = 100  # characters of a signature in one line
+_HEADS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+
+
+def schemas() -> dict[Path, str]:
+    """Path → text of each JSON schema."""
+    folder = ROOT / "docs" / "reference" / "schemas"
+    return {folder / f"{name}.json": _schema(name, model) for name, model in DOCUMENTS.items()}
+
+
+def _schema(name: str, model: type[BaseModel]) -> str:
+    found = model.model_json_schema()
+    if model is Contents:  # the name of a route is the key of its table
+        route = found["$defs"]["Route"]
+        del route["properties"]["name"]
+        route["required"].remove("name")
+    stated = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": name}
+    return json.dumps(stated, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def schema_list() -> str:
+    """The published schemas, each with what it is of."""
+    rows = [
+        f"- [{name}.json](schemas/{name}.json): {(inspect.getdoc(model) or '').partition('.')[0]}."
+        for name, model in DOCUMENTS.items()
+    ]
+    return "\n" + "\n".join(rows) + "\n\n"
+
+
+def api() -> str:
+    """Every public name of `wherry`, with its signature and what its docstring says."""
+    public = [name for name in sorted(dir(wherry), key=str.lower) if name in wherry._DOOR]  # noqa: SLF001
+    return "\n" + "\n".join(f"## `{name}`\n\n{_described(getattr(wherry, name), name)}" for name in public)
+
+
+def _described(found: Any, name: str) -> str:
+    signature = "" if inspect.isclass(found) else _signature(found, name)
+    return f"{signature}{_markdown(inspect.getdoc(found) or '')}\n"
+
+
+def _signature(function: Any, name: str) -> str:
+    """A code block with the signature, an argument a line where it is long."""
+    stated = inspect.signature(function)
+    line = f"wherry.{name}{stated}"
+    if len(line) > LONGEST:
+        kinds = [one.kind for one in stated.parameters.values()]
+        words = [str(one) for one in stated.parameters.values()]
+        if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            words.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+        lines = "".join(f"    {word},\n" for word in words)
+        line = f"wherry.{name}(\n{lines}) -> {stated.return_annotation}"
+    line = re.sub(r"(: |-> )'([^']*)'", r"\1\2", line)  # annotations are texts
+    return f"```python\n{line}\n```\n\n"
+
+
+def _markdown(docstring: str) -> str:
+    """A docstring with its sections as lists."""
+    parts = re.split(rf"^({'|'.join(_HEADS)}):\n", docstring, flags=re.MULTILINE)
+    text = _escaped(parts[0].strip()) + "\n"
+    for head, body in zip(parts[1::2], parts[2::2], strict=True):
+        section, _, after = body.partition("\n\n")
+        rows = re.split(r"\n(?=\S)", textwrap.dedent(section).strip())
+        items = [_escaped(" ".join(row.split())) for row in rows]
+        listed = "\n".join("- " + re.sub(r"^([*\w, ]+): ", r"`\1`: ", one) for one in items)
+        text += f"\n**{head}**\n\n{listed}\n" + (
+            f"\n{_escaped(textwrap.dedent(after).strip())}\n" if after else ""
+        )
+    return text
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;")
+
+
+def error_catalogue() -> str:
+    """What can go wrong, as the code states it: for each class of errors, its messages with their cures."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for kind, what, cure in _raised():
+        found.setdefault(kind, set()).add((what, cure))
+    classes = sorted(found, key=lambda name: (getattr(errors, name).exit_code, name))
+    return "\n" + "\n".join(_catalogue_of(name, sorted(found[name])) for name in classes)
+
+
+def _catalogue_of(name: str, rows: list[tuple[str, str]]) -> str:
+    told = "\n".join(f"| {_cell(what)} | {_cell(cure)} |" for what, cure in rows)
+    return f"## {getattr(errors, name).exit_code}: `{name}`\n\n| what | cure |\n| --- | --- |\n{told}\n"
+
+
+def _cell(text: str) -> str:
+    return _escaped(" ".join(text.split())).replace("|", "\\|") or "–"
+
+
+def _raised() -> Iterator[tuple[str, str, str]]:
+    """Class, message and cure of each error that is built in the code; `…` stands for what is filled in."""
+    kinds = {
+        name for name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, WherryError)
+    }
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if room == "wherry" and path.relative_to(ROOT).parts[1] in ROOMS:
+                continue  # the links by which a checkout is importable
+            tree = ast.parse(path.read_text("utf-8"))
+            stated = {
+                node.targets[0].id: _text(node.value, {})
+                for node in tree.body
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            }
+            for node in ast.walk(tree):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in kinds
+                    and node.args
+                ):
+                    cures = [_text(one.value, stated) for one in node.keywords if one.arg == "cure"]
+                    what = _text(node.args[0], stated)
+                    if what.strip("… "):
+                        yield node.func.id, what, "".join(cures)
+
+
+def _text(node: ast.expr, stated: dict[str, str]) -> str:
+    """The text of an expression, as far as it stands in the code."""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, stated) for part in node.values)
+    named = node.value if isinstance(node, ast.FormattedValue) else node
+    return (stated.get(named.id) or "…") if isinstance(named, ast.Name) else "…"

@@ -1,0 +1,96 @@
+"""The guides by need: every command of each page, in its order, on checkpoints that are made here."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import wherry
+from tests.support.infra import ROOT
+from tests.support.lingua import step_folder
+from tests.support.readme import PAGES, blocks, commands
+from tests.support.tiny_models import save_tiny
+from wherry.cli import cli
+
+
+def t5x(folder):
+    save_tiny(folder / "made", "t5")
+    wherry.convert(folder / "made", folder / "runs/t5x/small/checkpoint_1000", to="t5x-orbax", lineage=False)
+    (folder / "runs/t5x/small/checkpoint_1000/wherry.json").unlink()  # as T5X would have left it
+
+
+def llama(name):
+    return lambda folder: save_tiny(folder / name, "llama")
+
+
+def lingua(folder):
+    llama("hf")(folder)
+    step_folder(folder / "lingua" / "0000000010")
+
+
+def converted(folder):
+    llama("hf")(folder)
+    wherry.convert(folder / "hf", folder / "model", to="safetensors")
+
+
+# Page → what it starts from, and what some commands print.
+GUIDES = {
+    "t5x-to-huggingface": (t5x, {0: "huggingface", 2: "ok"}),
+    "maxtext-and-huggingface": (llama("llama"), {3: "ok"}),
+    "lingua-resume": (lingua, {}),
+    "promotion": (converted, {2: "model", 3: "converted from"}),
+    "many-machines": (llama("hf"), {4: "ok"}),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
+    for name in ("MLFLOW_TRACKING_URI", "WHERRY_LEDGER", "WHERRY_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_the_commands_of_a_guide(page, place):
+    pytest.importorskip("torch"), pytest.importorskip("transformers")
+    if page == "promotion":
+        pytest.importorskip("mlflow")
+    prepare, prints = GUIDES[page]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare(place)
+    (block,) = blocks(page, "sh")
+    for number, words in enumerate(commands(block)):
+        assert words[0] == "wherry"
+        done = CliRunner().invoke(cli, words[1:])
+        assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}{done.exception}"
+        assert prints.get(number, "") in done.output
+
+
+def test_the_results_are_what_the_guides_say(place):
+    """MaxText's way there and back, and the config that Hugging Face reads."""
+    pytest.importorskip("torch"), pytest.importorskip("transformers")
+    llama("llama")(place)
+    for words in commands(blocks("maxtext-and-huggingface", "sh")[0])[:3]:
+        assert CliRunner().invoke(cli, words[1:]).exit_code == 0
+    assert json.loads(Path("hf/config.json").read_text())["model_type"] == "llama"
+    with wherry.open("llama") as before, wherry.open("hf") as after:
+        assert before.manifest.tensors.keys() == after.manifest.tensors.keys()
+
+
+def test_the_commands_on_buckets_are_understood(monkeypatch):
+    understood = []
+    monkeypatch.setattr(click.Command, "invoke", lambda _self, context: understood.append(context.info_name))
+    lines = commands(blocks("buckets", "sh")[0])
+    for words in lines:
+        cli.main(words[1:], standalone_mode=False)
+    assert [name for name in understood if name in cli.commands] == [words[1] for words in lines]
+    assert (ROOT / "docs" / "prices.example.toml").is_file()
+    assert "prices.example.toml" in PAGES["buckets"]

@@ -1,0 +1,121 @@
+"""How a cure is shown: with the checkpoint that it is about, and to a caller in Python in the words of Python.
+
+Cures are written in the words of the command line, each command in backquotes. A caller in Python reads `--only params`
+as `only="params"`, and `wherry verify URI --level digest` as `wherry.verify(URI, level="digest")`. An option has the
+name of its keyword argument unless a table below says otherwise; `tests/cli/test_cures.py` compares the tables with the
+options of the requests and the signatures of the functions. A command that the library has not stays a command.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# The commands that are functions of `wherry` with the same arguments.
+CALLS = frozenset(
+    ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
+)  # fmt: skip
+COMMANDS_ONLY = frozenset(("--pickles", "--tree"))  # options of those commands that the functions have not
+KEYWORDS = {
+    "allow-opaque": "opaque",
+    "as": "as_",
+    "from": "format",
+    "no-lineage": "lineage",
+    "set": "options",
+    "tag": "tags",
+}
+FLAGS = frozenset(
+    ("deep", "digest", "go", "in-place", "into", "no-lineage", "record", "retry-failed", "sha256", "stats", "write")
+)  # fmt: skip
+LISTS = frozenset(("allow-opaque", "ignore", "rename"))
+TABLES = frozenset(("meta", "set", "tag"))
+
+# A word after an option that goes on with the sentence: in `pass --dtype to cast it`, the option has no value.
+_GOES_ON = "and|for|from|if|in|instead|or|that|to|when|which|with"
+_VALUE = r"'[^']*'|[^\s'`;]*[^\s'`;,.:)]"
+_OPTION = rf"(?<![\w-])--([a-z][a-z-]*[a-z])(?![\w-])(?: (?!(?:{_GOES_ON})\b|--)({_VALUE}))?"
+_COMMAND = r"`wherry ([a-z-]+)((?: [^`]*)?)`"
+# A command that reads a checkpoint and does not name it yet.
+_UNNAMED = r"`wherry (inspect|verify|detect|discover)((?: --[a-z-]+(?: [a-z]+)?)*)`"
+
+
+def about(cure: str, uri: str | None) -> str:
+    """The cure with the checkpoint in question in each command that needs one, so that it can be pasted."""
+    if uri is None or uri.startswith("live:"):
+        return cure
+    return re.sub(_UNNAMED, lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
+
+
+def in_python(cure: str) -> str:
+    """The cure with calls and keyword arguments in the place of commands and options."""
+    return "".join(map(_translated, re.split(r"(`[a-z][^`]*`)", cure)))
+
+
+def _translated(part: str) -> str:
+    """A sentence or what stands in backquotes, which is a command, of wherry or of another program."""
+    if part.startswith("`"):
+        return re.sub(_COMMAND, _call, part)
+    return re.sub(r"\} options=\{", ", ", re.sub(_OPTION, _argument, part))  # --set A=1 --set B=2
+
+
+def _argument(found: re.Match[str]) -> str:
+    """One option in a sentence, as a keyword argument."""
+    name, value = found[1], found[2]
+    if name in FLAGS:  # the word after it goes on with the sentence
+        return _keyword(name, None) + (f" {value}" if value else "")
+    return _keyword(name, value and value.strip("'"))
+
+
+def _keyword(name: str, value: str | None) -> str:
+    keyword = KEYWORDS.get(name, name.replace("-", "_"))
+    if name in FLAGS:
+        return f"{keyword}={not name.startswith('no-')}"
+    if value is None:
+        return f"{keyword}=…"
+    if name in TABLES:
+        key, _, stated = value.partition("=")
+        return f"{keyword}={{{_literal(key)}: {_literal(stated or '…')}}}"
+    if name in LISTS:
+        split = value.split(",") if name == "ignore" else [value]
+        return f"{keyword}=[{', '.join(map(_literal, split))}]"
+    return f"{keyword}={_literal(value)}"
+
+
+def _literal(value: str) -> str:
+    """A word as Python has it; a placeholder, such as FILE or …, stays one."""
+    if re.fullmatch(r"[A-Z]+|…|\d+", value):
+        return value
+    return repr(value) if '"' in value or "\\" in value else f'"{value}"'
+
+
+def _call(found: re.Match[str]) -> str:
+    """One command as a call; as it is if the library has no such function."""
+    verb, rest = found[1], found[2]
+    if verb not in CALLS:
+        return found[0]
+    try:
+        words = shlex.split(rest)
+    except ValueError:
+        return found[0]
+    if COMMANDS_ONLY.intersection(words):
+        return found[0]
+    if not words:
+        return f"`wherry.{verb}(…)`"
+    return f"`wherry.{verb}({', '.join(_arguments(words))})`"
+
+
+def _arguments(words: Sequence[str]) -> Iterator[str]:
+    """The arguments of a call: those without a name first, as Python wants them."""
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            yield _literal(word)
+            continue
+        name = word[2:]
+        options.append(_keyword(name, None if name in FLAGS else next(rest, None)))
+    yield from options
