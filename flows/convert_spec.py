@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.config.options import described, given_by, target_of, with_options
-from wherry.config.schema import VerifyLevel  # noqa: TC001  pydantic reads it
+from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
 
 _FORMATS = ["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "flax-msgpack"]
@@ -53,6 +53,8 @@ class _Conversion(_Source):
 class ConvertSpec(_Conversion):
     """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
 
+    engine: Engine = Field(default="threads", description=ENGINE)
+    unit: Size = Field(default="1GiB", description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: VerifyLevel = Field(
         default="present",
