@@ -10,6 +10,7 @@ from tests.support.jobs import as_elsewhere, made_job
 from tests.support.object_stores import left_beside
 from tests.support.worker_pools import ImaginaryPool, carried, committed_as_by_one, coordinated, job_of, makes
 from wherry.carriers import coordinator, on_worker, unit_queue
+from wherry.carriers.challenge import challenge_of
 from wherry.errors import NotFoundError, StorageError
 from wherry.storage.stores import locate
 from wherry.units import make
@@ -183,6 +184,35 @@ def test_a_worker_that_cannot_is_named_and_left_out(source, target, caplog, answ
     assert pool.units_of("b") == []
     assert re.match(why, found.left_out["b"])
     assert f"worker b is left out: {found.left_out['b']}" in caplog.text
+
+
+def test_what_a_worker_writes_must_hold_the_secret(source, target):
+    made = job_of(source, target)
+    with challenge_of(made) as challenge:
+        answer = on_worker.prove(made.uri, challenge.token)
+        assert challenge.problem(answer) == ""
+        name = f"challenge-{challenge.token}-{answer['name']}"
+        made.records.replace(name, {"secret": "another"}, "00000000")
+        assert challenge.problem(answer) == "what it writes beside the target is not seen here"
+        assert (
+            challenge.problem({**answer, "name": "../x"})
+            == "what it writes beside the target is not seen here"
+        )
+        on_worker.close(challenge.token)
+    assert challenges(target) == []
+
+
+def test_a_unit_is_not_put_back_while_another_worker_makes_it(source, target):
+    queue = unit_queue.UnitQueue(job_of(source, target))
+    queue.fill(range(2, 12))
+    assert [queue.waiting.popleft() for _ in range(queue.due())] == [0, 1]
+    queue.try_again(0, [0, None], at_once=True)
+    queue.try_again(1, [0, None], at_once=True)
+    assert list(queue.waiting) == [1]
+    assert queue.finish(0, 1.0)
+    assert not queue.finish(0, 1.0)
+    queue.try_again(0, [], at_once=True)
+    assert list(queue.waiting) == [1]
 
 
 def test_a_worker_without_memory_says_so(source, target, monkeypatch):

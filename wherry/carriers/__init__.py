@@ -1,7 +1,7 @@
 """Carriers: what has the units of a job made by workers.
 
 - Carrier: a name for `--on`, and a function that has every unit made and tells of each receipt (`carrier`).
-- Engine: software that runs functions on workers: Dask, Ray. Its adapter lies in `wherry.integrations.engines`.
+- Engine: software that runs functions on workers: Dask. Its adapter lies in `wherry.integrations.engines`.
 - Worker pool: the workers of an engine, as the coordinator sees them (`pool`).
 - Coordinator: gives one unit at a time to each worker that has proved itself (`coordinator`).
 - Challenge: what a worker has to answer before it gets a unit (`challenge`).

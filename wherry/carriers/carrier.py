@@ -4,7 +4,6 @@ threads              this process, without a job: the default
 processes[:N]        N processes of this machine, which take units by claims
 dask[:N]             a Dask cluster of N workers on this machine, which is started, and ended with the conversion
 dask://HOST:PORT     the scheduler of a Dask cluster
-ray[:N], ray://…     the same with Ray
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     Carry = Callable[[SplitJob, Workplace], Generator[str]]
 
 THREADS = "threads"
-CHOICES = "threads, processes:N, dask, dask://HOST:PORT, ray, ray://HOST:PORT"
+CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT"
 
 
 class UnitCarrier(NamedTuple):
@@ -52,7 +51,6 @@ def _on_engine(name: str, made: SplitJob, where: Workplace) -> Generator[str]:
 CARRIERS: Mapping[str, UnitCarrier] = {
     "processes": UnitCarrier(carry_with_processes),
     "dask": UnitCarrier(partial(_on_engine, "dask"), remote=True),
-    "ray": UnitCarrier(partial(_on_engine, "ray"), remote=True),
 }
 
 
