@@ -79,7 +79,7 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     request = replace(asked, source=chosen)
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
     with _turn([chosen.uri, *(one.uri for one in request.targets)]):
-        receipts = convert(request.to_json())
+        receipts = convert(request.to_json(), spec.engine, spec.unit)
     refused: list[NotRecordedError] = []
     made = [
         {"plan": planned, **_after(spec, one, receipt, refused)}

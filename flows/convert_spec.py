@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from wherry.config.options import described, given_by, target_of, with_options
-from wherry.config.schema import VerifyLevel  # noqa: TC001  pydantic reads it
+from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
 from wherry.flows.form import FormModel
 from wherry.formats.registry import formats
@@ -69,6 +69,8 @@ class ConvertSpec(_Conversion):
         "source", "target", "to", "only", "family", "options", "step", "verify", "model_name", "alias", "further",
     )  # fmt: skip
 
+    engine: Engine = Field(default="threads", description=ENGINE)
+    unit: Size = Field(default="1GiB", description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: VerifyLevel = Field(
         default="present",

@@ -6,21 +6,25 @@ from typing import Any
 
 from prefect import task
 
-from wherry.converter.convert import convert_all
+from wherry.carriers.convert_on import convert_on
 from wherry.core.request import ConvertRequest
+from wherry.core.units import parse_size
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
 @task(name="convert", **STEP)
-def convert(request: dict[str, Any]) -> list[dict[str, Any]]:
+def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB") -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 
     A run that was killed can be run again: a target appears complete or not at all, and if it already exists as the
-    result of this same conversion, nothing is done.
+    result of this same conversion, nothing is done. With an engine, the progress is by units, and a run that was
+    cancelled or has crashed leaves a job that the next run takes up.
 
     Args:
         request: the JSON form of a ConvertRequest.
+        engine: what makes the target, as `wherry convert --on` takes it.
+        unit: size of a unit of an engine.
 
     Returns:
         The JSON form of the receipt of each target, in order. If the ledger cannot be used, their `lineage` states it,
@@ -28,7 +32,8 @@ def convert(request: dict[str, Any]) -> list[dict[str, Any]]:
     """
     asked = ConvertRequest.from_json(request)
     try:
-        group = convert_all(asked, progress=progress_artifact("convert", asked.source.uri))
+        progress = progress_artifact("convert", asked.source.uri)
+        group = convert_on(asked, engine, unit_bytes=parse_size(unit), progress=progress)
     except NotRecordedError as error:
         group = error.result
     for receipt in group.receipts:

@@ -53,6 +53,22 @@ def artifacts(flow_run_id):
         return {row.key: row for row in client.read_artifacts(artifact_filter=chosen)}
 
 
+def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source, tmp_path):
+    spec = ConvertSpec(
+        source=str(source), target=str(tmp_path / "out"), to="dcp", options={"shard_size": "1B"},
+        engine="processes:1", unit="1B",
+    )  # fmt: skip
+    state = convert_checkpoint(spec, return_state=True)
+    receipt = state.result()["receipt"]
+    assert receipt["resumed_bytes"] == receipt["bytes_written"] > 0  # the units were made by other processes
+    [bar] = [
+        row for key, row in artifacts(state.state_details.flow_run_id).items() if key == "wherry-convert"
+    ]
+    assert float(bar.data) == 100.0
+    with pytest.raises(ValueError, match="engine"):
+        ConvertSpec(source="a", target="b", to="hf", engine="horses")
+
+
 def test_the_whole_chain_and_again(server, source, tmp_path):
     spec = ConvertSpec(
         source=str(source),

@@ -46,13 +46,14 @@ ROOMS: Mapping[str, str] = {
     " ledger",
     "merger": "errors core storage formats mover view converter",
     "units": "errors version core storage objects upload staging formats mover ledger converter",
+    "carriers": "errors version core runtime config converter units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " compare",
     "live": "errors text core runtime storage staging formats tree mover view ledger converter",
     "models": "errors text core storage staging formats mover config ledger converter verifier",
-    "routes": "errors version text core runtime storage staging formats tree families view config ledger converter"
-    " verifier models",
+    "routes": "errors version text core runtime storage staging formats tree families view config ledger"
+    " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
@@ -62,7 +63,7 @@ ROOMS: Mapping[str, str] = {
     "console": "errors version core storage config staging formats converter units verifier models routes lineage"
     " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter merger units compare verifier models routes catalog lineage site auditor watch console",
+    " converter merger units carriers compare verifier models routes catalog lineage site auditor watch console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

@@ -19,21 +19,7 @@ MANIFESTS = [
     for file in sorted((INFRA / "kubernetes").glob("*.yaml"))
     for document in yaml.safe_load_all(file.read_text())
 ]
-# What dask needs, which no test installs, and what installers add by themselves.
-UNTESTED = frozenset(
-    (
-        "dask",
-        "distributed",
-        "locket",
-        "partd",
-        "tblib",
-        "toolz",
-        "tornado",
-        "zict",
-        "async-timeout",
-        "setuptools",
-    )
-)
+UNTESTED = frozenset(("async-timeout", "setuptools"))  # installers add them by themselves
 PODS = [
     row["spec"]["template"]["spec"]
     for row in MANIFESTS

@@ -188,10 +188,8 @@ def test_limits_are_set_by_variables_and_the_configuration(monkeypatch, tmp_path
         child.limits(seconds=5, memory=7)
 
 
-# The interpreter replaces this process by the same command line in UTF-8 mode, before anything is done; an engine
-# starts `wherry work`, a command of ours like any other, which opens files of others in children of its own.
-STARTERS = {"wherry/runtime/child.py", "wherry/testing/children.py", "wherry/runtime/interpreter.py",
-            "wherry/units/engines.py"}  # fmt: skip
+# The interpreter replaces this process by the same command line in UTF-8 mode, before anything is done.
+STARTERS = {"wherry/runtime/child.py", "wherry/testing/children.py", "wherry/runtime/interpreter.py"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=label)
@@ -214,6 +212,43 @@ def test_only_one_module_starts_processes(path):
         name for name in called if name.startswith(("os.exec", "os.spawn", "os.posix_spawn", "os.fork"))
     ]
     assert not [*started, *(called & {"os.system", "os.popen"})]
+
+
+def test_a_child_that_was_started_ends_with_the_block(tmp_path):
+    file = tmp_path / "pids"
+    with child.started(PROGRAMS, ["hang", str(file)], purpose="the test") as one:
+        pids = pids_in(file)
+        assert one.pid in pids
+        assert not one.has_ended()
+    assert gone(pids)
+    assert one.has_ended()
+
+
+def test_a_child_that_was_started_can_end_by_itself_or_is_killed(tmp_path):
+    with child.started(PROGRAMS, ["ask", str(tmp_path / "polite")], purpose="the test") as one:
+        pids_in(tmp_path / "polite")
+        one.ask_to_end()
+        done = one.result(grace=60)
+        assert (done.code, done.output) == (7, "asked\n")
+        assert one.result() == done
+    with child.started(PROGRAMS, ["ask", str(tmp_path / "rude"), "rude"], purpose="the test") as one:
+        pids = pids_in(tmp_path / "rude")
+        one.ask_to_end()
+        assert one.result(grace=0.3).code == -signal.SIGKILL
+    assert gone(pids)
+
+
+def test_a_command_of_ours_gets_what_this_process_has(monkeypatch, tmp_path):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    for name in HARMFUL:
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHERRY_CONFIG", "wherry.toml")
+    found = child.own_variables()
+    assert SECRETS.items() <= found.items()
+    assert not {name for name in found if name.startswith(("PYTHON", "LD_"))}
+    assert found["WHERRY_CONFIG"] == str(tmp_path / "wherry.toml")
 
 
 def test_prefect_sees_its_settings_and_what_its_file_names_and_nothing_else(monkeypatch):

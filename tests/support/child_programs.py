@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,21 @@ def hang(place, *_words) -> None:
     file.with_suffix(".part").write_text(f"{os.getpid()} {grandchild.pid}")
     file.with_suffix(".part").rename(file)
     time.sleep(_FOR_EVER)
+
+
+def ask(place, manner="polite", *_words) -> None:
+    """Hang until SIGTERM asks this process to end, which it does, unless it is rude."""
+
+    def end(_signal, _frame) -> None:
+        print("asked", flush=True)
+        if manner == "polite":
+            sys.exit(7)
+
+    signal.signal(signal.SIGTERM, end)
+    Path(place).with_suffix(".part").write_text(str(os.getpid()))
+    Path(place).with_suffix(".part").rename(place)
+    while True:
+        time.sleep(_FOR_EVER)
 
 
 def hang_while_loading(path, _specs) -> None:

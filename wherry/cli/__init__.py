@@ -215,8 +215,8 @@ def convert(
     A target is committed in one step. With several targets, the source is read once:
     `wherry convert SRC --to orbax A --to hf B`.
     """
+    from wherry.carriers.convert_on import convert_on
     from wherry.console import results, tables
-    from wherry.units.engines import convert_on
 
     request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
     if dry_run:

@@ -47,6 +47,9 @@ def _absolute(text: str) -> str:
 Folder = Annotated[str, AfterValidator(_absolute)]
 Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
 Size = Annotated[str, BeforeValidator(_sized)]
+Engine = Annotated[str, Field(pattern=r"^(threads|(processes|dask)(:[1-9][0-9]*)?|dask://[^\s/].*)$")]
+ENGINE = "What makes the target: threads, processes:N, dask:N or dask://HOST:PORT."
+UNIT = "Size of a unit: files of the target that one worker of the engine makes."
 Template = Annotated[str, Field(min_length=1), AfterValidator(require_template)]
 Selection = Annotated[str, AfterValidator(_chosen)]
 
@@ -149,6 +152,8 @@ class Route(Section):
     memory: Size | None = Field(
         default=None, description="Memory budget for data in flight; the setting `memory` by default."
     )
+    engine: Engine = Field(default="threads", description=ENGINE)
+    unit: Size = Field(default="1GiB", description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
     verify: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(
@@ -164,6 +169,12 @@ class Route(Section):
         description="Maximum number of checkpoints of this route that are converted at the same time.",
     )
     retention: Retention = Field(default=Retention(), description="Checkpoints that `wherry prune` keeps.")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Route:
+        if self.engine != "threads" and len(self.targets) != 1:
+            raise ValueError("an engine makes one target at a time: make a route for each target")
+        return self
 
     @property
     def selection(self) -> Select:

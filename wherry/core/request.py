@@ -241,6 +241,17 @@ class ConvertRequest:
         True, "Do not record the conversion in the ledger.", spelled="--no-lineage", form=None, route=None, stated=""
     )  # fmt: skip
 
+    @property
+    def anchored(self) -> ConvertRequest:
+        """The same request with absolute paths, for processes in other working folders."""
+        targets = tuple(
+            replace(
+                one, uri=_whole(one.uri), layout=_whole_paths(one.layout, "family_file", "config", "assets")
+            )
+            for one in self.targets
+        )
+        return replace(_whole_paths(self, "sign"), source=_whole_paths(self.source, "uri"), targets=targets)
+
     def to_json(self) -> dict[str, Any]:
         """JSON form; the inverse of `from_json`."""
         return asdict(self)
@@ -376,6 +387,18 @@ def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRe
 def _taken(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     """Remove the options that are fields of a record, and return them."""
     return {one.name: options.pop(one.name) for one in options_of(record) if one.name in options}
+
+
+def _whole_paths(record: R, *names: str) -> R:
+    changed: dict[str, Any] = {name: _whole(getattr(record, name)) for name in names}
+    return replace(record, **changed)  # pyright: ignore[reportArgumentType]  records are dataclasses
+
+
+def _whole(place: str | None) -> str | None:
+    """A URI as it is, and a path made absolute."""
+    if not place or "://" in place or place.startswith("models:/"):
+        return place
+    return os.path.abspath(place)  # noqa: PTH100  a string
 
 
 def _built(record: type[R], data: Mapping[str, Any]) -> R:

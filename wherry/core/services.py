@@ -23,6 +23,7 @@ _SERVICES: dict[str, tuple[str, str, str]] = {
     "mlflow-sqlite": ("wherry.integrations.mlflow_sqlite", "", ""),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
     "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
+    "dask": ("wherry.integrations.engines.dask", "distributed", "dask"),
     "deploy": ("wherry.integrations.prefect.deploy", "prefect", "prefect"),
     "serve": ("wherry.flows.serve", "prefect", "prefect"),
     "signing": ("wherry.integrations.signing", "cryptography", "sign"),

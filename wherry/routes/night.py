@@ -15,7 +15,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from wherry.converter.convert import convert_all
+from wherry.carriers.convert_on import convert_on
+from wherry.core.units import parse_size
 from wherry.errors import (
     InternalError,
     MissingExtraError,
@@ -229,7 +230,8 @@ def _on_threads(config: Config, route: Route) -> Generator[Start]:
 def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget, ...]) -> int:
     """Convert, verify, register and note one checkpoint; return the bytes written."""
     ends = [one.rule.at(one.uri) for one in targets]
-    group = convert_all(route.request(route.source(work.source.found), ends, config.settings.memory))
+    request = route.request(route.source(work.source.found), ends, config.settings.memory)
+    group = convert_on(request, route.engine, unit_bytes=parse_size(route.unit))
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))

@@ -294,7 +294,8 @@ def spec_of(
         }
         for one in targets
     )  # fmt: skip
-    same = {*given_names("route", SourceRequest, ConvertRequest), "read_back", "verify", "alias", "tags"}
+    same = {*given_names("route", SourceRequest, ConvertRequest), "engine", "unit", "read_back", "verify", "alias",
+            "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
         "memory": route.memory or memory,

@@ -1,11 +1,12 @@
 """child: start child processes that files in a checkpoint or working folder cannot influence.
 
-`run` starts a module in a child process of this interpreter and waits for it. The child process
+`run` starts a module in a child process of this interpreter and waits for it; `started` has one run beside the caller.
+The child process
 
 - imports nothing from the working folder: it starts with `-P`, in an empty private folder that is removed afterwards,
   and imports wherry from the same folder as this process;
 - gets the environment variables of an allow-list and those that the caller passes: no PYTHONPATH, no LD_PRELOAD, no
-  token, password or credential;
+  token, password or credential (`own_variables` passes these to a command of ours, which needs them);
 - has a time limit, a limit on the resident memory of itself and its descendants, and a limit on its output;
 - does not outlive the wait: an error, Ctrl-C or SIGTERM kills its process group, and the kernel kills it when this
   process dies.
@@ -48,6 +49,9 @@ _PASSED_PREFIXES = (
     *("LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "JAX_", "XLA_", "TPU_", "LIBTPU_", "PJRT_"),
     *("OMP_", "MKL_", "OPENBLAS_"),
 )
+
+_OBEYED = ("PYTHON", "LD_")  # by Python and the linker
+_FILES = ("WHERRY_CONFIG", "WHERRY_HOME")
 
 
 class NoAnswerError(WherryError):
@@ -100,6 +104,48 @@ def limits(*, seconds: float, memory: int) -> Limits:
     return Limits(duration(timeout) if timeout else seconds, parse_size(most) if most else memory)
 
 
+class Child:
+    """A child process; see `started`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], output: IO[bytes], errors: IO[bytes], purpose: str
+    ) -> None:
+        self.pid, self._process, self._purpose = process.pid, process, purpose
+        self._output, self._errors = output, errors
+        self._code: int | None = None
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._code is not None or _has_ended(self._process)
+
+    def wait(self, limits: Limits) -> None:
+        """Wait until the process ends.
+
+        Raises:
+            NoAnswerError: it exceeds a limit.
+        """
+        _watch(self._process, limits, (self._output, self._errors), self._purpose)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the process and its descendants."""
+        if not self.has_ended():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGTERM)
+
+    def result(self, grace: float = 0.0) -> ChildResult:
+        """How the process ended.
+
+        Args:
+            grace: seconds after which it is killed, with its descendants, if it has not ended.
+        """
+        if self._code is None:
+            deadline = time.monotonic() + grace
+            while not self.has_ended() and time.monotonic() < deadline:
+                time.sleep(_INTERVAL)
+            self._code = _end(self._process)
+        return ChildResult(self._code, _text(self._output), _text(self._errors, _TAIL))
+
+
 def run(
     module: str,
     words: Sequence[str] = (),
@@ -122,23 +168,46 @@ def run(
     Raises:
         NoAnswerError: the child failed to start, or exceeded a limit and was killed.
     """
+    with (
+        _interrupted_by_sigterm(),
+        started(module, words, purpose=purpose, text=text, variables=variables) as child,
+    ):
+        child.wait(limits)
+        return child.result()
+
+
+@contextmanager
+def started(
+    module: str,
+    words: Sequence[str] = (),
+    *,
+    purpose: str,
+    text: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Generator[Child]:
+    """Have a module run in a child process while the block runs; at its end the child is killed if it has not ended.
+
+    Args:
+        module, words, purpose, text, variables: as for `run`.
+
+    Raises:
+        NoAnswerError: the child failed to start.
+    """
     with ExitStack() as stack:
         with _could_not_start(purpose):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wherry-child-"))
             stdin, stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             stdin.write(text.encode())
             stdin.seek(0)
-        stack.enter_context(_interrupted_by_sigterm())
-        with _could_not_start(purpose):
             process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
                 command(module, words), cwd=folder, env=environment(variables or {}),
                 stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
             )  # fmt: skip
+        child = Child(process, stdout, stderr, purpose)
         try:
-            _watch(process, limits, (stdout, stderr), purpose)
+            yield child
         finally:
-            code = _end(process)
-        return ChildResult(code, _text(stdout), _text(stderr, _TAIL))
+            child.result()
 
 
 @contextmanager
@@ -167,6 +236,18 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
         if name in _PASSED or name.startswith(_PASSED_PREFIXES)
     }
     return {**passed, **variables}
+
+
+def own_variables() -> dict[str, str]:
+    """The environment of this process for a child that runs a command of ours, which needs credentials and settings.
+
+    What Python or the linker obeys is left out; paths that are relative to the working folder are made absolute.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OBEYED)}
+    return {
+        **kept,
+        **{name: str(Path(kept[name]).expanduser().absolute()) for name in _FILES if kept.get(name)},
+    }
 
 
 def resident_memory(pid: int) -> int:

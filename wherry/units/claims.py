@@ -15,13 +15,13 @@ import secrets
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import WherryError
 from wherry.staging.lease_watch import Sighting, Verdict, Watch, this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.units.records import Records
     from wherry.units.unit import Unit
@@ -62,10 +62,13 @@ class Claims:
     Attributes:
         records: of the job.
         expiry: seconds after which a claim that is not renewed expires.
+        coordinator: id of the coordinator for which the worker makes units; it knows when an attempt is lost or slow,
+            so a claim that was made for it holds off no other worker of it.
     """
 
     records: Records
     expiry: float = EXPIRY_SECONDS
+    coordinator: str = ""
     _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
     def take(self, unit: Unit, names: Iterable[str]) -> Claim | None:
@@ -81,14 +84,14 @@ class Claims:
         """
         attempts = sorted(attempt for number, attempt in claimed(names) if number == unit.number)
         earlier = [Claim(unit.number, attempt, "").name for attempt in attempts]
-        if earlier and not self._has_ended(earlier[-1]):
+        rows = [self.records.read(name) for name in earlier]
+        if earlier and not (self._is_ours(rows[-1]) or self._has_ended(earlier[-1])):
             return None
-        tokens = (self.records.read(name) for name in earlier)
-        before = frozenset(row["token"] for row in tokens if row)
+        before = frozenset(row["token"] for row in rows if row)
         claim = Claim(
             unit.number, attempts[-1] + 1 if attempts else 0, secrets.token_hex(TOKEN_DIGITS // 2), before
         )
-        return claim if self.records.create(claim.name, _row(claim, unit, 0), claim.token) else None
+        return claim if self.records.create(claim.name, self._row(claim, unit, 0), claim.token) else None
 
     @contextmanager
     def renewed(self, claim: Claim, unit: Unit) -> Generator[None]:
@@ -100,7 +103,7 @@ class Claims:
             while not over.wait(self.expiry / _BEATS):
                 count += 1
                 try:
-                    self.records.replace(claim.name, _row(claim, unit, count), claim.token)
+                    self.records.replace(claim.name, self._row(claim, unit, count), claim.token)
                 except WherryError as error:  # harmless if the storage recovers in time
                     _log.warning("the claim on unit %s was not renewed: %s", unit.name, error)
 
@@ -122,6 +125,19 @@ class Claims:
             watch = self._watches[name] = Watch(name, lambda: self._see(name), self.expiry)
         return watch.look() in (Verdict.DEAD, Verdict.EXPIRED)
 
+    def _is_ours(self, row: Mapping[str, Any] | None) -> bool:
+        return bool(self.coordinator) and row is not None and row.get("coordinator") == self.coordinator
+
+    def _row(self, claim: Claim, unit: Unit, beat: int) -> dict[str, object]:
+        return {
+            "unit": unit.digest,
+            "token": claim.token,
+            "run": claim.token,
+            "owner": json.dumps(this_process(claim.token).to_json()),
+            "beat": beat,
+            "coordinator": self.coordinator,
+        }
+
     def _see(self, name: str) -> Sighting | None:
         row = self.records.read(name)
         return None if row is None else Sighting(0, 0, 0, row["beat"], row["owner"].encode())
@@ -136,8 +152,3 @@ def claimed(names: Iterable[str]) -> list[tuple[int, int]]:
 def claims_of(unit: Unit, names: Iterable[str]) -> list[str]:
     """The names of the claims on a unit among the names of records."""
     return [Claim(number, attempt, "").name for number, attempt in claimed(names) if number == unit.number]
-
-
-def _row(claim: Claim, unit: Unit, beat: int) -> dict[str, object]:
-    owner = json.dumps(this_process(claim.token).to_json())
-    return {"unit": unit.digest, "token": claim.token, "run": claim.token, "owner": owner, "beat": beat}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.units.unit import Unit
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
-_CLIENT_BYTES = 32 << 20  # of the library of a store
+CLIENT_BYTES = 32 << 20  # of the library of a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
         workers=min(workers, len(loads)),
         rate=rate,
         seconds=longest(loads, workers) / rate,
-        peak_memory=plan.peak_memory + _CLIENT_BYTES * bool(stores),
+        peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
         requests=sum(one.reads + one.writes + one.lists for one in stores),
         whole=whole,
     )

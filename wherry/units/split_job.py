@@ -96,7 +96,7 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
         TargetInUseError: there is a job of another conversion to this target.
         WherryError: what planning raises.
     """
-    with _planned(request, unit_bytes) as made:
+    with _planned(request.anchored, unit_bytes) as made:
         if made.records.read(JOB) is None:
             _require_absent(made)
             made.records.begin()

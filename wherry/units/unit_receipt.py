@@ -126,6 +126,11 @@ def done(names: Iterable[str]) -> dict[int, list[str]]:
     return found
 
 
+def unit_of(name: str) -> int:
+    """The number of the unit of a receipt's record."""
+    return next(iter(done([name])))
+
+
 def require_equal(one: UnitReceipt, other: UnitReceipt, uri: str) -> None:
     """Compare two attempts at one unit, which must have moved the same bytes.
 

@@ -21,6 +21,7 @@ from wherry.units.unit_receipt import done
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
     from wherry.units.unit import Unit
     from wherry.units.unit_receipt import UnitReceipt
@@ -76,6 +77,19 @@ def work(
         return worker.run()
 
 
+def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> UnitReceipt:
+    """Make a unit that was claimed, and record its receipt; the claim is renewed meanwhile.
+
+    Raises:
+        TargetExistsError: another attempt has made one of the objects.
+        WherryError: the source cannot be read, or the storage failed.
+    """
+    with claims.renewed(claim, unit):
+        receipt = make_unit(split, unit, claim)
+        split.records.create(receipt.name, receipt.to_json(), claim.token)
+    return receipt
+
+
 class _Worker:
     """The loop of one worker."""
 
@@ -104,9 +118,7 @@ class _Worker:
         if claim is None:
             return False
         try:
-            with self._claims.renewed(claim, unit):
-                receipt = make_unit(self._split, unit, claim)
-                self._split.records.create(receipt.name, receipt.to_json(), claim.token)
+            receipt = make_claimed(self._split, self._claims, unit, claim)
         except TargetExistsError:
             # An earlier attempt was not dead but slow, and has made the object after all.
             self._failed(unit)

@@ -1,73 +1,21 @@
-"""Engines: whatever starts the workers, the result is that of one process, also when a worker is killed."""
+"""The commands: `split`, `work` and `commit`, and `convert --on`, also when a worker is killed."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 
-import pytest
-
 import wherry
 from tests.support.command import command
-from tests.support.jobs import SIZES, made_job, requested, undisturbed
-from wherry.errors import StorageError, UsageError
+from tests.support.jobs import SIZES, undisturbed
 from wherry.storage.stores import locate
-from wherry.units import engines
-from wherry.units.commit import commit
-from wherry.units.engines import convert_on
 from wherry.units.records import records_beside
-from wherry.units.unit_receipt import done
 
 WORDS = ["--to", "hf", "--set", "max_shard_size=250KB", "--no-lineage"]
-
-
-def workers_of(target):
-    records = records_beside(locate(target))
-    rows = [records.read(name) for names in done(records.names()).values() for name in names]
-    return {row["worker"] for row in rows}
-
-
-def test_processes_share_a_conversion(source, tmp_path, monkeypatch):
-    target = str(tmp_path / "out")
-    seen = []
-    monkeypatch.setattr(
-        engines, "commit", lambda uri, **how: seen.extend(workers_of(target)) or commit(uri, **how)
-    )
-    told = []
-    request = requested(source, target)
-    [receipt] = convert_on(request, "processes:2", unit_bytes=300_000, progress=told.append).receipts
-    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
-    assert 1 <= len(seen) <= 2
-    assert f"process {os.getpid()}" not in str(seen)
-    assert [one.done for one in told if one.stage == "convert"][-1] >= receipt.bytes_written
-    [again] = convert_on(request, "processes:2", unit_bytes=300_000).receipts
-    assert again.already
-
-
-def test_threads_are_the_path_without_a_job(source, tmp_path):
-    [receipt] = convert_on(requested(source, tmp_path / "out"), "threads").receipts
-    assert receipt.resumed_bytes == 0
-    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
-
-
-@pytest.mark.parametrize("on", ["horses", "processes:0", "processes:many"])
-def test_an_engine_that_is_unknown_is_refused(source, tmp_path, on):
-    with pytest.raises(UsageError):
-        convert_on(requested(source, tmp_path / "out"), on, unit_bytes=300_000)
-
-
-def test_workers_that_fail_are_named(source, tmp_path, monkeypatch):
-    made = made_job(source, tmp_path / "out")
-    monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
-    with pytest.raises(
-        StorageError, match=r"6 of 6 units are not made; 2 workers failed: .*signed with another key"
-    ):
-        engines.run_processes(made, "2", None)
 
 
 def worker(target, *more):

@@ -1,0 +1,111 @@
+"""dask: a pool of Dask workers, of a cluster that runs, or of one on this machine that ends with the conversion.
+
+Each task is pinned to one worker: which worker gets which unit is the coordinator's decision, which knows more of them
+than Dask does. A task has the name of its unit as its key, which dashboards show.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import distributed
+
+from wherry.errors import StorageError
+from wherry.integrations.engines.dask_cluster import DaskCluster, dask_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator
+
+    from distributed.security import Security
+
+    from wherry.carriers.worker_pool import WorkerFunction, Workplace
+
+_START_SECONDS = 60.0
+
+
+class DaskPool:
+    """The workers of a Dask cluster; see WorkerPool."""
+
+    def __init__(self, client: distributed.Client, address: str, cluster: DaskCluster | None = None) -> None:
+        """Take a client.
+
+        Args:
+            client: of the cluster.
+            address: of its scheduler.
+            cluster: where it is one of this machine.
+        """
+        self._client, self._address, self._cluster = client, address, cluster
+        self._numbers = itertools.count()
+
+    def present(self) -> Collection[str]:
+        """See WorkerPool."""
+        if self._cluster is not None:
+            self._cluster.require_running()
+        try:
+            threads: Any = self._client.nthreads()  # worker → its number of threads
+            return list[str](threads)
+        except (OSError, ValueError) as error:  # a closed client raises ValueError
+            raise _unreachable(self._address, error) from error
+
+    def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:
+        """See WorkerPool."""
+        answer = Future[Any]()
+        task: Any = self._client.submit(
+            function, *arguments, key=f"{title}-{next(self._numbers)}", workers=[worker],
+            allow_other_workers=False, pure=False,
+        )  # fmt: skip
+        answer.add_done_callback(partial(_forget, task))
+        task.add_done_callback(partial(_pass_on, answer))
+        return answer
+
+
+@contextmanager
+def pool(where: Workplace) -> Generator[DaskPool]:
+    """Open a pool; see OpenPool."""
+    if where.address:
+        with _client(where.address) as client:
+            yield DaskPool(client, where.address)
+        return
+    with dask_cluster(where.workers) as made, _client(made.address, made.security) as client:
+        yield DaskPool(client, made.address, made)
+
+
+def _forget(task: Any, answer: Future[Any]) -> None:
+    """Have Dask forget a task whose future was cancelled."""
+    if answer.cancelled():
+        task.cancel()
+
+
+def _pass_on(answer: Future[Any], task: Any) -> None:
+    """Give the result of a task to its future; runs in a thread of Dask."""
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(task.result())
+    except BaseException as error:  # noqa: BLE001  whatever it is, the coordinator judges it
+        answer.set_exception(error)
+
+
+@contextmanager
+def _client(address: str, security: Security | None = None) -> Generator[distributed.Client]:
+    try:
+        client = distributed.Client(
+            address, security=security, timeout=_START_SECONDS, set_as_default=False, name="wherry"
+        )
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, error) from error
+    with client:
+        yield client
+
+
+def _unreachable(address: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"the Dask scheduler does not answer: {error}",
+        uri=f"dask://{address.rpartition('//')[2]}",
+        cure="check its address; what was made is kept: the same command goes on with it",
+        retryable=True,
+    )

@@ -1,0 +1,169 @@
+"""The contract of every carrier: the result of one process, whatever happens to its workers, or no result."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.support.jobs import changed, receipts
+from tests.support.object_stores import left_beside
+from tests.support.processes import gone
+from tests.support.worker_pools import job_of, request_of, same_tensors
+from wherry.carriers.carrier import CARRIERS, THREADS, carrier_of
+from wherry.carriers.convert_on import convert_on
+from wherry.carriers.processes import carry_with_processes
+from wherry.carriers.worker_pool import Workplace
+from wherry.core.services import _SERVICES
+from wherry.errors import MismatchError, StorageError, UsageError
+from wherry.storage.stores import locate
+from wherry.units.records import records_beside
+
+UNIT = 110_000
+
+
+def by_processes(name):
+    """A carrier with two workers on this machine; skips the test where its engine is not installed."""
+    if name in _SERVICES:
+        package = _SERVICES[name][1]
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    return f"{name}:2"
+
+
+@pytest.fixture(params=sorted(CARRIERS))
+def on(request):
+    return by_processes(request.param)
+
+
+@pytest.fixture
+def target(tmp_path):
+    return str(tmp_path / "out")
+
+
+class Observer:
+    """Is told of every unit by its name; at the first one, it acts.
+
+    Attributes:
+        units: the names of the units.
+        workers: process IDs of the workers that have made units.
+    """
+
+    def __init__(self, target, act=lambda _observer: None):
+        self.target, self.act, self.units, self.workers = target, act, [], set()
+
+    def __call__(self, progress):
+        if progress.stage == "convert" and re.fullmatch(r"\d{5}-\w{8}", progress.current):
+            rows = receipts(self.target).values()
+            self.workers |= {int(re.match(r"process (\d+) on", row["worker"])[1]) for row in rows}
+            self.units.append(progress.current)
+            if len(self.units) == 1:
+                self.act(self)
+
+
+@pytest.mark.parametrize("name", [THREADS, *sorted(CARRIERS)])
+def test_the_result_is_that_of_one_process(source, target, tmp_path, name):
+    observer = Observer(target)
+    on = name if name == THREADS else by_processes(name)
+    [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observer).receipts
+    assert same_tensors(receipt, source, tmp_path)
+    assert receipt.verification["level"] == "digest"
+    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    if name != THREADS:
+        assert observer.units
+        assert os.getpid() not in observer.workers
+        assert gone(observer.workers)
+    [again] = convert_on(request_of(source, target), on, unit_bytes=UNIT).receipts
+    assert again.already
+
+
+def test_a_worker_that_is_killed_changes_nothing(source, target, tmp_path, on):
+    def kill(observer):
+        killed.append(min(observer.workers))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killed = []
+    observer = Observer(target, kill)
+    [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observer).receipts
+    assert killed
+    assert same_tensors(receipt, source, tmp_path)
+    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    assert gone(observer.workers)
+
+
+def test_an_interrupted_carriage_leaves_a_job_that_the_next_takes_up(source, target, tmp_path, on):
+    def interrupt(_observer):
+        raise KeyboardInterrupt
+
+    first = Observer(target, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=first)
+    assert gone(first.workers)
+    assert "job.json" in records_beside(locate(target)).names()
+    made_before = set(receipts(target))
+    [receipt] = convert_on(
+        request_of(source, target), on, unit_bytes=UNIT, progress=Observer(target)
+    ).receipts
+    assert made_before
+    assert receipt.resumed_bytes == receipt.bytes_written
+    assert same_tensors(receipt, source, tmp_path)
+    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+
+
+def test_a_receipt_that_lies_is_refused(source, target, on):
+    def lie(_observer):
+        name, row = next(iter(receipts(target).items()))
+        moves = [list(move) for move in row["moves"]]
+        moves[0][4] = ("B" if moves[0][4][0] == "A" else "A") + moves[0][4][1:]
+        changed(target, name, moves=moves)
+
+    with pytest.raises(MismatchError, match="read-back differs"):
+        convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=Observer(target, lie))
+    assert not locate(target).join("model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "horses",
+        "processes:0",
+        "processes:many",
+        "processes://here",
+        "processes:-1",
+        "processes:٣",
+        "threads:2",
+    ],
+)
+def test_a_name_that_is_unknown_is_refused(source, target, name):
+    with pytest.raises(UsageError):
+        convert_on(request_of(source, target), name)
+    assert left_beside(target) == []
+
+
+def test_a_number_of_workers_is_that_of_the_cores_by_default():
+    assert carrier_of("processes")[1].workers == os.cpu_count()
+    assert carrier_of("processes:3")[1].workers == 3
+
+
+def test_several_targets_are_refused(source, target):
+    one = request_of(source, target)
+    two = type(one)(source=one.source, targets=one.targets * 2)
+    with pytest.raises(UsageError, match="one target at a time"):
+        convert_on(two, "processes:2")
+
+
+def test_workers_that_fail_are_named(source, target, monkeypatch):
+    made = job_of(source, target)
+    monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
+    with pytest.raises(
+        StorageError, match=r"12 of 12 units are not made; 2 workers failed: .*signed with another key"
+    ):
+        list(carry_with_processes(made, Workplace(workers=2)))
+
+
+def test_paths_that_are_relative_mean_the_same_to_every_worker(source, target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = request_of(os.path.relpath(source), "out")
+    [receipt] = convert_on(request, "processes:1", unit_bytes=UNIT).receipts
+    assert same_tensors(receipt, source, tmp_path)

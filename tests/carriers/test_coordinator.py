@@ -1,0 +1,338 @@
+"""The coordinator, with workers that do what workers do: they die, hang, come late, see something else, and lie."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.jobs import as_elsewhere, made_job
+from tests.support.object_stores import left_beside
+from tests.support.worker_pools import ImaginaryPool, carried, committed_as_by_one, coordinated, job_of, makes
+from wherry.carriers import coordinator, on_worker, unit_queue
+from wherry.carriers.challenge import challenge_of
+from wherry.errors import NotFoundError, StorageError
+from wherry.storage.stores import locate
+from wherry.units import make
+from wherry.units.claims import Claims
+from wherry.units.records import records_beside
+
+HANGS = ImaginaryPool.HANGS
+FAILED = {"error": {"what": "the storage does not answer", "uri": None, "cure": None, "retryable": True}}
+
+
+@pytest.fixture(params=["files", "objects"])
+def target(request, tmp_path):
+    return str(tmp_path / "out") if request.param == "files" else f"memory://bucket{tmp_path}/out"
+
+
+def challenges(target):
+    return [name for name in records_beside(locate(target)).names() if name.startswith("challenge")]
+
+
+def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, target, tmp_path):
+    made, pool = job_of(source, target), ImaginaryPool("ab")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert [title for _worker, title in pool.calls[:2]] == ["prove-a", "prove-b"]
+    units = [title for _worker, title in pool.calls if title.startswith("unit-")]
+    assert units == [f"unit-{unit.name}-1" for unit in made.units]
+    assert len(pool.units_of("a")) == len(pool.units_of("b")) == 6
+    assert challenges(target) == []
+    assert on_worker._open.job is None
+    assert committed_as_by_one(made, source, tmp_path)
+    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+
+
+def test_the_units_of_another_carrier_are_not_made_again(source, target):
+    made = job_of(source, target)
+
+    def interrupted(_worker, _function, call):
+        if call == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carried(made, ImaginaryPool("a", interrupted))
+    assert on_worker._open.job is None
+    pool = ImaginaryPool("b")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert len(pool.units_of("b")) == 8
+
+
+def test_the_unit_of_a_worker_that_is_lost_goes_to_another(source, target, tmp_path, caplog):
+    made = job_of(source, target)
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function):
+            pool.workers.discard("b")
+            return HANGS
+        return None
+
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    [lost] = pool.units_of("b")
+    assert lost[:-1] + "2" in pool.units_of("a")
+    assert f"worker b was lost while it made unit {lost[5:-2]}" in caplog.text
+    assert any(future.cancelled() for future in pool.futures)
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_the_unit_of_a_worker_that_was_killed_in_it_goes_to_another_at_once(
+    source, target, tmp_path, monkeypatch
+):
+    """On another machine, whose claim does not look dead: the coordinator knows."""
+    made = job_of(source, target)
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function):
+            with monkeypatch.context() as patch:
+                as_elsewhere(patch)
+                patch.setattr(make, "finish", lambda _writer: (_ for _ in ()).throw(_Killed))
+                patch.setattr(Claims, "renewed", lambda *_: _Nothing())
+                with pytest.raises(_Killed):
+                    on_worker.make(made.uri, pool.token, int(pool.calls[-1][1].split("-")[1]))
+            pool.workers.discard("b")
+            return HANGS
+        if not makes(function):
+            pool.token = next(iter(challenges(target))).split("-")[1]
+        return None
+
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+class _Killed(BaseException):
+    pass
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_a_worker_that_hangs_holds_up_one_unit_which_gets_a_second_attempt(source, target, tmp_path, caplog):
+    made = job_of(source, target)
+    pool = ImaginaryPool(
+        "ab", lambda worker, function, _c: HANGS if worker == "b" and makes(function) else None
+    )
+    assert sorted(carried(made, pool)) == list(range(12))
+    [slow] = pool.units_of("b")
+    assert pool.units_of("a")[-1] == slow[:-1] + "2"  # last: when no unit waited
+    assert "it gets a second attempt" in caplog.text
+    assert any(future.cancelled() for future in pool.futures)
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_straggler_that_ends_after_all_changes_nothing(source, target, tmp_path):
+    made, held = job_of(source, target), []
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function) and not held:
+            held.append(len(pool.futures) - 1)
+            return HANGS
+        if held and makes(function) and pool.calls[-1][1].endswith("-2"):
+            number = int(pool.calls[-1][1].split("-")[1])
+            answer = on_worker.make(made.uri, token[0], number)
+            pool.futures[held[0]].set_result(answer)  # both have the receipt
+            return answer
+        if not makes(function) and challenges(target):
+            token[:] = [challenges(target)[0].split("-")[1]]
+        return None
+
+    token = [""]
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_worker_that_comes_later_gets_units(source, target):
+    def faults(_worker, _function, call):
+        if call == 4:
+            pool.workers.add("b")
+
+    made, pool = job_of(source, target), ImaginaryPool("a", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert ("b", "prove-b") in pool.calls
+    assert len(pool.units_of("b")) > 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"problem": "no job found"}, "no job found"),
+        ({"version": "0.0.1"}, r"it has wherry 0\.0\.1; this process has wherry "),
+        ({"plan": "another"}, "it has another plan"),
+        ({"name": "00000000"}, "what it writes beside the target is not seen here"),
+        (ModuleNotFoundError("No module named 'wherry'"), "ModuleNotFoundError: No module named 'wherry'"),
+    ],
+)
+def test_a_worker_that_cannot_is_named_and_left_out(source, target, caplog, answer, why):
+    def faults(worker, function, _call):
+        if worker != "b" or function is not on_worker.prove:
+            return None
+        if isinstance(answer, Exception):
+            return answer
+        token = challenges(target)[0].split("-")[1]
+        return {**on_worker.prove(made.uri, token), **answer}
+
+    made = job_of(source, target)
+    pool = ImaginaryPool("ab", faults)
+    found = coordinated(made, pool)
+    assert pool.units_of("b") == []
+    assert re.match(why, found.left_out["b"])
+    assert f"worker b is left out: {found.left_out['b']}" in caplog.text
+
+
+def test_what_a_worker_writes_must_hold_the_secret(source, target):
+    made = job_of(source, target)
+    with challenge_of(made) as challenge:
+        answer = on_worker.prove(made.uri, challenge.token)
+        assert challenge.problem(answer) == ""
+        name = f"challenge-{challenge.token}-{answer['name']}"
+        made.records.replace(name, {"secret": "another"}, "00000000")
+        assert challenge.problem(answer) == "what it writes beside the target is not seen here"
+        assert (
+            challenge.problem({**answer, "name": "../x"})
+            == "what it writes beside the target is not seen here"
+        )
+        on_worker.close(challenge.token)
+    assert challenges(target) == []
+
+
+def test_a_unit_is_not_put_back_while_another_worker_makes_it(source, target):
+    queue = unit_queue.UnitQueue(job_of(source, target))
+    queue.fill(range(2, 12))
+    assert [queue.waiting.popleft() for _ in range(queue.due())] == [0, 1]
+    queue.try_again(0, [0, None], at_once=True)
+    queue.try_again(1, [0, None], at_once=True)
+    assert list(queue.waiting) == [1]
+    assert queue.finish(0, 1.0)
+    assert not queue.finish(0, 1.0)
+    queue.try_again(0, [], at_once=True)
+    assert list(queue.waiting) == [1]
+
+
+def test_a_worker_without_memory_says_so(source, target, monkeypatch):
+    made = job_of(source, target)
+    monkeypatch.setattr("wherry.carriers.challenge.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(coordinator, "START_SECONDS", 0.3)
+    with pytest.raises(
+        StorageError, match=r"no worker can make units; a: it has 1\.\d MB of free memory; a unit needs"
+    ):
+        carried(made, ImaginaryPool("a"))
+
+
+def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
+    made = job_of(source, target)
+
+    def faults(_worker, _function, _call):
+        monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
+        answer = on_worker.prove(made.uri, "12345678")
+        monkeypatch.delenv("WHERRY_KEY")
+        return answer
+
+    monkeypatch.setattr(coordinator, "START_SECONDS", 0.3)
+    with pytest.raises(
+        StorageError, match=r"a: the record job\.json was altered, or signed with another key"
+    ):
+        carried(made, ImaginaryPool("a", faults))
+
+
+def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source, target):
+    made = job_of(source, target)
+    assert "does not see what the coordinator wrote" in on_worker.prove(made.uri, "12345678")["problem"]
+    on_worker.close("12345678")
+
+
+def test_a_pool_without_workers_is_not_waited_for_without_end(source, target, monkeypatch):
+    made = job_of(source, target)
+    monkeypatch.setattr(coordinator, "START_SECONDS", 0.1)
+    with pytest.raises(StorageError, match="no worker can make units; there is none") as caught:
+        carried(made, ImaginaryPool(""))
+    assert caught.value.retryable
+    with pytest.raises(StorageError, match="no worker can make units; a does not answer"):
+        carried(made, ImaginaryPool("a", lambda *_: HANGS))
+
+
+def test_an_error_that_can_pass_is_tried_again_and_a_worker_that_fails_again_and_again_is_left_out(
+    source, target, tmp_path
+):
+    made = job_of(source, target)
+    pool = ImaginaryPool(
+        "ab", lambda worker, function, _c: FAILED if worker == "b" and makes(function) else None
+    )
+    found = coordinated(made, pool)
+    assert len(pool.units_of("b")) == coordinator.ALLOWED_STRIKES
+    assert found.left_out == {"b": "the storage does not answer"}
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_unit_that_fails_everywhere_ends_the_carriage(source, target):
+    made = job_of(source, target)
+
+    def faults(_worker, function, _call):
+        return FAILED if makes(function) and pool.calls[-1][1].startswith("unit-00003") else None
+
+    pool = ImaginaryPool("abcdef", faults)
+    with pytest.raises(
+        StorageError, match=r"unit 00003-\w{8} cannot be made; worker \w: the storage does not"
+    ):
+        carried(made, pool)
+    assert sum(title.startswith("unit-00003") for _w, title in pool.calls) == unit_queue.ALLOWED_FAILURES + 1
+
+
+def test_an_error_that_no_retry_can_cure_ends_the_carriage_at_once(source, target):
+    made = job_of(source, target)
+    error = NotFoundError("the job has ended", uri=made.uri, cure="run the same command again").to_json()
+    pool = ImaginaryPool("ab", lambda _w, function, _c: {"error": error} if makes(function) else None)
+    with pytest.raises(StorageError, match="the job has ended") as caught:
+        carried(made, pool)
+    assert not caught.value.retryable
+    assert caught.value.cure == "run the same command again"
+
+
+def test_a_unit_that_kills_its_workers_ends_the_carriage(source, target):
+    made = job_of(source, target)
+
+    def faults(worker, function, call):
+        if makes(function) and pool.calls[-1][1].startswith("unit-00003"):
+            pool.workers ^= {worker, f"next {call}"}
+            return HANGS
+        return None
+
+    pool = ImaginaryPool("a", faults)
+    with pytest.raises(StorageError, match=r"11 workers were lost while they made unit 00003-"):
+        carried(made, pool)
+
+
+def test_a_unit_that_another_process_makes_is_looked_at_again(source, target):
+    busy = [{"busy": True}] * 3
+    made = job_of(source, target)
+    pool = ImaginaryPool("ab", lambda _w, function, _c: busy.pop() if busy and makes(function) else None)
+    assert sorted(carried(made, pool)) == list(range(12))
+
+
+def test_the_claim_of_a_worker_holds_off_the_workers_of_others_alone(source, target, monkeypatch):
+    made = made_job(source, target)
+    unit, records = made.units[0], made.records
+    as_elsewhere(monkeypatch)
+    first = Claims(records, coordinator="aaaa").take(unit, records.names())
+    assert Claims(records).take(unit, records.names()) is None
+    assert Claims(records, coordinator="bbbb").take(unit, records.names()) is None
+    second = Claims(records, coordinator="aaaa").take(unit, records.names())
+    assert second.attempt == 1
+    assert second.before == {first.token}
+    without = Claims(records).take(made.units[1], records.names())
+    assert without is not None
+    assert Claims(records).take(made.units[1], records.names()) is None
+
+
+def test_a_worker_answers_what_went_wrong(source, target, tmp_path):
+    made = job_of(source, target)
+    made.records.end()
+    answer = on_worker.make(made.uri, "12345678", 0)
+    assert answer["error"]["what"] == "no job found"
+    assert not answer["error"]["retryable"]

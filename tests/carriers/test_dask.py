@@ -1,0 +1,220 @@
+"""Dask: a real cluster whose workers are killed, paused and added; and what its scheduler and dashboards see."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.support.jobs import receipts
+from tests.support.object_stores import left_beside, model
+from tests.support.processes import gone
+from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors, set_variables
+from wherry.carriers import on_worker
+from wherry.carriers.convert_on import convert_on
+from wherry.carriers.coordinator import carry_with_pool
+from wherry.carriers.worker_pool import Workplace
+from wherry.errors import MissingExtraError, StorageError
+
+distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+dask = pytest.importorskip("wherry.integrations.engines.dask")
+dask_cluster = pytest.importorskip("wherry.integrations.engines.dask_cluster")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two workers that somebody else has started."""
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=0, host="127.0.0.1"
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def address(cluster):
+    """Its address; the workers have the home and the key of this test."""
+    ours = {name: value for name, value in os.environ.items() if name.startswith("WHERRY_")}
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        client.run(set_variables, ours)
+    return cluster.scheduler_address.removeprefix("tcp://")
+
+
+@pytest.fixture
+def target(tmp_path):
+    return str(tmp_path / "out")
+
+
+def process_ids(cluster):
+    """Address of each worker → process ID."""
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        return client.run(os.getpid)
+
+
+def left(target):
+    return [one for one in left_beside(target) if not one.startswith("undisturbed")]
+
+
+def test_a_cluster_that_runs_is_used_and_stays_as_it_was(source, target, tmp_path, cluster, address):
+    before = process_ids(cluster)
+    [receipt] = convert_on(request_of(source, target), f"dask://{address}", unit_bytes=110_000).receipts
+    assert same_tensors(receipt, source, tmp_path)
+    assert left(target) == []
+    assert process_ids(cluster) == before
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        assert set(client.run(lambda: on_worker._open.job is None).values()) == {True}
+        assert client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)) == []
+
+
+def test_units_have_their_names_on_the_dashboard_and_each_worker_one_at_a_time(
+    source, target, cluster, address
+):
+    made = job_of(source, target)
+    with dask.pool(Workplace(address)) as pool:
+        assert len(list(carry_with_pool(made, pool))) == 12
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        story = client.run_on_scheduler(
+            lambda dask_scheduler: [
+                key for key, *_ in dask_scheduler.transition_log if key.startswith("unit-")
+            ]
+        )
+    shown = {key.rsplit("-", 2)[0] for key in story}  # without the numbers of the attempt and of the task
+    assert shown == {f"unit-{unit.name}" for unit in made.units}
+
+
+def test_a_worker_that_is_paused_holds_up_nothing_and_changes_nothing_afterwards(
+    source, target, tmp_path, cluster, address
+):
+    made, stopped = job_of(source, target), []
+    try:
+        with dask.pool(Workplace(address)) as pool:
+            for _receipt in carry_with_pool(made, pool):
+                if not stopped:
+                    stopped.append(min(process_ids(cluster).values()))
+                    os.kill(stopped[0], signal.SIGSTOP)
+        assert committed_as_by_one(made, source, tmp_path)
+    finally:
+        os.kill(stopped[0], signal.SIGCONT)
+    before = left(target)
+    assert len(process_ids(cluster)) == 2  # it answers again
+    assert left(target) == before == []
+
+
+def test_a_worker_that_is_added_gets_units(source, target, tmp_path, cluster, address):
+    made, added = job_of(source, target, "25KB", 25_600), []
+    with dask.pool(Workplace(address)) as pool:
+        for _receipt in carry_with_pool(made, pool):
+            if not added:
+                old = set(process_ids(cluster).values())
+                cluster.scale(3)
+                cluster.wait_for_workers(3)
+                added += set(process_ids(cluster).values()) - old
+                for pid in old:
+                    os.kill(pid, signal.SIGSTOP)
+        for pid in old:
+            os.kill(pid, signal.SIGCONT)
+    makers = [int(row["worker"].split()[1]) for row in receipts(target).values()]
+    assert makers.count(added[0]) > len(made.units) / 2
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_worker_that_cannot_is_named_and_left_out(source, target, cluster, address, caplog):
+    """One of the workers has another key: it does not believe what the job says."""
+    ids = process_ids(cluster)
+    other = min(ids)
+    made = job_of(source, target)
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        client.run(set_variables, {"WHERRY_KEY": "a key of somebody else"}, workers=[other])
+        try:
+            with dask.pool(Workplace(address)) as pool:
+                assert len(list(carry_with_pool(made, pool))) == 12
+        finally:
+            client.run(set_variables, {"WHERRY_KEY": ""}, workers=[other])
+    assert f"worker {other} is left out: the record job.json was altered" in caplog.text
+    assert {int(row["worker"].split()[1]) for row in receipts(target).values()} == {ids[max(ids)]}
+
+
+def test_a_scheduler_that_does_not_answer(source, target, monkeypatch):
+    monkeypatch.setattr(dask, "_START_SECONDS", 1.0)
+    with pytest.raises(StorageError, match="the Dask scheduler does not answer") as caught:
+        convert_on(request_of(source, target), "dask://127.0.0.1:1", unit_bytes=110_000)
+    assert caught.value.retryable
+    assert caught.value.uri == "dask://127.0.0.1:1"
+
+
+def test_a_cluster_of_this_machine_admits_nobody_else(tmp_path):
+    with dask_cluster.dask_cluster(1) as started:
+        place = started.address.removeprefix("tls://")
+        assert place.startswith("127.0.0.1:")
+        for scheme in ("tcp", "tls"):
+            with pytest.raises((OSError, TypeError)):
+                distributed.Client(f"{scheme}://{place}", timeout=2, set_as_default=False)
+        other = distributed.security.Security.temporary()
+        with pytest.raises(OSError):
+            distributed.Client(started.address, security=other, timeout=2, set_as_default=False)
+        pids = [started.scheduler.pid, *(one.pid for one in started.workers)]
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("which", ["scheduler", "workers"])
+def test_a_cluster_of_this_machine_that_has_ended_is_an_error(source, target, monkeypatch, which):
+    made = job_of(source, target)
+    with (
+        pytest.raises(
+            StorageError, match=r"the Dask cluster of this machine has ended|Dask scheduler does not"
+        ) as caught,
+        dask.pool(Workplace(workers=1)) as pool,
+    ):
+        for _receipt in carry_with_pool(made, pool):
+            one = pool._cluster.scheduler if which == "scheduler" else pool._cluster.workers[0]
+            os.kill(one.pid, signal.SIGKILL)
+    assert caught.value.retryable
+    assert 0 < len(receipts(target)) < 12
+
+
+def test_a_missing_package_is_named(source, target, monkeypatch):
+    def absent():
+        raise ImportError("Using `Security.temporary` requires `cryptography`")
+
+    monkeypatch.setattr(dask_cluster.Security, "temporary", absent)
+    with pytest.raises(MissingExtraError, match="a Dask cluster needs the package cryptography") as caught:
+        convert_on(request_of(source, target), "dask:1", unit_bytes=110_000)
+    assert caught.value.cure == "pip install 'wherry[dask]'"
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_paused_and_added_for_a_minute(tmp_path):
+    """240 units of 1 MB; every two seconds a worker is killed or paused, and another one is started."""
+    source, target = model(tmp_path / "model", rows=4000, count=60), str(tmp_path / "out")
+    made, chance, over = job_of(source, target, "1MB", 1_000_000), random.Random(7), threading.Event()
+    paused = []
+
+    def disturb(cluster):
+        while not over.wait(2.0):
+            ids = sorted(set(process_ids(cluster).values()) - set(paused))
+            victim = chance.choice(ids)
+            if not paused:
+                paused.append(victim)
+                os.kill(victim, signal.SIGSTOP)
+            elif len(ids) > 1:
+                os.kill(victim, signal.SIGKILL)  # its nanny starts another one
+
+    with distributed.LocalCluster(
+        n_workers=4, threads_per_worker=1, dashboard_address=None, memory_limit=0, host="127.0.0.1"
+    ) as cluster:
+        thread = threading.Thread(target=disturb, args=(cluster,))
+        thread.start()
+        try:
+            with dask.pool(Workplace(cluster.scheduler_address.removeprefix("tcp://"))) as pool:
+                assert len(list(carry_with_pool(made, pool))) == len(made.units)
+        finally:
+            over.set()
+            thread.join()
+            for pid in paused:
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(2)
+        assert committed_as_by_one(made, source, tmp_path)
+    assert left(target) == []

@@ -1,0 +1,100 @@
+"""A pool without an engine: its workers run in this process, and fail as a test says."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import Future
+
+from tests.support.jobs import undisturbed
+from wherry.carriers import on_worker
+from wherry.carriers.challenge import challenge_of
+from wherry.carriers.coordinator import Coordinator, carry_with_pool
+from wherry.core.request import TargetRequest, convert_request
+from wherry.units.commit import commit
+from wherry.units.split_job import split
+
+MOST_BYTES = 2000  # of an argument or an answer
+
+
+class ImaginaryPool:
+    """Workers that answer at once, or as `faults` says.
+
+    Attributes:
+        workers: those that are there.
+        faults: called with worker, function and number of the call; returns an answer in place of the real one,
+            `HANGS`, or None.
+        calls: worker and title of everything that was run.
+    """
+
+    HANGS = object()
+
+    def __init__(self, workers, faults=lambda _worker, _function, _call: None):
+        self.workers, self.faults, self.calls, self.futures = set(workers), faults, [], []
+
+    def present(self):
+        return set(self.workers)
+
+    def submit(self, worker, title, function, *arguments):
+        self.calls.append((worker, title))
+        future = Future()
+        self.futures.append(future)
+        answer = self.faults(worker, function, len(self.calls))
+        if answer is self.HANGS:
+            return future
+        answer = answer or function(*arguments)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+            return future
+        assert len(json.dumps([arguments, answer])) < MOST_BYTES
+        future.set_result(answer)
+        return future
+
+    def units_of(self, worker):
+        return [title for one, title in self.calls if one == worker and title.startswith("unit-")]
+
+
+def job_of(source, target, shard="100KB", unit=110_000):
+    """A job of 12 units."""
+    return split(request_of(source, target, shard), unit)
+
+
+def request_of(source, target, shard="100KB"):
+    return convert_request(
+        str(source), [TargetRequest(str(target), "hf", {"max_shard_size": shard})], lineage=False
+    )
+
+
+def carried(made, pool):
+    """The numbers of the units whose receipts came in, in order."""
+    return [int(name.split("-")[1]) for name in carry_with_pool(made, pool)]
+
+
+def coordinated(made, pool):
+    """The coordinator that has carried a job."""
+    with challenge_of(made) as challenge:
+        coordinator = Coordinator(made, pool, challenge)
+        try:
+            assert len(list(coordinator.receipts())) == len(made.units)
+        finally:
+            coordinator.close()
+    return coordinator
+
+
+def same_tensors(receipt, source, folder):
+    """Whether the result has the digests of one process; the sizes of its files are others."""
+    return receipt.target.checkpoint_digest == undisturbed(source, folder).checkpoint_digest
+
+
+def makes(function):
+    return function is on_worker.make
+
+
+def committed_as_by_one(made, source, folder):
+    [receipt] = commit(made.uri).receipts
+    return same_tensors(receipt, source, folder)
+
+
+def set_variables(rows):
+    """Set environment variables of a worker."""
+    os.environ.update(rows)

@@ -1,0 +1,12 @@
+"""Carriers: what has the units of a job made by workers.
+
+- Carrier: a name for `--on`, and a function that has every unit made and tells of each receipt (`carrier`).
+- Engine: software that runs functions on workers: Dask. Its adapter lies in `wherry.integrations.engines`.
+- Worker pool: the workers of an engine, as the coordinator sees them (`pool`).
+- Coordinator: gives one unit at a time to each worker that has proved itself (`coordinator`).
+- Challenge: what a worker has to answer before it gets a unit (`challenge`).
+- Straggler: a unit that takes much longer than the others, and gets a second attempt (`stragglers`).
+
+The plan is the queue and the store is the memory: receipts are records beside the target, so a carrier that dies leaves
+a job that the same command, another carrier or `wherry work` takes up.
+"""

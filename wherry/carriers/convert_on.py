@@ -1,0 +1,75 @@
+"""convert_on: converts a checkpoint with a carrier: cuts the plan, has the units made, and commits."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from wherry.carriers.carrier import THREADS, carrier_of
+from wherry.carriers.processes import require_made
+from wherry.converter.convert import convert_all
+from wherry.core.progress import Meter
+from wherry.errors import IncompleteError, TargetExistsError, UsageError
+from wherry.units.commit import commit
+from wherry.units.cut import UNIT_BYTES
+from wherry.units.split_job import split
+from wherry.units.unit_receipt import unit_of
+
+if TYPE_CHECKING:
+    from wherry.carriers.carrier import UnitCarrier
+    from wherry.carriers.worker_pool import Workplace
+    from wherry.core.progress import OnProgress
+    from wherry.core.receipt import GroupReceipt
+    from wherry.core.request import ConvertRequest
+    from wherry.units.split_job import SplitJob
+
+_ROUNDS = 3  # a file that was changed or removed after its receipt is made again
+
+
+def convert_on(
+    request: ConvertRequest, on: str, *, unit_bytes: int = UNIT_BYTES, progress: OnProgress | None = None
+) -> GroupReceipt:
+    """Convert a checkpoint to one target with a carrier; see `convert_all`.
+
+    Args:
+        request: with one target, unless the carrier is `threads`.
+        on: the carrier; `wherry.carriers.carrier` lists them.
+        unit_bytes: size of a unit.
+        progress: called a few times a second; while units are made, for each of them with its name.
+
+    Raises:
+        UsageError: there is no such carrier, or there are several targets.
+        StorageError: units are left; the same call goes on with them.
+        WherryError: what `split` and `commit` raise.
+    """
+    if on == THREADS:
+        return convert_all(request, progress=progress)
+    carrier, where = carrier_of(on)
+    if len(request.targets) != 1:
+        raise UsageError("an engine makes one target at a time", cure="give one TARGET, or leave out --on")
+    try:
+        made = split(request, unit_bytes)
+    except TargetExistsError:
+        return convert_all(request, progress=progress)  # which says what is there
+    for _ in range(_ROUNDS - 1):
+        with suppress(IncompleteError):
+            return _round(made, carrier, where, progress)
+    return _round(made, carrier, where, progress)
+
+
+def _round(
+    made: SplitJob, carrier: UnitCarrier, where: Workplace, progress: OnProgress | None
+) -> GroupReceipt:
+    """Have the units made that are left, and commit.
+
+    Raises:
+        IncompleteError: what a receipt names is not there, or not any more as it was left.
+        WherryError: see `convert_on`.
+    """
+    meter = Meter("convert", sum(unit.nbytes for unit in made.units), progress)
+    with closing(carrier.carry(made, where)) as receipts:
+        for name in receipts:
+            unit = made.units[unit_of(name)]
+            meter.add(unit.nbytes, unit.name)
+    require_made(made, [])
+    return commit(made.uri, progress=progress)

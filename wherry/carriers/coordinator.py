@@ -1,0 +1,218 @@
+"""Coordinator: gives one unit at a time to each worker of a pool, until every unit has a receipt.
+
+- A worker proves itself first; one that cannot is named in the log and left out.
+- One unit is outstanding for each worker, so a worker that hangs holds up one unit, and nothing waits in the engine.
+- The unit of a worker that is lost, or that failed in a way that can pass, goes to another; one that is lost or fails
+  again and again ends the carriage, and so does an error that no retry can cure.
+- When no unit waits, a straggler gets a second attempt. The first may go on: its worker gets a new unit when it has
+  ended, and not before.
+
+The coordinator keeps nothing that counts: if it dies, the receipts are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.carriers import on_worker
+from wherry.carriers.challenge import challenge_of
+from wherry.carriers.unit_queue import UnitQueue
+from wherry.errors import StorageError
+from wherry.units.unit_receipt import done
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from wherry.carriers.challenge import Challenge
+    from wherry.carriers.worker_pool import WorkerFunction, WorkerPool
+    from wherry.units.split_job import SplitJob
+
+LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
+START_SECONDS = 60.0  # without a worker that can make units
+ALLOWED_STRIKES = 3  # failures of a worker, one after the other
+_CLOSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Post:
+    """A worker, as the coordinator sees it.
+
+    Attributes:
+        name: of the worker.
+        future: what it is doing; None if it is idle.
+        unit: number of the unit that it makes; None while it proves itself.
+        since: monotonic time at which it began.
+        is_proved: whether it may get units.
+        strikes: failures, one after the other.
+    """
+
+    name: str
+    future: Future[Any] | None = None
+    unit: int | None = None
+    since: float = 0.0
+    is_proved: bool = False
+    strikes: int = 0
+
+
+def carry_with_pool(made: SplitJob, pool: WorkerPool) -> Generator[str]:
+    """Have the units of a job made by a pool; see Carry."""
+    with challenge_of(made) as challenge:
+        coordinator = Coordinator(made, pool, challenge)
+        try:
+            yield from coordinator.receipts()
+        finally:
+            coordinator.close()
+
+
+class Coordinator:
+    """Shares the units of a job out to a pool."""
+
+    def __init__(self, made: SplitJob, pool: WorkerPool, challenge: Challenge) -> None:
+        """Begin.
+
+        Args:
+            made: the job.
+            pool: the workers.
+            challenge: what they have to prove.
+        """
+        self._made, self._pool, self._challenge = made, pool, challenge
+        self._queue = UnitQueue(made)
+        self._posts: dict[str, Post] = {}
+        self._usable = time.monotonic()  # when a worker was last there that can make units
+        self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
+
+    def receipts(self) -> Iterator[str]:
+        """Have every unit made; the name of the record of each receipt, as they come.
+
+        Raises:
+            StorageError: units are left; `retryable` if another try may help.
+        """
+        finished = done(self._made.records.names())
+        yield from (names[0] for names in finished.values())
+        self._queue.fill(finished)
+        while self._queue.left:
+            self._meet()
+            self._assign()
+            yield from self._ended()
+            self._require_workers()
+
+    def close(self) -> None:
+        """Forget what is running, and have idle workers close the job."""
+        idle = [post for post in self._posts.values() if post.future is None]
+        for post in self._posts.values():
+            if post.future is not None:
+                post.future.cancel()
+        with suppress(Exception):  # the engine may be gone
+            for post in idle:
+                self._start(post, f"close-{post.name}", on_worker.close, self._challenge.token)
+        wait([post.future for post in idle if post.future is not None], timeout=_CLOSE_SECONDS)
+
+    def _meet(self) -> None:
+        """Challenge new workers, and take back the units of those that are lost."""
+        present = set(self._pool.present())
+        for name in self._posts.keys() - present:
+            post = self._posts.pop(name)
+            if post.future is not None:
+                post.future.cancel()
+            if post.unit is not None:
+                self._lose(post.unit, name)
+        for name in sorted(present - self._posts.keys() - self.left_out.keys()):
+            post = self._posts[name] = Post(name)
+            self._start(post, f"prove-{name}", on_worker.prove, self._made.uri, self._challenge.token)
+
+    def _assign(self) -> None:
+        """Give a unit to each idle worker; stragglers when no unit waits."""
+        idle = [post for post in self._posts.values() if post.is_proved and post.future is None]
+        numbers = [self._queue.waiting.popleft() for _ in range(min(len(idle), self._queue.due()))]
+        if len(numbers) < len(idle):
+            slow = self._stragglers()
+            for number in slow:
+                _log.warning("unit %s is slow; it gets a second attempt", self._queue.name(number))
+            numbers += slow
+        for post, number in zip(idle, numbers, strict=False):
+            self._queue.attempts[number] += 1
+            title = f"unit-{self._queue.name(number)}-{self._queue.attempts[number]}"
+            self._start(post, title, on_worker.make, self._made.uri, self._challenge.token, number)
+            post.unit = number
+
+    def _start(self, post: Post, title: str, function: WorkerFunction, *arguments: Any) -> None:
+        post.future, post.since = self._pool.submit(post.name, title, function, *arguments), time.monotonic()
+
+    def _stragglers(self) -> list[int]:
+        now, making = time.monotonic(), [post for post in self._posts.values() if post.unit is not None]
+        attempts = Counter(post.unit for post in making)
+        seconds = {post.unit: now - post.since for post in making if post.unit is not None}
+        return [number for number in self._queue.stragglers(seconds) if attempts[number] == 1]
+
+    def _ended(self) -> Iterator[str]:
+        """The receipts of what has ended; waits for it a short time."""
+        futures = {post.future: post for post in self._posts.values() if post.future is not None}
+        if not futures:
+            time.sleep(LOOK_SECONDS)
+            return
+        for future in wait(futures, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
+            post = futures[future]
+            number, post.future, post.unit = post.unit, None, None
+            if number is None:
+                self._admit(post, future)
+            elif (name := self._receipt(post, number, future)) is not None:
+                yield name
+
+    def _admit(self, post: Post, future: Future[Any]) -> None:
+        """Judge the answer of a worker to the challenge."""
+        error = future.exception()
+        problem = f"{type(error).__name__}: {error}" if error else self._challenge.problem(future.result())
+        if problem:
+            self._leave_out(post, problem)
+        post.is_proved = not problem
+
+    def _receipt(self, post: Post, number: int, future: Future[Any]) -> str | None:
+        """The receipt of a unit, if the worker has made it, and is the first."""
+        if future.exception() is not None:
+            self._lose(number, post.name)
+            return None
+        answer = future.result()
+        if error := answer.get("error"):
+            self._queue.fail(number, post.name, error)
+            post.strikes += 1
+            if post.strikes >= ALLOWED_STRIKES:
+                self._leave_out(post, str(error["what"]))
+        elif not answer.get("busy"):
+            post.strikes = 0
+            return answer["receipt"] if self._queue.finish(number, answer["seconds"]) else None
+        self._queue.try_again(number, self._running())
+        return None
+
+    def _lose(self, number: int, worker: str) -> None:
+        self._queue.lose(number, worker)
+        self._queue.try_again(number, self._running(), at_once=True)
+
+    def _running(self) -> list[int | None]:
+        return [post.unit for post in self._posts.values()]
+
+    def _leave_out(self, post: Post, problem: str) -> None:
+        _log.warning("worker %s is left out: %s", post.name, problem)
+        self.left_out[post.name] = problem
+        del self._posts[post.name]
+
+    def _require_workers(self) -> None:
+        """Refuse to wait for ever for a worker that can make units."""
+        now = time.monotonic()
+        if any(post.is_proved for post in self._posts.values()):
+            self._usable = now
+        elif now - self._usable > START_SECONDS:
+            rows = [f"{name}: {why}" for name, why in self.left_out.items()]
+            rows += [f"{name} does not answer" for name in self._posts]
+            raise StorageError(
+                f"no worker can make units; {'; '.join(rows) or 'there is none'}",
+                uri=self._made.uri,
+                cure="start workers that see source and target, with the same wherry and WHERRY_KEY",
+                retryable=True,
+            )
