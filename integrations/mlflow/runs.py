@@ -21,7 +21,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.core.algorithms import spellings
-from wherry.integrations.mlflow.client import ATTEMPT_TAG, EXISTS, EXPERIMENT, absent_is_fine, quoted
+from wherry.integrations.mlflow.client import (
+    ATTEMPT_TAG,
+    EXISTS,
+    EXPERIMENT,
+    absent_is_fine,
+    colliding,
+    quoted,
+)
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
@@ -117,7 +124,8 @@ def _link(
     if receipt is not None and receipt.source.checkpoint_digest != subject.checkpoint_digest:
         source = _source_model(client, experiment, receipt.source, tags[ATTEMPT_TAG], recorded)
         inputs = [source_dataset(one) for one in receipt.sources]
-        client.log_inputs(recorded.run_id, inputs, [LoggedModelInput(source)])
+        colliding(lambda: client.log_inputs(recorded.run_id, inputs))  # other runs insert the same dataset
+        client.log_inputs(recorded.run_id, models=[LoggedModelInput(source)])
         links[SOURCE_MODEL_TAG] = source
     made = _logged_model(client, experiment, name, subject, tags, recorded, run_id=recorded.run_id)
     client.log_outputs(recorded.run_id, [LoggedModelOutput(made, subject.step or 0)])

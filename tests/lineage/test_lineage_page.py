@@ -7,66 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.lineage_page import TIME, data_of, digest, node, tree
-from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
+from tests.support.lineage_page import EVIL, TIME, data_of, digest, hostile, large, node, small, tree
+from wherry.ledger.replay import PlaceRecord
 from wherry.lineage.page import page
 
 pytest_plugins = ["tests.support.lineage_page"]  # its fixtures
-
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-
-
-def small():
-    registered = (RegistrationRecord("http://mlflow", "t5-base", "3", "registered"),)
-    return tree(
-        "b",
-        [
-            node("a", "t5x-orbax", "gs://runs/t5/checkpoint_1000", 1000),
-            node("b", "huggingface", "/models/t5/hf", 1000, registrations=registered),
-            node(
-                "c",
-                "maxtext",
-                "/models/t5/maxtext",
-                1000,
-                verified=VerificationRecord("digest", "altered", TIME),
-            ),
-        ],
-        [("a", "b"), ("b", "c"), ("c", "b")],
-        lossy={("b", "c")},
-    )
-
-
-def large():
-    """300 checkpoints: one source, two runs, and 297 steps that became something else."""
-    nodes = [
-        node("source", "maxtext", "/runs/base/1"),
-        node("one", "orbax", "/one"),
-        node("two", "dcp", "/two"),
-    ]
-    pairs = [("source", "one"), ("source", "two")]
-    for number in range(297):
-        parent = ("one", "two")[number % 2]
-        nodes.append(node(f"n{number}", "safetensors", f"/out/{parent}/{number}.safetensors", number))
-        pairs.append((parent, f"n{number}"))
-    return tree("source", nodes, pairs)
-
-
-def hostile():
-    return tree(
-        "b",
-        [
-            node("a", EVIL, f"/data/{EVIL}/{{{{data}}}}"),
-            node("b", "safe\u202etensors", "/long/" + "name-" * 500 + "\ud800\x00\u2028.bin", 10**15),
-            node(
-                "c",
-                "orbax",
-                "",
-                kind="<i>",
-                registrations=(RegistrationRecord("javascript:alert(1)", EVIL, "1", "x"),),
-            ),
-        ],
-        [("a", "b"), ("b", "c")],
-    )
 
 
 def test_the_page_holds_the_tree_and_asks_for_nothing():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lineage.test_lineage_page import EVIL, hostile, large, small
 from tests.support.browser import SCREENS, axe_faults, every_screen, every_theme, layout_faults
-from tests.support.lineage_page import digest, node, tree
+from tests.support.lineage_page import EVIL, digest, hostile, large, node, small, tree
 from wherry.ledger.replay import RegistrationRecord
 
 pytest_plugins = ["tests.support.lineage_page", "tests.support.browser"]  # their fixtures

@@ -11,10 +11,11 @@ import pytest
 from tests.support.browser import chromium
 from wherry.ledger.nodes import LineageNode
 from wherry.ledger.record import Edge
-from wherry.ledger.replay import PlaceRecord
+from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
 from wherry.lineage.lineage import LineageTree
 from wherry.lineage.page import page
 
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 TIME = "2026-11-21T09:12:44.120+00:00"
 
 
@@ -34,6 +35,59 @@ def tree(root, nodes, pairs, lossy=()):
         for number, (source, target) in enumerate(pairs, 1)
     )
     return LineageTree(digest(root), {one.checkpoint_digest: one for one in nodes}, edges)
+
+
+def small():
+    registered = (RegistrationRecord("http://mlflow", "t5-base", "3", "registered"),)
+    return tree(
+        "b",
+        [
+            node("a", "t5x-orbax", "gs://runs/t5/checkpoint_1000", 1000),
+            node("b", "huggingface", "/models/t5/hf", 1000, registrations=registered),
+            node(
+                "c",
+                "maxtext",
+                "/models/t5/maxtext",
+                1000,
+                verified=VerificationRecord("digest", "altered", TIME),
+            ),
+        ],
+        [("a", "b"), ("b", "c"), ("c", "b")],
+        lossy={("b", "c")},
+    )
+
+
+def large():
+    """300 checkpoints: one source, two runs, and 297 steps that became something else."""
+    nodes = [
+        node("source", "maxtext", "/runs/base/1"),
+        node("one", "orbax", "/one"),
+        node("two", "dcp", "/two"),
+    ]
+    pairs = [("source", "one"), ("source", "two")]
+    for number in range(297):
+        parent = ("one", "two")[number % 2]
+        nodes.append(node(f"n{number}", "safetensors", f"/out/{parent}/{number}.safetensors", number))
+        pairs.append((parent, f"n{number}"))
+    return tree("source", nodes, pairs)
+
+
+def hostile():
+    return tree(
+        "b",
+        [
+            node("a", EVIL, f"/data/{EVIL}/{{{{data}}}}"),
+            node("b", "safe\u202etensors", "/long/" + "name-" * 500 + "\ud800\x00\u2028.bin", 10**15),
+            node(
+                "c",
+                "orbax",
+                "",
+                kind="<i>",
+                registrations=(RegistrationRecord("javascript:alert(1)", EVIL, "1", "x"),),
+            ),
+        ],
+        [("a", "b"), ("b", "c")],
+    )
 
 
 def data_of(text):
