@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
-import time
 
 import pytest
 
 from tests.support.jobs import receipts
 from tests.support.object_stores import left_beside, model
-from tests.support.processes import gone
+from tests.support.processes import gone, is_running
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors, set_variables
 from wherry.carriers import on_worker
 from wherry.carriers.convert_on import convert_on
@@ -186,35 +184,26 @@ def test_a_missing_package_is_named(source, target, monkeypatch):
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_paused_and_added_for_a_minute(tmp_path):
-    """240 units of 1 MB; every two seconds a worker is killed or paused, and another one is started."""
-    source, target = model(tmp_path / "model", rows=4000, count=60), str(tmp_path / "out")
-    made, chance, over = job_of(source, target, "1MB", 1_000_000), random.Random(7), threading.Event()
-    paused = []
-
-    def disturb(cluster):
-        while not over.wait(2.0):
-            ids = sorted(set(process_ids(cluster).values()) - set(paused))
-            victim = chance.choice(ids)
-            if not paused:
-                paused.append(victim)
-                os.kill(victim, signal.SIGSTOP)
-            elif len(ids) > 1:
-                os.kill(victim, signal.SIGKILL)  # its nanny starts another one
-
+def test_workers_that_are_killed_paused_and_added(tmp_path):
+    """240 units of 1 MB by four workers: one is paused, one is added, and every 50th receipt kills one."""
+    source, target = model(tmp_path / "model", rows=4000, count=60), str(tmp_path / "place" / "out")
+    (tmp_path / "place").mkdir()
+    made, chance, paused = job_of(source, target, "1MB", 1_000_000), random.Random(7), []
     with distributed.LocalCluster(
         n_workers=4, threads_per_worker=1, dashboard_address=None, memory_limit=0, host="127.0.0.1"
     ) as cluster:
-        thread = threading.Thread(target=disturb, args=(cluster,))
-        thread.start()
-        try:
-            with dask.pool(Workplace(cluster.scheduler_address.removeprefix("tcp://"))) as pool:
-                assert len(list(carry_with_pool(made, pool))) == len(made.units)
-        finally:
-            over.set()
-            thread.join()
-            for pid in paused:
-                os.kill(pid, signal.SIGCONT)
-        time.sleep(2)
+        ids = set(process_ids(cluster).values())
+        with dask.pool(Workplace(cluster.scheduler_address.removeprefix("tcp://"))) as pool:
+            for count, _receipt in enumerate(carry_with_pool(made, pool)):
+                if count == 10:
+                    paused.append(ids.pop())
+                    os.kill(paused[0], signal.SIGSTOP)
+                elif count == 30:
+                    cluster.scale(5)
+                elif count % 50 == 49:
+                    ids |= {int(row["worker"].split()[1]) for row in receipts(target).values()} - set(paused)
+                    os.kill(chance.choice([pid for pid in ids if is_running(pid)]), signal.SIGKILL)
+        assert count == len(made.units) - 1
+        os.kill(paused[0], signal.SIGCONT)
         assert committed_as_by_one(made, source, tmp_path)
     assert left(target) == []
