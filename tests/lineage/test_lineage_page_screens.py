@@ -28,11 +28,18 @@ def long_names():
 
 
 TREES = {"small": small, "large": large, "long": long_names, "hostile": hostile}
-every_tree = pytest.mark.parametrize("which", TREES)
+QUICK = {("small", "light"), ("large", "dark"), ("long", "light"), ("hostile", "dark")}
+every_tree_and_theme = pytest.mark.parametrize(
+    ("which", "theme"),
+    [
+        pytest.param(which, theme, marks=[] if (which, theme) in QUICK else [pytest.mark.slow])
+        for which in TREES
+        for theme in ("light", "dark")
+    ],
+)
 
 
-@every_theme
-@every_tree
+@every_tree_and_theme
 def test_nothing_overlaps_or_scrolls_sideways(which, theme, opened):
     whole = TREES[which]()
     for screen, size in SCREENS.items():
@@ -64,8 +71,7 @@ def test_faults_of_a_layout_are_found(browser):
     page.close()
 
 
-@every_theme
-@every_tree
+@every_tree_and_theme
 def test_axe_finds_no_fault(which, theme, opened, axe):
     whole = TREES[which]()
     for screen in ("phone", "desktop"):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 import wherry
-from tests.support.browser import SCREENS, axe_faults, chromium, every_screen, every_theme, layout_faults
+from tests.support.browser import SCREENS, axe_faults, chromium, layout_faults
 from tests.support.command import small
 from tests.support.registry import model_folder
 from wherry.ledger.record import open_ledger, record_sighting
@@ -81,14 +81,23 @@ def opened(browser, site):
     assert [fault for fault in faults if "favicon" not in fault and "404" not in fault] == []
 
 
+QUICK = {("phone", "light"), ("desktop", "dark")}
+
+
 def pages_of(site):
     """Every page, that of a run and that of a lineage among them."""
     _, digest, run = site
     return (*PATHS, f"/runs?run={quote(run)}", f"/lineage/{digest}#{digest}")
 
 
-@every_theme
-@every_screen
+@pytest.mark.parametrize(
+    ("screen", "theme"),
+    [
+        pytest.param(screen, theme, marks=[] if (screen, theme) in QUICK else [pytest.mark.slow])
+        for screen in SCREENS
+        for theme in ("light", "dark")
+    ],
+)
 def test_pages_fit_every_screen_in_both_themes(screen, theme, opened, site):
     for path in pages_of(site):
         page = opened(path, screen, theme)
@@ -97,7 +106,9 @@ def test_pages_fit_every_screen_in_both_themes(screen, theme, opened, site):
         assert (sum(map(int, ground[4:-1].split(","))) < 200) == (theme == "dark")
 
 
-@pytest.mark.parametrize(("screen", "theme"), [("phone", "light"), ("desktop", "dark")])
+@pytest.mark.parametrize(
+    ("screen", "theme"), [("phone", "light"), pytest.param("desktop", "dark", marks=pytest.mark.slow)]
+)
 def test_axe_finds_no_fault(screen, theme, opened, site, axe):
     for path in pages_of(site):
         assert axe_faults(opened(path, screen, theme), axe) == [], path
