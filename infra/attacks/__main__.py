@@ -56,6 +56,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--cases", type=int, help="number of hostile files, evenly of each kind (default: all)"
     )
     parser.add_argument(
+        "--verbs",
+        default="",
+        metavar="NAMES",
+        help="run only these verbs over the files, separated by commas",
+    )
+    parser.add_argument(
         "--join", type=Path, action="append", default=[], metavar="FILE",
         help="add the results (JSON) of another run of this commit, for example of other parts; may be repeated",
     )  # fmt: skip
@@ -119,7 +125,8 @@ def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
     crew.require_noticed()
     say("the fork server is warm, and notices what it must")
     if "files" in phases:
-        crew.run(found, "files", chosen(hostile_files(place), asked), list(verbs.VERBS))
+        names = [name for name in asked.verbs.split(",") if name] or list(verbs.VERBS)
+        crew.run(found, "files", chosen(hostile_files(place), asked), names)
     if "bombs" in phases:
         crew.run(
             found, "bombs", [case for case in bombs.cases() if asked.match in case.name], list(verbs.LOOKING)

@@ -18,6 +18,7 @@ import resource
 import select
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,7 @@ class Server:
         (home / "tmp").mkdir(parents=True, exist_ok=True)
         if not (home / "home").exists():
             shutil.copytree(self.home, home / "home")
+            self._move_registry(home / "home")
         os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
                        "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s",
                        "WHERRY_SETTLE_SECONDS": "0"}  # fmt: skip
@@ -127,6 +129,14 @@ class Server:
         from wherry.staging import lease_watch
 
         lease_watch.EXPIRY_SECONDS = _EXPIRY_SECONDS
+
+    def _move_registry(self, home: Path) -> None:
+        """Let the registry of a copied home keep its artifacts there: MLflow records their folder as a whole path."""
+        with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as store, store:
+            store.execute(
+                "UPDATE experiments SET artifact_location = replace(artifact_location, ?, ?)",
+                (str(self.home), str(home)),
+            )
 
     def _report(self, case: Case, home: Path, names: Sequence[str], pipe: Any) -> None:
         folder = home / "case"
