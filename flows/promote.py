@@ -4,10 +4,10 @@ Load it as `flows/promote.py:promote` or `wherry.flows.promote.promote`. It can 
 an alias that was moved already. A refusal ends the flow as Failed, with every gate in a table artifact.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from prefect import flow
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from wherry.errors import WherryError
 from wherry.flows.form import FormModel, plain_fields
@@ -49,7 +49,9 @@ class PromoteSpec(FormModel):
         default="",
         description="Verification level; by default `digest` to promote and `present` to roll back.",
     )
-    policy: PolicyForm = Field(default=PolicyForm(), description="Policy that the checkpoint must pass.")
+    policy: Annotated[Policy, WithJsonSchema(PolicyForm.model_json_schema())] = Field(
+        default=Policy(), description="Policy that the checkpoint must pass."
+    )
     policy_name: str | None = Field(
         default=None, description="Name of a policy in wherry.toml, instead of `policy`."
     )

@@ -1,8 +1,8 @@
-"""Carriers: what has the units of a job made by workers.
+"""Carriers: how the units of a job are distributed over workers.
 
-- Carrier: a name for `--on`, and a function that has every unit made and tells of each receipt (`carrier`).
+- Carrier: a name for `--on`, and a function that makes workers make every unit and yields each receipt (`carrier`).
 - Engine: software that runs functions on workers: Dask. Its adapter lies in `wherry.integrations.engines`.
-- Worker pool: the workers of an engine, as the coordinator sees them (`pool`).
+- Worker pool: the workers of an engine, as the coordinator sees them (`worker_pool`).
 - Coordinator: gives one unit at a time to each worker that has proved itself (`coordinator`).
 - Challenge: what a worker has to answer before it gets a unit (`challenge`).
 - Straggler: a unit that takes much longer than the others, and gets a second attempt (`stragglers`).
