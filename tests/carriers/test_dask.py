@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 
 import pytest
 
@@ -126,11 +127,13 @@ def test_a_worker_that_cannot_is_named_and_left_out(source, target, cluster, add
     made = job_of(source, target)
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
         client.run(set_variables, {"WHERRY_KEY": "a key of somebody else"}, workers=[other])
+        busy = client.submit(time.sleep, 5, workers=[max(ids)], pure=False)  # the other one answers first
         try:
             with dask.pool(Workplace(address)) as pool:
                 assert len(list(carry_with_pool(made, pool))) == 12
         finally:
             client.run(set_variables, {"WHERRY_KEY": ""}, workers=[other])
+            busy.result()
     assert f"worker {other} is left out: the record job.json was altered" in caplog.text
     assert {int(row["worker"].split()[1]) for row in receipts(target).values()} == {ids[max(ids)]}
 
