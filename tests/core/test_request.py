@@ -56,7 +56,7 @@ except ImportError:
     pass
 else:
     spec = ConvertSpec(source=source, target=target, to="npz", pace=6)
-    found["form"] = ConvertSpec.model_json_schema()["properties"]["pace"]["description"]
+    found["form"] = ConvertSpec.model_json_schema()["properties"]["advanced"]["properties"]["pace"]["description"]
     found["request"] = spec.request.pace
 print()
 print(json.dumps(found))
