@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.units.conftest import small, source  # noqa: F401  fixtures
+from tests.support.unit_fixtures import small, source  # noqa: F401  fixtures
 from wherry.carriers import coordinator, processes, unit_queue
 
 

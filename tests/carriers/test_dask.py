@@ -20,8 +20,8 @@ from wherry.carriers.worker_pool import Workplace
 from wherry.errors import MissingExtraError, StorageError
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-dask = pytest.importorskip("wherry.integrations.engines.dask")
-dask_cluster = pytest.importorskip("wherry.integrations.engines.dask_cluster")
+
+from wherry.integrations.engines import dask, dask_cluster  # noqa: E402  they import distributed
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,8 @@ def test_a_worker_that_cannot_is_named_and_left_out(source, target, cluster, add
             client.run(set_variables, {"WHERRY_KEY": ""}, workers=[other])
             busy.result()
     assert f"worker {other} is left out: the record job.json was altered" in caplog.text
-    assert {int(row["worker"].split()[1]) for row in receipts(target).values()} == {ids[max(ids)]}
+    makers = {int(row["worker"].split()[1]) for row in receipts(target).values()}
+    assert makers <= set(ids.values()) - {ids[other]}
 
 
 def test_a_scheduler_that_does_not_answer(source, target, monkeypatch):

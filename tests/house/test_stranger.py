@@ -25,7 +25,10 @@ from wherry.formats.registry import find_format
 from wherry.testing import samples
 
 ROOMS = ("wherry", "integrations", "tasks", "flows")
-GENERATED = {"docs/reference/formats.md", "docs/proof.md"}
+GENERATED = {
+    "docs/proof.md",
+    *(f"docs/reference/{name}" for name in ("formats.md", "errors.md", "schemas/convert-spec.json")),
+}  # fmt: skip
 TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, dtype="i4")}
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
-from wherry.remote import retries
+from wherry.remote import range_reads, retries
 from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.retries import RetryPolicy
 from wherry.storage.fsspec_store import FsspecStore
@@ -152,13 +152,25 @@ def test_a_body_that_is_cut_is_read_again(store, read):
     assert error.uri == f"{store.protocol}://bucket/model"
 
 
-def test_an_answer_that_ignores_the_range_is_no_answer(store):
-    store.proxy.inject(lambda handler, _body: handler.reply(200, [], DATA), ALWAYS)
+@pytest.mark.parametrize(
+    ("start", "stop", "words"),
+    [
+        (0, 10, "more than the 10 bytes that were asked for"),
+        (10, 20, "asked for"),
+        (10, 2 * len(DATA), "the range that begins at byte 10 was asked for"),
+    ],
+)
+@pytest.mark.parametrize("by", ["connection", "library"])
+def test_an_answer_that_ignores_the_range_is_no_answer(store, monkeypatch, start, stop, words, by):
+    if by == "library":
+        monkeypatch.setattr(range_reads, "_REQUESTS", {})
+    length = [("Content-Length", str(len(DATA)))]
+    store.proxy.inject(lambda handler, _body: handler.reply(200, length, DATA), ALWAYS)
     with pytest.raises(WherryError) as caught:
-        filled(store, "bucket/model", 0, 10)
+        filled(store, "bucket/model", start, stop)
     assert caught.value.uri == f"{store.protocol}://bucket/model"
     if store.protocol != "az":  # its client sees by itself that no range came
-        assert "more than the 10 bytes that were asked for" in caught.value.what
+        assert words in caught.value.what
 
 
 @pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (ValueError, True)])

@@ -9,9 +9,9 @@ import pytest
 from urllib3.exceptions import HTTPError
 
 from wherry.errors import StorageError
+from wherry.remote.amazon_requests import presigned, refused
 from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.failures import kind_of
-from wherry.remote.presigned import presigned, refused
 from wherry.remote.transfers import BodyRequest, HttpAnswer, exchange, is_plain
 
 MIB = 1 << 20

@@ -109,7 +109,7 @@ def test_what_is_installed_is_no_property_of_the_checkpoint(monkeypatch, output,
 
 
 def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog):
-    real, convert = ledgers.record_event, nights.convert_all
+    real, convert = ledgers.record_event, nights.convert_on
 
     def refused(ledger, kind, digest, body):
         if body["about"] == FAILURE:
@@ -122,7 +122,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
         return convert(request, *words, **how)
 
     monkeypatch.setattr(ledgers, "record_event", refused)
-    monkeypatch.setattr(nights, "convert_all", first_fails)
+    monkeypatch.setattr(nights, "convert_on", first_fails)
     report = night(runs=("a", "b")).run()
     assert dict(report.counts) == {"converted": 1, "failed": 1}
     assert failure(report).exit_code == 7
@@ -212,13 +212,13 @@ def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkey
 
 
 def test_what_vanishes_before_the_commit_is_no_failure(night, tmp_path, monkeypatch):
-    convert = nights.convert_all
+    convert = nights.convert_on
 
     def and_vanish(*words, **how):
         shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
         return convert(*words, **how)
 
-    monkeypatch.setattr(nights, "convert_all", and_vanish)
+    monkeypatch.setattr(nights, "convert_on", and_vanish)
     report = night(targets=(NPZ, ORBAX)).run()
     assert (dict(report.counts), failure(report)) == ({"vanished": 1}, None)
 

@@ -171,6 +171,7 @@ OWN = {
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
     "integrations/containers/zarr/store.py", "integrations/containers/npz/writer.py",
     "integrations/containers/torch/writer.py", "integrations/openlineage/transport.py",
+    "integrations/engines/dask_cluster.py",
     "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",
     "integrations/signing/bundle.py", "integrations/native/with_jax.py", "integrations/native/with_torch.py",
 }  # fmt: skip

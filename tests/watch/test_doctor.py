@@ -147,5 +147,5 @@ def test_nothing_heavy_is_imported():
 def test_every_extra_with_packages_of_its_own_is_looked_for():
     declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     extras = declared["project"]["optional-dependencies"]
-    developer = {"all", "bench", "demo", "demo-bucket", "test"}
+    developer = {"all", "bench", "demo", "demo-bucket", "docs", "test"}
     assert set(doctor._EXTRAS) == set(extras) - developer

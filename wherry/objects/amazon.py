@@ -22,10 +22,10 @@ from wherry.objects.checksums import (
     to_base64,
 )
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+from wherry.remote.amazon_requests import presigned, refused
 from wherry.remote.errors import altered
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import awaited
-from wherry.remote.presigned import presigned, refused
 from wherry.remote.transfers import exchange
 from wherry.runtime import threads
 

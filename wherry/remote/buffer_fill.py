@@ -6,6 +6,9 @@ import threading
 
 from wherry.errors import StorageError
 
+# The cure of an answer that is no range.
+RANGE_CURE = "check the proxies between this machine and the store: they must pass on the header Range"
+
 
 class BufferFill:
     """A buffer that one attempt of a read fills, from its beginning.
@@ -33,7 +36,7 @@ class BufferFill:
             if stop > self.size:
                 raise StorageError(
                     f"the store sent more than the {self.size} bytes that were asked for",
-                    cure="check what answers between this machine and the store: it must pass on `Range`",
+                    cure=RANGE_CURE,
                 )
             self._buffer[self.count : stop] = data
             self.count = stop

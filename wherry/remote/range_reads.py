@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from wherry.errors import StorageError
 from wherry.remote import azure
+from wherry.remote.amazon_requests import presigned, refused
+from wherry.remote.buffer_fill import RANGE_CURE
 from wherry.remote.failures import status_of
 from wherry.remote.filesystems import awaited, require_success
 from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
-from wherry.remote.presigned import presigned, refused
 from wherry.remote.transfers import exchange
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from wherry.remote.buffer_fill import BufferFill
     from wherry.remote.transfers import BodyRequest, HttpAnswer
 
+_WHOLE_OBJECT = 200  # HTTP; a range has 206
 _PRECONDITION_FAILED = 412  # HTTP
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
 
@@ -50,6 +53,7 @@ def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: 
     if request is not None:
         answer = exchange(request, seconds, into=into)
         if answer.is_success:
+            _require_range(answer.status, start)
             return
         if (error := _REFUSALS[protocol](answer, path)) is not None:
             raise error
@@ -87,6 +91,7 @@ async def _fill_google(fs: Any, path: str, start: int, into: BufferFill, mark: s
     async with gcs.session.get(gcs.url(path, generation=generation), **how) as answer:
         await require_success(answer)
         answer.raise_for_status()
+        _require_range(answer.status, start)
         while block := await answer.content.read(_BLOCK):
             into.add(block)
 
@@ -101,6 +106,7 @@ async def _fill_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: s
         if error.__cause__ is not None and status_of(error.__cause__) == _PRECONDITION_FAILED:
             raise FileNotFoundError(path) from error
         raise
+    _require_range(answer["ResponseMetadata"]["HTTPStatusCode"], start)
     async with answer["Body"] as body:
         while block := await body.read(_BLOCK):
             into.add(block)
@@ -109,6 +115,19 @@ async def _fill_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: s
 async def _fill_azure(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
     async for block in azure.blocks_of(fs, path, start, start + into.size, mark):
         into.add(block)
+
+
+def _require_range(status: int, start: int) -> None:
+    """Refuse an answer that begins at another byte: a whole object, where `Range` was lost on the way.
+
+    Raises:
+        StorageError: the answer is the whole object.
+    """
+    if start and status == _WHOLE_OBJECT:
+        raise StorageError(
+            f"the store sent the whole object; the range that begins at byte {start} was asked for",
+            cure=RANGE_CURE,
+        )
 
 
 def _range(start: int, into: BufferFill) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -171,7 +172,7 @@ def test_the_cure_of_the_error_is_a_command_that_works(tmp_path, capsys):
     with pytest.raises(IncompleteError) as again:
         wherry.convert(source, tmp_path / "out", to="torch-zip")
     assert caught.value.cure == again.value.cure
-    command = shlex.split(caught.value.cure.split(" or ")[0])
+    command = shlex.split(re.findall("`(.*?)`", caught.value.cure)[0])
     assert command[:3] == ["wherry", "rewrite", str(source)]
     words = [str(tmp_path / "merged") if word == "TARGET" else word for word in command[1:]]
     with pytest.raises(SystemExit) as done:

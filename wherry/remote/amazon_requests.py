@@ -1,4 +1,4 @@
-"""presigned: requests to S3 that its client has signed, for bodies that `wherry.remote.transfers` sends and receives.
+"""amazon_requests: requests that the client of S3 has signed, for bodies that `wherry.remote.transfers` carries.
 
 A presigned URL states the bucket, the key and the arguments of a call as the client of the user would send them. It
 does not cover the body: the checksum of what is sent is a header that it covers.
