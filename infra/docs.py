@@ -113,6 +113,15 @@ def format_table() -> str:
     return table(COLUMNS, [[f"`{name}`", *format_cells(row)[1:]] for name, row in formats().items()])
 
 
+def system_table() -> str:
+    """One row for each page of `docs/systems/`, with the formats that it describes."""
+    found = [page for page in sorted((ROOT / "docs" / "systems").glob("*.md")) if page.name != "README.md"]
+    headings = {page.name: page.read_text().partition("\n")[0].strip("# ").partition(": ") for page in found}
+    return table(
+        ("system", "formats"), [(f"[{title}]({name})", named) for name, (title, _, named) in headings.items()]
+    )
+
+
 def scheme_table() -> str:
     """The ways of storing quantised weights that wherry dequantises."""
     return table(
@@ -409,6 +418,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "schemas": schema_list,
     "settings": settings_table,
     "speed": speed,
+    "systems": system_table,
     "stores": store_table,
     "targets": lambda: route_table(TargetRule),
     "without_layouts": without_table,

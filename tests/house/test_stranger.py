@@ -26,7 +26,7 @@ from wherry.testing import samples
 
 ROOMS = ("wherry", "integrations", "tasks", "flows")
 GENERATED = {
-    "docs/proof.md",
+    "docs/proof.md", "docs/systems/README.md",
     *(f"docs/reference/{name}" for name in ("formats.md", "errors.md", "schemas/convert-spec.json")),
 }  # fmt: skip
 TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, dtype="i4")}
@@ -41,7 +41,9 @@ def tasks():
 
 
 def test_a_task_needs_three_files_at_most():
-    assert list(tasks()) == ["a container format", "a model family", "a store", "an option of `convert`"]
+    assert list(tasks()) == [
+        "a container format", "a model family", "a training system", "a store", "an option of `convert`",
+    ]  # fmt: skip
     assert all(1 <= len(files) <= 3 for files in tasks().values())
 
 
@@ -109,8 +111,8 @@ def test_the_copy_is_what_runs(tree):
 def test_a_container_format(tree, tmp_path):
     row, suites = examples("Add a format", "python")
     (tree / "integrations" / "formats" / "tray.py").write_text(row)
-    page = tree / "docs" / "systems.md"
-    page.write_text(page.read_text() + "\n## Tray: `tray`\n\n- **Recognised by**: its first bytes.\n")
+    page = tree / "docs" / "systems" / "tray.md"
+    page.write_text("# Tray: `tray`\n\n- **Recognised by**: its first bytes.\n")
     python(tree, "infra/docs.py")
     assert changed(tree) - GENERATED == allowed("a container format", "tray")
     assert re.search(
@@ -196,6 +198,36 @@ def test_the_same_file_works_without_being_installed(tmp_path, granola):
     wherry(ROOT, "convert own there --to maxtext --family-file granola.toml", tmp_path)
     told = wherry(ROOT, "verify there --level roundtrip --against own --family-file granola.toml", tmp_path)
     assert told.startswith("ok")
+
+
+# ---- a training system
+
+
+def test_a_training_system(tree, tmp_path):
+    """Its format, its column in a family, its page; then a conversion to it and back by the family's layouts."""
+    row, _suites = examples("Add a format", "python")
+    (column,) = examples("Add a system", "toml")
+    named = row.replace("        single_file=True,\n", '        single_file=True,\n        system="tray",\n')
+    (tree / "integrations" / "formats" / "tray.py").write_text(named)
+    (tree / "wherry" / "families" / "tray.toml").write_text(column)
+    (tree / "docs" / "systems" / "tray.md").write_text(
+        "# Tray: `tray`\n\n- **Recognised by**: its first bytes.\n"
+    )
+    assert changed(tree) == allowed("a training system", "tray")
+
+    begun, _family, config = llama()
+    (tmp_path / "llama").mkdir()
+    save_file({path[0]: one for path, one in begun.tensors.items()}, tmp_path / "llama" / "model.safetensors")
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(config))
+    wherry(tree, "convert llama llama.tray --to tray --family tray", tmp_path)
+    shown = json.loads(wherry(tree, "inspect llama.tray --json", tmp_path))["tensors"]
+    assert {"tokens", "0.q", "head"} <= {one["path"] for one in shown}
+    assert wherry(tree, "verify llama.tray --level roundtrip --against llama", tmp_path).startswith("ok")
+    wherry(tree, "convert llama.tray again --to huggingface", tmp_path)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert {name: one.tobytes() for name, one in again.items()} == {
+        path[0]: one.tobytes() for path, one in begun.tensors.items()
+    }
 
 
 # ---- a store

@@ -180,7 +180,9 @@ def test_the_table_of_formats_is_what_wherry_formats_and_the_registry_say():
 def test_each_format_is_described_once():
     named = [
         name
-        for heading in re.findall(r"^## .*?: (`.*)$", PAGES["systems"], re.MULTILINE)
+        for page, text in PAGES.items()
+        if page.startswith("systems/")
+        for heading in re.findall(r"^# .*?: (`.*)$", text, re.MULTILINE)
         for name in heading.split(", ")
     ]
     assert sorted(named) == sorted(f"`{name}`" for name in formats())
@@ -204,7 +206,7 @@ def test_names_of_ours_that_are_mentioned_exist():
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
 def test_the_detection_that_is_shown(tmp_path):
-    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", PAGES["systems"], re.DOTALL)[1]
+    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", PAGES["systems/README"], re.DOTALL)[1]
     shutil.copytree(place("maxtext-gpt3-l3-converted-by-maxtext").parent, tmp_path / "run" / "4000")
     told = wherry("detect", str(tmp_path / "run")).stdout
     assert told.replace(str(tmp_path), "/data") == shown
