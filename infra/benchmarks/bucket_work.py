@@ -21,7 +21,7 @@ _BLOCK = 8 << 20
 _THREADS = 4
 
 
-def wherry(source: str, target: str, to: str, verify: str) -> Callable[[], dict[str, int]]:
+def wherry(source: str, target: str, to: str, verify: str, *options: str) -> Callable[[], dict[str, int]]:
     """A conversion; its requests and bytes are counted in the two HTTP clients that send them."""
     import aiohttp
     import blake3 as _blake3  # noqa: F401  imported before the time is counted, as that of the others
@@ -43,8 +43,9 @@ def wherry(source: str, target: str, to: str, verify: str) -> Callable[[], dict[
     _count_plain(seen)
 
     def run() -> dict[str, int]:
-        ignore = ("companions",) if to in ("dcp", "orbax") else ()
-        door.convert(source, target, to=to, verify=verify, ignore=ignore, lineage=False)
+        ignore = () if to == "huggingface" else ("companions",)
+        stated = dict(option.split("=") for option in options)
+        door.convert(source, target, to=to, verify=verify, ignore=ignore, options=stated, lineage=False)
         return seen
 
     return run

@@ -53,3 +53,15 @@ def test_every_row_has_an_emulator_and_a_work(buckets: ModuleType, monkeypatch: 
     works = load("benchmarks.bucket_work", monkeypatch).WORKS
     assert {row.scheme for row in buckets.ROWS} == set(buckets.SERVERS)
     assert {peer.work for peer in buckets.PEERS} | {"wherry", "client", "copy-proved", "remove"} == set(works)
+
+
+def test_no_two_rows_do_the_same(
+    buckets: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(buckets.Bench, "_run", lambda _self, *words: runs.append(words))
+    for row in buckets.ROWS:
+        one = buckets.Bench(row.scheme, tmp_path, {}, 0)
+        one.row(row)
+    made = [words for words in runs if words[0] == "wherry"]
+    assert len(set(made)) == len(buckets.ROWS) == len({row.name for row in buckets.ROWS})
