@@ -34,6 +34,27 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "wherry-toml": Contents, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
     "promote-spec": PromoteSpec,
 }  # fmt: skip
+# Class of errors → what usually leads to one.
+CAUSES = {
+    "WherryError": "a process of a job of several failed",
+    "UsageError": "a typing error, an option of another format, or a file of settings that has to be corrected",
+    "NotFoundError": "a path that is one level too high or too low, another machine's disk, or a step that was deleted",
+    "NotACheckpointError": "a folder above or below the checkpoint, or a file of another kind",
+    "UnsupportedError": "a variant that is written on request or by old releases, or objects among the tensors",
+    "AmbiguousError": "several checkpoints, items or families fit, or a fact that no file states",
+    "IncompleteError": "an interrupted copy, a save that runs or was killed, or missing files of other hosts",
+    "CorruptError": "a truncated or altered file: a failed copy, a full disk, a faulty device, or an edit by hand",
+    "HostileError": "a file that was made to attack whoever loads it, or one so damaged that it looks like it",
+    "UnrepresentableError": "a target without a place for moments, values, a dtype or a setting of the model",
+    "TargetExistsError": "an earlier result at the same place, made from another source or with other options",
+    "TargetInUseError": "another run, or one that was killed less than a minute ago",
+    "MismatchError": "a source that changed while it was read, or two states that are not of the same model",
+    "StorageError": "a full disk, missing permissions, a server that does not answer, or too little memory",
+    "MissingExtraError": "an installation without the extra",
+    "NotRecordedError": "a ledger or registry that was locked, full or out of reach when the work was done",
+    "InternalError": "a fault of wherry",
+    "InterruptedRunError": "Ctrl-C, or the end of the machine",
+}
 LONGEST = 100  # characters of a signature in one line
 _HEADS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 
@@ -118,8 +139,11 @@ def error_catalogue() -> str:
 
 
 def _catalogue_of(name: str, rows: list[tuple[str, str]]) -> str:
-    told = "\n".join(f"| {_cell(what)} | {_cell(cure)} |" for what, cure in rows)
-    return f"## {getattr(errors, name).exit_code}: `{name}`\n\n| what | cure |\n| --- | --- |\n{told}\n"
+    cls = getattr(errors, name)
+    told = "\n".join(f"| {_cell(what)} | {_cell(cure or cls.usual_cure or '')} |" for what, cure in rows)
+    meaning = _cell((inspect.getdoc(cls) or "").partition("Attributes:")[0])
+    head = f"## {cls.exit_code}: `{name}`\n\n{meaning}\n\n**Usual causes**: {CAUSES[name]}.\n\n"
+    return f"{head}| what | cure |\n| --- | --- |\n{told}\n"
 
 
 def _cell(text: str) -> str:

@@ -6,6 +6,8 @@ from wherry.errors import StorageError
 from wherry.remote.probe import silence_of
 from wherry.storage.home import without_secrets
 
+START_MLFLOW = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
+
 
 def require_answer(*uris: str) -> None:
     """Check that these stores answer, each once.
@@ -23,6 +25,6 @@ def require_answer(*uris: str) -> None:
             raise StorageError(
                 f"MLflow does not answer: {reason}",
                 uri=shown,
-                cure="start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI",
+                cure=START_MLFLOW,
                 retryable=True,
             )

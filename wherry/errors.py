@@ -51,7 +51,7 @@ class WherryError(Exception):
         what: one sentence that says what went wrong.
         uri: the checkpoint, folder or file in question.
         path: the printed key path of the tensor in question.
-        cure: one line that says what to do, in the words of the command line.
+        cure: one line that says what to do, in the words of the command line; without one, `usual_cure` is shown.
         stage: the verb that was running (`detect`, `convert`, …).
         retryable: whether the same call can succeed later without any change.
         committed: in a conversion to several targets, those that were committed: number of the target → receipt.
@@ -59,6 +59,7 @@ class WherryError(Exception):
 
     exit_code: ClassVar[int] = 1
     verdict: ClassVar[str] = "unsupported"
+    usual_cure: ClassVar[str | None] = None
     committed: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(
@@ -90,18 +91,24 @@ class WherryError(Exception):
     def _shown(self, words: Callable[[str], str]) -> str:
         where = [part for part in (self.uri, self.path and f"tensor {self.path}") if part]
         lines = [self.what + (f" ({', '.join(where)})" if where else "")]
-        if self.cure:
-            lines.append(f"cure: {words(cures.about(self.cure, self.uri))}")
+        if cure := self._about_itself():
+            lines.append(f"cure: {words(cure)}")
         return "\n".join(printable(redact(line)) for line in lines)
+
+    def _about_itself(self) -> str | None:
+        """The cure, with the place of this error in it."""
+        cure = self.cure or self.usual_cure
+        return cure and cures.about(cure, self.uri)
 
     def to_json(self) -> dict[str, object]:
         """The error as JSON, for `--json` and the flows' artifacts."""
+        cure = self._about_itself()
         return {
             "error": type(self).__name__,
             "what": redact(self.what),
             "uri": self.uri and redact(self.uri),
             "path": self.path,
-            "cure": self.cure and redact(cures.about(self.cure, self.uri)),
+            "cure": cure and redact(cure),
             "stage": self.stage,
             "retryable": self.retryable,
             "exit_code": self.exit_code,
@@ -118,6 +125,9 @@ class NotFoundError(WherryError, LookupError):
     """A file, folder, step, item, tensor, model version or ledger entry does not exist."""
 
     exit_code = 3
+    usual_cure = (
+        "check the path and its spelling; `wherry discover FOLDER` lists the checkpoints below a folder"
+    )
 
 
 class NotACheckpointError(WherryError):
@@ -125,6 +135,9 @@ class NotACheckpointError(WherryError):
 
     exit_code = 4
     verdict = "not-a-checkpoint"
+    usual_cure = (
+        "`wherry discover FOLDER` lists the checkpoints below a folder; --from FORMAT chooses a format"
+    )
 
 
 class UnsupportedError(WherryError):
@@ -132,6 +145,7 @@ class UnsupportedError(WherryError):
 
     exit_code = 4
     verdict = "unsupported"
+    usual_cure = "load it with the software that wrote it, and save it in a form that `wherry formats` lists"
 
 
 class AmbiguousError(WherryError):
@@ -152,12 +166,16 @@ class IncompleteError(DamagedError):
     """Parts are missing, or the checkpoint was not committed."""
 
     verdict = "incomplete"
+    usual_cure = "copy the missing files again from where it was written, or use another step"
 
 
 class CorruptError(DamagedError):
     """The contents are invalid or inconsistent, for example a checksum mismatch."""
 
     verdict = "corrupt"
+    usual_cure = (
+        "copy it again from where it was written, or use another step; `wherry audit` names each altered file"
+    )
 
 
 class HostileError(WherryError):
@@ -165,12 +183,14 @@ class HostileError(WherryError):
 
     exit_code = 6
     verdict = "malicious"
+    usual_cure = "do not load it with other software either; get the checkpoint from a source that you trust"
 
 
 class UnrepresentableError(WherryError):
     """The target format cannot represent something in the source, or something in the source is unmatched."""
 
     exit_code = 7
+    usual_cure = "choose another target format, or leave it out with --only or --ignore"
 
 
 class TargetExistsError(WherryError):
@@ -189,6 +209,9 @@ class MismatchError(WherryError):
     """Intact data differs from what was expected."""
 
     exit_code = 9
+    usual_cure = (
+        "compare the two with `wherry diff A B`; if a source changed meanwhile, run the command again"
+    )
 
 
 class StorageError(WherryError, OSError):

@@ -27,7 +27,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from wherry.errors import StorageError, UsageError, WherryError
-from wherry.integrations.mlflow_probe import require_answer
+from wherry.integrations.mlflow_probe import START_MLFLOW, require_answer
 from wherry.integrations.mlflow_version import not_registered
 from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file, without_secrets
@@ -188,7 +188,9 @@ def _errors(*uris: str) -> Generator[None]:
             message = message.replace(secret, without_secrets(secret))
         raise _translated(str(error.error_code), message, uri) from error
     except OSError as error:
-        raise StorageError(f"cannot connect to MLflow: {error}", uri=uri, retryable=True) from error
+        raise StorageError(
+            f"cannot connect to MLflow: {error}", uri=uri, cure=START_MLFLOW, retryable=True
+        ) from error
 
 
 def _translated(code: str, message: str, uri: str) -> WherryError:

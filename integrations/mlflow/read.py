@@ -21,6 +21,7 @@ from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import ABSENT, Stores, opened, quoted
 from wherry.integrations.mlflow.versions import lowest, versions
+from wherry.integrations.mlflow_probe import START_MLFLOW
 from wherry.integrations.mlflow_rest import by_password
 from wherry.integrations.mlflow_version import (
     MOST_NAMES,
@@ -194,7 +195,7 @@ def _status(url: str, headers: Mapping[str, str]) -> int:
         return error.code
     except OSError as error:
         raise StorageError(
-            f"cannot connect to MLflow: {error}", uri=without_secrets(url), retryable=True
+            f"cannot connect to MLflow: {error}", uri=without_secrets(url), cure=START_MLFLOW, retryable=True
         ) from error
 
 

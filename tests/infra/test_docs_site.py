@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support.infra import INFRA, ROOT, load
 from tests.support.readme import TEXTS, blocks
+from wherry import errors
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def named(entry):
 
 
 def test_every_page_stands_once_in_the_navigation(docs):
-    configuration = yaml.load((INFRA / "mkdocs.yml").read_text(), Loader)
+    configuration = yaml.load(docs.with_systems((INFRA / "mkdocs.yml").read_text()), Loader)
     pages = [str(page) for page in docs.pages() if page.suffix == ".md"]
     assert sorted(named(configuration["nav"])) == sorted(pages)
     assert set(TEXTS) <= set(pages)
@@ -81,6 +82,9 @@ def test_the_catalogue_has_the_errors_of_the_code(monkeypatch):
     assert ("UsageError", "the source has no step number", "pass --as-step N") in rows
     assert ("StorageError", "out of memory", "…") in rows
     assert len(rows) > 600
+    without = {kind for kind, _what, cure in rows if not cure and getattr(errors, kind).usual_cure is None}
+    assert without == {"UsageError", "InternalError"}  # of which the message is the cure, and a fault of ours
+    assert {kind for kind, _what, _cure in rows} == set(reference.CAUSES)
 
 
 @pytest.mark.slow

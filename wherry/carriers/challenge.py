@@ -97,7 +97,10 @@ def answer_to(job: SplitJob, token: str) -> dict[str, Any]:
         import_module(name)
     needed, free = job.job.plan.peak_memory + CLIENT_BYTES, available_memory()
     if free is not None and free < needed:
-        raise StorageError(f"it has {show_size(free)} of free memory; a unit needs {show_size(needed)}")
+        raise StorageError(
+            f"it has {show_size(free)} of free memory; a unit needs {show_size(needed)}",
+            cure="give the worker more memory, or cut smaller units with --unit",
+        )
     row = job.records.read(_record(token, ""))
     if row is None:
         raise MismatchError("it does not see what the coordinator wrote beside the target")

@@ -100,7 +100,9 @@ def begin(state: object, request: ExportRequest) -> Begun:
     if ticket.stop is None:
         return _copied(found, manifest, request, processes, ticket)
     if ticket.stop != _THERE:
-        raise WherryError(f"process 0 refused the export: {ticket.stop}", uri=request.uri)
+        raise WherryError(
+            f"process 0 refused the export: {ticket.stop}", uri=request.uri, cure="check the log of process 0"
+        )
     return Begun(request.step, lambda: planned and record(planned), leads=leads)
 
 
