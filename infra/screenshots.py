@@ -1,4 +1,4 @@
-"""Takes the pictures of README with a real browser: a Prefect flow run, an MLflow model version, the lineage page.
+"""Takes the pictures of README and docs/ with a real browser: Prefect, MLflow, the lineage page, the served ledger.
 
 Both servers run on the demo's stores, on free loopback ports, and are stopped at the end. Each picture is taken when
 its expected words are on the page; a page without them is an error.
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -49,6 +50,7 @@ class Page:
         words: words that must be on the page before the picture is taken.
         size: size of the window.
         clicks: elements to click before, in order, each by its role and name.
+        theme: light or dark.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Page:
     words: tuple[str, ...]
     size: tuple[int, int] = (1280, 920)
     clicks: tuple[tuple[str, str], ...] = ()
+    theme: str = "light"
 
 
 def main() -> int:
@@ -69,7 +72,8 @@ def main() -> int:
         tell_story(folder)
     with ExitStack() as stack:
         prefect, mlflow = stack.enter_context(servers(folder))
-        for file in take([*pages(prefect, mlflow, folder)], asked.pictures):
+        shown = [*pages(prefect, mlflow, folder), *screens(folder, stack.enter_context(served_ledger()))]
+        for file in take(shown, asked.pictures):
             print(f"  {file.stat().st_size:7,} bytes  {file}")
     return 0
 
@@ -174,6 +178,44 @@ def pages(prefect: str, mlflow: str, folder: Path) -> Generator[Page]:
     yield Page("lineage", (folder / "lineage.html").as_uri(), _LINEAGE, (1440, 760))
 
 
+# Width and height of a phone, a tablet and a desktop; what docs/ shows: page, screen, theme.
+SCREENS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
+SHOWN = (
+    ("lineage", "phone", "light"), ("lineage", "phone", "dark"), ("lineage", "tablet", "dark"),
+    ("ledger", "tablet", "light"), ("ledger", "desktop", "dark"), ("storage", "phone", "light"),
+)  # fmt: skip
+
+
+def screens(folder: Path, ledger: str) -> Generator[Page]:
+    """The pages of wherry's own on other screens and in both themes.
+
+    Args:
+        folder: of the demo.
+        ledger: the address of the served ledger.
+    """
+    places = {
+        "lineage": ((folder / "lineage.html").as_uri(), _LINEAGE[:2]),
+        "ledger": (ledger, ("huggingface",)),
+        "storage": (f"{ledger}storage", ("bytes",)),
+    }
+    for name, screen, theme in SHOWN:
+        url, words = places[name]
+        yield Page(f"screens/{name}-{screen}-{theme}", url, words, SCREENS[screen], theme=theme)
+
+
+@contextmanager
+def served_ledger() -> Generator[str]:
+    """The address of the ledger of the demo, served by a thread."""
+    from wherry.site.server import SiteServer
+
+    with SiteServer(0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+
+
 _LINEAGE = (
     "1 failed verification",
     "altered at level digest",
@@ -220,7 +262,8 @@ def take(wanted: list[Page], pictures: Path, *, patience: float = 60.0) -> list[
 
 
 def picture(browser: Any, page: Page, pictures: Path, patience: float) -> Path:
-    shown = browser.new_page(viewport={"width": page.size[0], "height": page.size[1]})
+    size = {"width": page.size[0], "height": page.size[1]}
+    shown = browser.new_page(viewport=size, color_scheme=page.theme)
     shown.set_default_timeout(patience * 1000)
     shown.goto(page.url)
     for role, name in page.clicks:
@@ -229,6 +272,7 @@ def picture(browser: Any, page: Page, pictures: Path, patience: float) -> Path:
         _await_word(shown, page, word)
     shown.wait_for_timeout(_SETTLED)
     file = pictures / f"{page.name}.png"
+    file.parent.mkdir(exist_ok=True)
     shown.screenshot(path=str(file))
     shown.close()
     if file.stat().st_size > LARGEST:

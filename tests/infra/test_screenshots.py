@@ -10,8 +10,10 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.support.browser import SCREENS, THEMES
 from tests.support.demo import first_story
 from tests.support.infra import INFRA, load
+from tests.support.readme import PAGES
 
 NAMES = ["prefect-nightly", "mlflow-version", "mlflow-run", "lineage"]
 
@@ -63,6 +65,16 @@ def test_a_page_without_the_words_is_no_picture(tmp_path, screenshots):
     assert not (tmp_path / "bad.png").exists()
 
 
+def test_docs_show_own_pages_on_every_screen_in_both_themes(screenshots):
+    for name, screen, theme in screenshots.SHOWN:
+        file = INFRA / "pictures" / "screens" / f"{name}-{screen}-{theme}.png"
+        assert size_of(file) == screenshots.SCREENS[screen]
+        assert f"(../infra/pictures/screens/{file.name})" in PAGES["look"]
+    assert {screen for _name, screen, _theme in screenshots.SHOWN} == set(SCREENS)
+    assert screenshots.SCREENS == SCREENS
+    assert {theme for _name, _screen, theme in screenshots.SHOWN} == set(THEMES)
+
+
 @pytest.mark.slow
 @pytest.mark.server
 def test_a_browser_shows_what_the_demo_left(tmp_path, screenshots):
@@ -70,7 +82,9 @@ def test_a_browser_shows_what_the_demo_left(tmp_path, screenshots):
     assert story.code == 0, story.text
     with patch.dict(os.environ):
         screenshots.demo.settle(story.folder)
-        with screenshots.servers(story.folder) as (prefect, mlflow):
-            files = screenshots.take([*screenshots.pages(prefect, mlflow, story.folder)], tmp_path)
-    assert [file.stem for file in files] == NAMES
+        with screenshots.servers(story.folder) as (prefect, mlflow), screenshots.served_ledger() as ledger:
+            own = [*screenshots.screens(story.folder, ledger)]
+            files = screenshots.take([*screenshots.pages(prefect, mlflow, story.folder), *own], tmp_path)
+    assert [file.stem for file in files[:4]] == NAMES
+    assert len(files) == len(NAMES) + len(screenshots.SHOWN)
     assert all(file.stat().st_size <= screenshots.LARGEST for file in files)

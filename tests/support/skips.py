@@ -36,6 +36,7 @@ ALLOWED = (
     r"this is no clone",
     r"LINEAGE_SPEC does not name the folder",
     r"no environment with",  # libraries of 2024, with --slow
+    r"ray is not installed",  # its tests run in an environment of their own, with --slow
     # This Python or this torch is newer or older than the one that a test is about.
     r"this Python has the module",
     r"this torch writes no zstd items",

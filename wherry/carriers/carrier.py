@@ -4,6 +4,8 @@ threads              this process, without a job: the default
 processes[:N]        N processes of this machine, which take units by claims
 dask[:N]             a Dask cluster of N workers on this machine, which is started, and ended with the conversion
 dask://HOST:PORT     the scheduler of a Dask cluster
+ray[:N]              a Ray cluster of N workers on this machine, likewise
+ray://HOST:PORT      the client port of a Ray cluster
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     Carry = Callable[[SplitJob, Workplace], Generator[str]]
 
 THREADS = "threads"
-CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT"
+CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT, ray:N, ray://HOST:PORT"
 
 
 class UnitCarrier(NamedTuple):
@@ -50,7 +52,7 @@ def _on_engine(name: str, made: SplitJob, where: Workplace) -> Generator[str]:
 
 CARRIERS: Mapping[str, UnitCarrier] = {
     "processes": UnitCarrier(carry_with_processes),
-    "dask": UnitCarrier(partial(_on_engine, "dask"), remote=True),
+    **{name: UnitCarrier(partial(_on_engine, name), remote=True) for name in ("dask", "ray")},
 }
 
 

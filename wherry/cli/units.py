@@ -29,8 +29,8 @@ on_engine = click.option(
     metavar="ENGINE",
     default="threads",
     show_default=True,
-    help="What makes the target: threads of this process; or processes:N, dask:N (a cluster on this machine) or "
-    "dask://HOST:PORT, whose workers share the units of the plan.",
+    help="What makes the target: threads of this process; or processes:N, dask:N or ray:N (a cluster on this machine), "
+    "dask://HOST:PORT or ray://HOST:PORT, whose workers share the units of the plan.",
 )
 
 

@@ -47,8 +47,10 @@ def _absolute(text: str) -> str:
 Folder = Annotated[str, AfterValidator(_absolute)]
 Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
 Size = Annotated[str, BeforeValidator(_sized)]
-Engine = Annotated[str, Field(pattern=r"^(threads|(processes|dask)(:[1-9][0-9]*)?|dask://[^\s/].*)$")]
-ENGINE = "What makes the target: threads, processes:N, dask:N or dask://HOST:PORT."
+Engine = Annotated[
+    str, Field(pattern=r"^(threads|(processes|dask|ray)(:[1-9][0-9]*)?|(dask|ray)://[^\s/].*)$")
+]
+ENGINE = "What makes the target: threads, processes:N, dask:N, dask://HOST:PORT, ray:N or ray://HOST:PORT."
 UNIT = "Size of a unit: files of the target that one worker of the engine makes."
 Template = Annotated[str, Field(min_length=1), AfterValidator(require_template)]
 Selection = Annotated[str, AfterValidator(_chosen)]

@@ -24,6 +24,7 @@ _SERVICES: dict[str, tuple[str, str, str]] = {
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
     "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
     "dask": ("wherry.integrations.engines.dask", "distributed", "dask"),
+    "ray": ("wherry.integrations.engines.ray_actors", "ray", "ray"),
     "deploy": ("wherry.integrations.prefect.deploy", "prefect", "prefect"),
     "serve": ("wherry.flows.serve", "prefect", "prefect"),
     "signing": ("wherry.integrations.signing", "cryptography", "sign"),

@@ -53,6 +53,7 @@ _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "azure": (("adlfs", "adlfs"),),
     "hub": (("huggingface_hub", "huggingface_hub"),),
     "dask": (("distributed", "distributed"),),
+    "ray": (("ray", "ray"),),
     "penzai": (("penzai", "penzai"),),
 }
 
