@@ -3,9 +3,10 @@
 import pytest
 
 import wherry
-from tests.support.object_stores import left_beside, model, small_parts
+from tests.support.object_stores import Killed, left_beside, model, release, small_parts, watched
 from wherry.errors import MismatchError
 from wherry.objects.memory import MemoryObjects
+from wherry.staging.clean import clean
 from wherry.storage.stores import locate
 from wherry.upload.run import UploadRun
 
@@ -44,7 +45,7 @@ def test_the_sidecar_appears_when_all_is_proved(source, target, monkeypatch, to)
     assert beside.exists()
 
 
-@pytest.mark.parametrize("to", ["hf", "orbax"])
+@pytest.mark.parametrize("to", ["hf", "orbax", "safetensors"])
 def test_a_commit_that_fails_leaves_no_sidecar(source, target, monkeypatch, to):
     real = MemoryObjects.copy_object
 
@@ -58,3 +59,54 @@ def test_a_commit_that_fails_leaves_no_sidecar(source, target, monkeypatch, to):
         convert(source, target, to)
     assert not locate(target).exists()
     assert left_beside(target) == []
+
+
+def beside(target):
+    return locate(f"{target}.wherry.json")
+
+
+@pytest.fixture
+def killed(source, target):
+    """A file whose run was killed between its sidecar and itself."""
+    with watched(fatal=1, only=("copy_object",)), pytest.raises(Killed):
+        convert(source, target, "safetensors")
+    release(target)
+    assert beside(target).exists()
+    return target
+
+
+def test_clean_removes_the_sidecar_of_a_file_that_was_not_committed(killed):
+    root = locate(killed).parent.uri
+    assert [one.removed for one in clean(root, dry_run=True, min_age=0)] == [False]
+    assert beside(killed).exists()
+    assert [one.removed for one in clean(root, min_age=0)] == [True]
+    assert left_beside(killed) == []
+
+
+def test_clean_leaves_the_sidecar_of_a_file_that_was_committed(source, target, monkeypatch):
+    monkeypatch.setattr("wherry.staging.object_journal.ObjectJournal.remove", lambda _self: None)
+    convert(source, target, "safetensors")
+    assert [one.removed for one in clean(locate(target).parent.uri, min_age=0)] == [True]
+    assert beside(target).exists()
+
+
+def test_clean_leaves_a_sidecar_of_somebody_else(killed):
+    beside(killed).put(b"{}")
+    clean(locate(killed).parent.uri, min_age=0)
+    assert beside(killed).read(0, 9) == b"{}"
+
+
+def test_another_conversion_removes_the_sidecar_of_a_killed_one(source, killed):
+    convert(source, killed, "orbax")
+    assert left_beside(killed) == []
+    assert wherry.verify(killed, level="digest").ok
+
+
+def test_a_resumed_conversion_that_fails_removes_the_sidecar_of_the_killed_one(source, killed, monkeypatch):
+    def refused(*_given, **_named):
+        raise MismatchError("the store has other bytes")
+
+    monkeypatch.setattr(UploadRun, "prove_small", refused)
+    with pytest.raises(MismatchError, match="other bytes"):
+        convert(source, killed, "safetensors")
+    assert left_beside(killed) == []
