@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, StagedJob, complete, reading_memory, stage
 from wherry.converter.plan import joint_moves
-from wherry.converter.traffic import streams
 from wherry.converter.references import agree_with_sources, recorded_of
+from wherry.converter.traffic import streams
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
