@@ -22,6 +22,7 @@ from tests.support.faults import (
     lose_answer,
     other_mark,
     shorten,
+    shorten_sent,
     slow,
     sometimes,
     status,
@@ -108,7 +109,7 @@ def assert_resumed(source, target, digest):
 
 
 def case(name, act, where=ANY, *, times=ALWAYS, after=0, ends=None, marks=()):
-    """A fault: what happens, to which requests, and the class of the error that the run ends with, if one is sure."""
+    """A fault: what happens, to which requests, and the class of the error, or of the digest, that is its sure end."""
     return pytest.param((act, where, times, after, ends), id=name, marks=marks)
 
 
@@ -120,16 +121,20 @@ CASES = [
            marks=() if n == 30 else SLOW)
       for n in (0, 8, 12, 18, 24, 30, 36, 42, 48, 54, 60)),
     case("429", lambda _scheme: SLOWER, PARTS, times=1, marks=SLOW),
-    case("parts-cut", lambda _scheme: sometimes(0.3, cut_sent), PARTS, marks=SLOW),
+    case("parts-cut", lambda _scheme: sometimes(0.3, cut_sent), PARTS),
+    case("all-parts-cut", lambda _scheme: cut_sent, PARTS, after=4, ends=StorageError, marks=SLOW),
     case("reads-cut", lambda _scheme: sometimes(0.3, cut), READS, marks=SLOW),
     case("read-short", lambda _scheme: shorten, READS, times=1, marks=SLOW),
     case("sent-bits-flip", lambda _scheme: sometimes(0.3, flip_sent), PARTS),
+    case("sent-short", lambda _scheme: sometimes(0.3, shorten_sent), PARTS),
+    case("all-sent-short", lambda _scheme: shorten_sent, PARTS, after=4, ends=StorageError, marks=SLOW),
     case("all-sent-bits-flip", lambda _scheme: flip_sent, PARTS, after=4, ends=StorageError, marks=SLOW),
     case("read-bits-flip", lambda _scheme: flip_received, READS, ends=WherryError),
     case("50-ms", lambda _scheme: slow(0.05), marks=SLOW),
     case("2-s", lambda _scheme: sometimes(0.2, slow(2)), marks=SLOW),
-    case("answers-lost", lambda _scheme: first_of_each(lose_answer, kind)),
-    *(case(f"answer-{n}-lost", lambda _scheme: lose_answer, times=1, after=n, marks=SLOW) for n in range(0, 90, 3)),
+    case("answers-lost", lambda _scheme: first_of_each(lose_answer, kind), ends=str),
+    *(case(f"answer-{n}-lost", lambda _scheme: lose_answer, times=1, after=n, ends=str,
+           marks=SLOW) for n in range(0, 90, 3)),
     case("wrong-mark", lambda _scheme: other_mark, PARTS, times=1, after=3),
     case("wrong-marks", lambda _scheme: sometimes(0.1, other_mark), marks=SLOW),
     case("expired", EXPIRED.get, after=25, times=40, ends=StorageError),
@@ -151,7 +156,9 @@ def test_a_fault_leaves_no_half_target_and_the_next_run_goes_on(faulty, source, 
     result = attempt(source, target)
     faulty.proxy.clear()
     if ends:
-        assert isinstance(result, ends)
+        assert isinstance(result, ends), result
+    if ends is str:
+        assert result == digest
     assert_whole_or_absent(target, result)
     assert_resumed(source, target, digest)
 

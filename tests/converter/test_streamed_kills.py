@@ -23,7 +23,7 @@ from wherry.storage.stores import locate
 from wherry.upload.sender import SENDERS
 
 ROOT = Path(__file__).parents[2]
-PART = 64 << 10
+PART, MIB = 64 << 10, 1 << 20
 _numbers = count()
 
 
@@ -59,10 +59,11 @@ ARRAYS = {
 }
 
 
-def run(source, target, log, moment="0", to="dcp", part=PART, **options):
+def run(source, target, log, moment="0", to="dcp", part=PART, machine="", env=None, **options):
     """What a process says that converts; None if it was killed at that moment."""
-    words = [str(source), target, to, moment, str(part), str(log), json.dumps(options)]
-    code, out, err = waiting().run("tests.support.bucket_run", words, cwd=os.fspath(ROOT), env=os.environ)
+    words = [str(source), target, to, moment, str(part), str(log), json.dumps(options), machine]
+    env = {**os.environ, **(env or {})}
+    code, out, err = waiting().run("tests.support.bucket_run", words, cwd=os.fspath(ROOT), env=env)
     assert code in (0, -signal.SIGKILL), err.decode()
     return json.loads(out) if code == 0 else None
 
@@ -108,6 +109,25 @@ def test_killed_at_a_step_of_the_journal(source, bucket, tmp_path, whole, share,
     """Before and after the journal's objects are put; the slow suite tests more of them."""
     step = 1 + round(share * (whole["journal"] - 2))
     assert assert_resumed(source, bucket, whole, tmp_path, f"journal:{step}{after}")
+
+
+@pytest.mark.parametrize(
+    "emulated", ["s3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gs", "az"))], indirect=True
+)
+@pytest.mark.parametrize("key", ["a key that machines share", "the key of another user"])
+def test_killed_and_resumed_from_another_machine(bucket, tmp_path, key):
+    source, target = model(tmp_path / "model", rows=3000, count=8), f"{bucket}/{tmp_path.name}/out"
+    whole = wherry.convert(source, tmp_path / "disk", to="dcp", ignore=("companions",), lineage=False)
+    parts = whole.bytes_written // MIB
+    first = {"WHERRY_HOME": str(tmp_path / "first"), "WHERRY_KEY": "a key that machines share"}
+    moment = f"journal:{round(parts * 0.7)}"
+    assert run(source, target, "", moment, part=MIB, machine="first", env=first) is None
+    second = {"WHERRY_HOME": str(tmp_path / "second"), "WHERRY_KEY": key}
+    again = run(source, target, "", part=MIB, machine="second", env=second)
+    assert (again["resumed"] > 0) == (again["sent"] < parts) == (key == first["WHERRY_KEY"])
+    assert again["digest"] == whole.target.checkpoint_digest
+    assert wherry.verify(target, level="digest").ok
+    assert left(target) == []
 
 
 def test_killed_at_a_random_moment(source, bucket, tmp_path, whole):

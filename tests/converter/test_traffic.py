@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import fsspec
@@ -14,10 +16,11 @@ from safetensors.numpy import save_file
 from tests.support.infra import ROOT
 from wherry.cli import cli
 from wherry.converter.convert import convert
-from wherry.converter.plan import plan
+from wherry.converter.plan import Plan, plan
 from wherry.converter.prices import load_prices
 from wherry.converter.traffic import StoreTraffic
 from wherry.errors import NotFoundError, UsageError
+from wherry.formats.registry import formats
 from wherry.storage.stores import locate
 
 TENSORS = {f"layers.{number}.w": np.full((300, 250), number, np.float32) for number in range(40)}
@@ -76,9 +79,50 @@ def test_a_disk_that_is_too_small_is_refused(source, tmp_path, monkeypatch, free
     assert ("the disk is too small: 12.0 MB are needed" in done.stderr) == (free < NBYTES)
     as_json = CliRunner().invoke(cli, [*line, "--json"])
     assert json.loads(as_json.stdout)["space"] == {
-        "needed": NBYTES, "free": free, "compressed": False, "fits": free >= NBYTES,
+        "folder": str(tmp_path), "needed": NBYTES, "free": free, "compressed": False, "fits": free >= NBYTES,
     }  # fmt: skip
     assert as_json.exit_code == done.exit_code
+
+
+@pytest.fixture
+def needs_a_disk(monkeypatch):
+    """npz, as a format of a plug-in that does not say that it streams."""
+    rows = {**formats(), "npz": replace(formats()["npz"], streams=False)}
+    monkeypatch.setattr("wherry.formats.registry.formats", lambda: rows)
+
+
+@pytest.mark.usefixtures("needs_a_disk")
+@pytest.mark.parametrize(
+    ("target", "to", "note"),
+    [
+        ("memory://bucket/x.npz", "npz", "npz is staged on the local disk first"),
+        ("hf://owner/model", "hf", "hf:// takes whole files"),
+    ],
+)
+@pytest.mark.parametrize("free", [NBYTES - 1, 1 << 40])
+def test_the_disk_of_what_is_staged_whole_is_that_of_temporary_files(
+    source, tmp_path, monkeypatch, target, to, note, free
+):
+    asked = []
+
+    def usage(path):
+        asked.append(str(path))
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = CliRunner().invoke(cli, ["plan", source, target, "--to", to])
+    assert note in done.output
+    assert "12.0 MB of " in done.output
+    assert asked == [str(tmp_path)]
+    assert done.exit_code == (10 if free < NBYTES else 0)
+    assert ("choose another folder with TMPDIR" in done.stderr) == (free < NBYTES)
+
+
+def test_a_target_that_streams_needs_the_disk_for_decoded_bytes_alone(source, monkeypatch):
+    assert plan(source, "memory://bucket/x", to="orbax").traffic.space is None
+    monkeypatch.setattr(Plan, "spill", 5000)
+    assert plan(source, "memory://bucket/x", to="orbax").traffic.space.needed == 5000
 
 
 def test_what_an_interrupted_run_holds_is_room(source, tmp_path, monkeypatch):

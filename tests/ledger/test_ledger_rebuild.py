@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.lineage import answers, run
+from tests.support.object_stores import Killed, watched
 from wherry.cli.ledger import ledger as ledger_commands
+from wherry.converter.convert import convert
 from wherry.errors import StorageError, TargetExistsError, UsageError
 from wherry.ledger.rebuild import LOST, rebuild
 from wherry.ledger.record import check_chain, head, open_ledger, record_event, record_registration, statements
@@ -54,6 +56,22 @@ def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_
             "places": 3,
             "registrations": 1,
         }
+
+
+@pytest.mark.parametrize("to", ["orbax", "huggingface"])
+def test_a_target_that_a_killed_run_has_not_committed_is_not_recorded(safetensors_source, tmp_path, to):
+    """Killed at each of the last calls of a store; before them the sidecar is not even there."""
+    root = f"memory://rebuilt{tmp_path}"
+    with watched() as calls:
+        convert(safetensors_source, f"{root}/whole", to=to)
+    last = max(n for n, (name, _) in enumerate(calls, 1) if name == "copy_object")
+    for point in range(last - 5, last + 1):
+        with watched(fatal=point), pytest.raises(Killed):
+            convert(safetensors_source, f"{root}/killed-{point}", to=to)
+    shutil.rmtree(home())
+    done = rebuild([root], registry=False)
+    assert (done.conversions, done.places) == (1, 1)
+    assert {row["reason"] for row in done.unreadable} <= {"its commit member is missing"}
 
 
 def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path, monkeypatch):

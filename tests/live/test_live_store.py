@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.object_stores import watched
 from wherry.errors import NotFoundError, UnsupportedError, UsageError
 
 
@@ -73,3 +74,21 @@ def test_restore_gives_back_what_was_saved(tmp_path):
     found = store.restore(into=jax.tree.map(jax.numpy.zeros_like, truth), step=7)
     assert found.step in (None, 7)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.state, truth))
+
+
+def test_a_step_in_a_store_that_was_killed_before_its_commit_does_not_count(store, tmp_path):
+    """At every one of the last calls of the store; before them the sidecar is not even there."""
+    run = wherry.Store(f"memory://killed{tmp_path}/run", to=store.to, **store.common)
+    run.save(state_of(1), 1).result()
+    with watched() as calls:
+        run.save(state_of(2), 2).result()
+    writes = [n for n, (name, _) in enumerate(calls, 1) if name in ("put_object", "copy_object", "assemble")]
+    last = writes[-2] if calls[writes[-1] - 1][1][0].endswith(".lease") else writes[-1]
+    for number, point in enumerate([*writes[writes.index(last) - 4 : writes.index(last)], last]):
+        step = 10 + number
+        with watched(fatal=point):
+            run.save(state_of(step), step).wait(60)
+        assert run.latest() == 2, f"killed at call {point} of {len(calls)}"
+        assert run.best("loss") is None
+        with pytest.raises(NotFoundError):
+            run.at(step)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from urllib3.exceptions import HTTPError
 
+from tests.support.faults import cut_sent
 from wherry.errors import StorageError
 from wherry.remote.amazon_requests import presigned, refused
 from wherry.remote.buffer_fill import BufferFill
@@ -23,8 +24,11 @@ class Handler(BaseHTTPRequestHandler):
     received = b""
 
     def do_PUT(self):
-        type(self).received = self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(200, b"taken")
+        if self.path == "/reset":
+            cut_sent(self, None)
+        else:
+            type(self).received = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(200, b"taken")
 
     def do_GET(self):
         if self.path == "/cut":
@@ -69,11 +73,23 @@ def get(url, seconds=30.0, size=3 * MIB):
         return exchange(BodyRequest("GET", url, {}), seconds, into=into), bytes(buffer[: into.count])
 
 
+def put(url):
+    large = memoryview(bytes(32 * MIB))  # more than the buffers of the sockets hold
+    return exchange(BodyRequest("PUT", url, {}), 30, views=[large[:5], large[5:]])
+
+
 def test_a_body_of_several_buffers_is_sent(url):
     pieces = [memoryview(BODY)[:5], memoryview(BODY)[5:]]
     answer = exchange(BodyRequest("PUT", f"{url}/x", {}), 30, views=pieces)
     assert (answer.is_success, answer.body, answer.headers["etag"]) == (True, b"taken", '"mark"')
     assert Handler.received == BODY
+
+
+def test_a_body_that_is_cut_in_the_middle_is_an_error(url):
+    with pytest.raises((HTTPError, OSError)) as caught:
+        put(f"{url}/reset")
+    assert kind_of(caught.value) == "broken"
+    assert put(f"{url}/x").is_success, "the next request has another connection"
 
 
 def test_an_answer_goes_into_the_buffer(url):

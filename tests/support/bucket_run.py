@@ -1,9 +1,10 @@
 """A program: one conversion to a bucket, which kills itself.
 
-`python -m tests.support.bucket_run SOURCE TARGET TO MOMENT [PART LOG OPTIONS]`: the moment is `N`, before the N-th call
-of the store; `N+`, after it; `journal:N` or `journal:N+`, the same of the calls that write the journal; `N.Ns`, seconds
-after the first call; `0`, never. PART is the size of parts, LOG a file that gets a byte for each part that the store
-has, OPTIONS are those of the format, as JSON; the first two may be empty.
+`python -m tests.support.bucket_run SOURCE TARGET TO MOMENT [PART LOG OPTIONS MACHINE]`: the moment is `N`, before the
+N-th call of the store; `N+`, after it; `journal:N` or `journal:N+`, the same of the calls that write the journal;
+`N.Ns`, seconds after the first call; `0`, never. PART is the size of parts, LOG a file that gets a byte for each part
+that the store has, OPTIONS are those of the format, as JSON, MACHINE is the name of the host, where leases expire soon;
+each of them may be empty.
 
 It prints the number of calls, of parts that were sent and of objects of the journal, the checkpoint digest, the seconds
 from the first call on, and the peak of its memory in bytes.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,10 +23,12 @@ from pathlib import Path
 
 from tests.support.object_stores import CALLS
 from wherry.converter.convert import convert
+from wherry.mover import output
 from wherry.objects.stores import object_store
 from wherry.objects.uploads import PartLimits
+from wherry.staging import lease_watch, object_lease
 from wherry.storage.stores import locate
-from wherry.upload import uploaded_file
+from wherry.upload import sender, uploaded_file
 
 lock = threading.Lock()
 calls: list[str] = []
@@ -64,7 +68,19 @@ def peak() -> int:
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:"))
 
 
-def main(source, target, to, moment, part="", log="", options="{}") -> None:
+def be(machine):
+    """Run as on another machine, whose process table tells nothing of the owners of leases.
+
+    Each move is noted, and writing waits for sending, so that a small checkpoint has finished moves.
+    """
+    socket.gethostname = lambda: machine
+    object_lease.EXPIRY_SECONDS, lease_watch.LOOK_SECONDS = 1.0, 0.2
+    output._GROUP_BYTES, sender.HELD_BYTES = 1, 4 << 20
+
+
+def main(source, target, to, moment, part="", log="", options="{}", machine="") -> None:
+    if machine:
+        be(machine)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if log else 0
     if part:
         uploaded_file.PART_BYTES = int(part)
@@ -75,7 +91,7 @@ def main(source, target, to, moment, part="", log="", options="{}") -> None:
         setattr(kind, name, deadly(name, getattr(kind, name), moment, descriptor))
     begun = time.monotonic()
     receipt = convert(
-        source, target, to=to, options=json.loads(options), ignore=("companions",), lineage=False
+        source, target, to=to, options=json.loads(options or "{}"), ignore=("companions",), lineage=False
     )
     found = {
         "calls": len(calls),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import os
 import random
 import re
+import socket
+import struct
 import sys
 import threading
 import time
@@ -150,27 +153,30 @@ def passed(handler, body):
     handler.reply(*handler.forward(body))
 
 
+@dataclass
+class Choice:
+    """One of several acts, which a function chooses from method and path before the body is read."""
+
+    choose: object
+
+
 def sometimes(share, *acts):
     """Faults of a share of the requests."""
     chance = random.Random(0)
-
-    def one(handler, body):
-        (chance.choice(acts) if chance.random() < share else passed)(handler, body)
-
-    return one
+    return Choice(lambda _method, _path: chance.choice(acts) if chance.random() < share else passed)
 
 
 def first_of_each(act, kind):
     """A fault of the first request of each kind, which a function tells from method and path."""
     met = set()
 
-    def one(handler, body):
-        found = kind(handler.command, handler.path)
+    def choose(method, path):
+        found = kind(method, path)
         known = found in met
         met.add(found)
-        (passed if known else act)(handler, body)
+        return passed if known else act
 
-    return one
+    return Choice(choose)
 
 
 def shorten(handler, body):
@@ -219,9 +225,29 @@ def flip_sent(handler, body):
     handler.reply(*handler.forward(bytes(altered)))
 
 
-def cut_sent(handler, body):
-    """Close the connection when half of the body has arrived: the server sees nothing of it."""
+def shorten_sent(handler, body):
+    """Let half of the body arrive, as if that were all."""
+    handler.reply(*handler.forward(body[: len(body) // 2]))
+
+
+def before_body(act):
+    """Let an act happen before the body is read; it gets None in its place."""
+    act.before_body = True
+    return act
+
+
+@before_body
+def cut_sent(handler, _body):
+    """Read half of the body, then reset the connection: the server sees nothing of it."""
+    handler.rfile.read(int(handler.headers.get("Content-Length", 0)) // 2)
+    reset(handler.connection)
     handler.close_connection = True
+
+
+def reset(connection):
+    """Close a connection by RST, so that what its other side still sends is refused."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    os.close(connection.detach())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -236,12 +262,10 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def serve(self):
-        body = self._body()
-        act = self.proxy.take(self.command, self.path)
-        if act is None:
-            self.reply(*self.forward(body))
-        else:
-            act(self, body)
+        act = self.proxy.take(self.command, self.path) or passed
+        if isinstance(act, Choice):
+            act = act.choose(self.command, self.path)
+        act(self, None if hasattr(act, "before_body") else self._body())
 
     def forward(self, body):
         """What the server answers: status, headers and body."""

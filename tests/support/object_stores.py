@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from wherry.objects.memory import MemoryObjects
 from wherry.objects.uploads import PartLimits
+from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
 from wherry.upload import uploaded_file
 
@@ -84,9 +85,10 @@ def release(target):
 
 
 def left_beside(target):
-    """Names of the objects in the folder of a target that are not its own."""
+    """Names of the objects in the folder of a target that are not its own; it has no sidecar unless it is a file."""
     place = locate(target)
-    own = (place.name, f"{place.name}.wherry.json")
+    file = place.entry is not None and not place.entry.is_dir
+    own = (place.name, sidecar_name(place.name)) if file else (place.name,)
     return sorted(entry.name for entry in place.parent.walk() if entry.name.split("/")[0] not in own)
 
 

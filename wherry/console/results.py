@@ -85,7 +85,12 @@ def _traffic_rows(plan: Plan, cost: Cost | None) -> list[tuple[str, str]]:
     space = plan.traffic.space
     if space is not None:
         least = "at most " if space.compressed else ""
-        rows.append(("disk", f"{least}{show_size(space.needed)} of {show_size(space.free)} that are free"))
+        rows.append(
+            (
+                "disk",
+                f"{least}{show_size(space.needed)} of {show_size(space.free)} that are free in {space.folder}",
+            )
+        )
     if cost is not None:
         parts = [
             f"{store}: {'no price' if amount is None else f'{amount:.4f}'}"

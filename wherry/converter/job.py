@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.converter.plan import streams
 from wherry.converter.references import parents_of, reference, source_references
+from wherry.converter.traffic import streams
 from wherry.core.account import folded
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
@@ -178,7 +178,7 @@ def inside(job: Job, committed: Location) -> Location:
 def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[AnyStaging, Journal]:
     """Open the staging area and its journal; a format that streams needs no local disk."""
     identity = identity_of(header)
-    if streams(job.row, job.committed):
+    if streams(job.row.name, job.committed):
         uploading = stack.enter_context(
             ObjectStaging(
                 job.committed,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.ignored_entries import require_requested, unprepared, within_source
-from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
+from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
@@ -116,7 +116,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     if verify not in ("digest", "store", "none"):
         raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest, store or none")
     place = locate(target.uri)
-    if verify == "store" and not streams(row, place):
+    if verify == "store" and not streams(row.name, place):
         raise UsageError(
             f"no store computes checksums of a {row.name} target as it is written",
             uri=target.uri,
@@ -165,14 +165,13 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     )
 
 
-def streams(row: Format, target: Location) -> bool:
-    """Whether the files of a target are uploaded while they are written, without a copy on a local disk."""
-    return row.streams and object_store(target.store) is not None
-
-
 def _staged_note(row: Format, target: Location) -> tuple[str, ...]:
-    if row.streams or object_store(target.store) is None:
+    if target.store.capabilities.local or streams(row.name, target):
         return ()
+    if object_store(target.store) is None:
+        return (
+            f"{target.store.protocol}:// takes whole files, so the target is staged on the local disk first",
+        )
     return (f"{row.name} is staged on the local disk first: it cannot be written straight into a store",)
 
 

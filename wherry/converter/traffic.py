@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wherry.core.units import show_size
 from wherry.errors import StorageError
+from wherry.formats.registry import find_format
 from wherry.mover.move import Way, chunk_count
 from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
 from wherry.objects.read_ahead import STEP
+from wherry.objects.stores import object_store
 from wherry.storage.folders import PREFIX
 from wherry.storage.ranges import LARGEST
 from wherry.storage.stores import locate
@@ -45,6 +48,11 @@ class PlannedConversion(Protocol):
     @property
     def target(self) -> str:
         """URI of the target."""
+        ...
+
+    @property
+    def to(self) -> str:
+        """Target format."""
         ...
 
     @property
@@ -112,14 +120,16 @@ class StoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The disk of a local target.
+    """The disk on which a target lies, or on which it is staged; a target that streams needs one for spill files alone.
 
     Attributes:
+        folder: a folder of it that exists.
         needed: bytes of the target, and of spill files beside it.
         free: bytes that are free, and those that an interrupted run holds for the same target.
         compressed: whether the target is compressed, so that it needs fewer bytes.
     """
 
+    folder: str
     needed: int
     free: int
     compressed: bool
@@ -136,7 +146,7 @@ class Traffic:
 
     Attributes:
         stores: remote stores, the source's first.
-        space: the disk of the target; None if it is on a remote store.
+        space: the disk that is written; None if none is.
     """
 
     stores: tuple[StoreTraffic, ...] = ()
@@ -165,8 +175,7 @@ def traffic_of(seen: Checkpoint, plan: PlannedConversion) -> Traffic:
     if _is_remote(target):
         stores.append(_of_target(target, plan))
     joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
-    space = _space(target, plan) if target.store.capabilities.local else None
-    return Traffic((_joined(*stores),) if joined else tuple(stores), space)
+    return Traffic((_joined(*stores),) if joined else tuple(stores), _space(target, plan))
 
 
 def require_room(plan: PlannedConversion) -> None:
@@ -180,7 +189,7 @@ def require_room(plan: PlannedConversion) -> None:
         raise StorageError(
             f"the disk is too small: {show_size(space.needed)} are needed, {show_size(space.free)} are free",
             uri=plan.target,
-            cure="free some space, or choose another target",
+            cure=f"free some space, or choose another {_choice(plan)}",
         )
 
 
@@ -259,13 +268,34 @@ def _cut(nbytes: int, step: int) -> Iterator[int]:
     return (min(step, nbytes - start) for start in range(0, max(nbytes, 1), step))
 
 
-def _space(target: Location, plan: PlannedConversion) -> DiskSpace:
-    folder = Path(target.path)
-    parent = next(one for one in folder.parents if one.is_dir())
-    held = _held_by_staging(folder)
-    needed = plan.nbytes_out + plan.spill + sum(companion.size for companion in plan.manifest.companions)
+def streams(to: str, target: Location) -> bool:
+    """Whether the files of a target are uploaded while they are written, without a copy on a local disk.
+
+    Args:
+        to: the target format.
+        target: where it will be.
+    """
+    return find_format(to).streams and object_store(target.store) is not None
+
+
+def _choice(plan: PlannedConversion) -> str:
+    return "target" if locate(plan.target).store.capabilities.local else "folder with TMPDIR"
+
+
+def _space(target: Location, plan: PlannedConversion) -> DiskSpace | None:
+    whole = plan.nbytes_out + sum(companion.size for companion in plan.manifest.companions)
     compressed = str(plan.options.get("compression") or "none") != "none"
-    return DiskSpace(needed, shutil.disk_usage(parent).free + held, compressed)
+    if target.store.capabilities.local:
+        folder = Path(target.path)
+        parent = next(one for one in folder.parents if one.is_dir())
+        free = shutil.disk_usage(parent).free + _held_by_staging(folder)
+        return DiskSpace(str(parent), whole + plan.spill, free, compressed)
+    straight = streams(plan.to, target)
+    if straight and not plan.spill:
+        return None
+    temporary = tempfile.gettempdir()
+    needed = plan.spill if straight else whole + plan.spill
+    return DiskSpace(temporary, needed, shutil.disk_usage(temporary).free, compressed and not straight)
 
 
 def _held_by_staging(target: Path) -> int:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import TargetExistsError, WherryError
+from wherry.formats.registry import formats
+from wherry.storage.folders import is_staging
 from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.storage.sidecar import Sidecar, is_marked, read_sidecar
 from wherry.storage.stores import locate
 from wherry.version import __version__
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from wherry.formats.discover import SkippedPath
+    from wherry.storage.location import Location
 
 SCHEMA = 1
 _TAG = "wherry."
@@ -153,16 +156,24 @@ def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
     uris = [one.uri for one in discover(root, on_skip=skipped.append)]
     seen = {uri for uri, _sidecar in found.sidecars}
     for uri in (*uris, *(row.uri for row in skipped)):
-        if uri in seen:
+        if uri in seen or is_staging(locate(uri).name):
             continue
         try:
             sidecar = read_sidecar(locate(uri))
         except WherryError as error:
             found.unreadable.append({"uri": uri, "reason": error.what})
             continue
-        if sidecar is not None:
+        if sidecar is not None and not _is_committed(locate(uri), sidecar):
+            found.unreadable.append({"uri": uri, "reason": "its commit member is missing"})
+        elif sidecar is not None:
             seen.add(uri)
             found.sidecars.append((uri, sidecar))
+
+
+def _is_committed(place: Location, sidecar: Sidecar) -> bool:
+    """Whether a checkpoint, or the step folder around it, has its commit member."""
+    row = formats().get(sidecar.checkpoint.format)  # None for a plug-in's format that is not installed here
+    return row is None or any(is_marked(one, row.commit_members) for one in (place, place.parent))
 
 
 def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:

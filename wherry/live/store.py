@@ -20,7 +20,7 @@ from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, UsageError
 from wherry.formats.registry import find_format
 from wherry.live.export import export
-from wherry.storage.sidecar import read_sidecar, sidecar_location
+from wherry.storage.sidecar import is_marked, read_sidecar, sidecar_location
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
 
@@ -179,16 +179,16 @@ class RunStore:
         return self.root.uri if self._into else self.root.join(f"step_{step:08d}").uri
 
     def _committed(self) -> dict[int, Location]:
-        """Step → checkpoint; only a checkpoint with a sidecar is complete."""
+        """Step → checkpoint; only one with a sidecar, and in a store with a commit member, is complete."""
         found: dict[int, Location] = {}
+        row = find_format(self.to)
         for entry in self.root.entries():
             number = None if entry.name.startswith(".") else step_number(entry.name)
             if number is None:
                 continue  # sidecars, staging areas and other entries of the run folder
-            folder = find_format(self.to).step_folder
-            inner = folder(number).partition("/")[2] if folder else ""
-            place = self.root.join(entry.name)
-            place = place.join(inner) if inner else place
-            if sidecar_location(place).exists():
+            inner = row.step_folder(number).partition("/")[2] if row.step_folder else ""
+            step = self.root.join(entry.name)
+            place = step.join(inner) if inner else step
+            if sidecar_location(place).exists() and is_marked(step, row.commit_members):
                 found[number] = place
         return found

@@ -13,6 +13,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError
@@ -25,6 +26,7 @@ from wherry.staging.object_staging import areas_of, is_committed
 from wherry.storage.ages import modified
 from wherry.storage.folders import PREFIX, is_staging
 from wherry.storage.location import MOST_CONFIG
+from wherry.storage.sidecar import sidecar_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,13 +195,14 @@ def _remove(left: Leftover, store: ObjectStore) -> int:
 
 
 def _orphans(left: Leftover, store: ObjectStore) -> Iterator[tuple[str, StoredObject]]:
-    """The objects of the target that runs of the journals have made, if it was never committed."""
+    """The objects of an uncommitted target, with the sidecar of a file, that runs of the journals have made."""
     for area in left.areas:
         runs, members = _told(area)
         if members is None or is_committed(left.target, members):
             continue
-        for entry in without_parts(objects_below(left.target)):
-            path = left.target.join(entry.name).path
+        below = (left.target.join(entry.name) for entry in without_parts(objects_below(left.target)))
+        beside = left.target.parent.join(sidecar_name(left.target.name))
+        for path in (place.path for place in chain(below, [beside])):
             found = store.head(path)
             if found is not None and found.run in runs:
                 yield path, found

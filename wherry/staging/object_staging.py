@@ -231,6 +231,13 @@ class ObjectStaging:
                 others[path] = found
             else:  # at the first one: there may be a million more
                 raise _exists(self.target)
+        if areas:
+            self._drop_beside()
+        self._drop_others(others, past)
+        return own
+
+    def _drop_others(self, others: Mapping[str, StoredObject], past: JournalPast) -> None:
+        """Remove the objects of other conversions, and all uploads but those of a journal."""
         for path, found in others.items():
             self._store.remove_object(path, found.mark)
         known = {upload.key for upload in past.uploads.values()}
@@ -241,7 +248,6 @@ class ObjectStaging:
             self.discarded = self.discarded or (
                 "the interrupted run had a different source, plan, option or digest algorithm"
             )
-        return own
 
     def _present(self, areas: list[Location], *, journal: bool) -> Iterator[str]:
         """Paths of the objects of the target and of all folders of staging objects.
@@ -284,6 +290,13 @@ class ObjectStaging:
             self._lease.require_held()
             raise _exists(self.target) from error
 
+    def _drop_beside(self, *runs: str) -> None:
+        """Remove the sidecar of a file that does not exist; only that of some runs, if any are named."""
+        place = self.target.parent.join(sidecar_name(self.target.name)).path
+        found = self._store.head(place)
+        if found is not None and found.run and (not runs or found.run in runs):
+            self._store.remove_object(place, found.mark)
+
     def _keep(self) -> None:
         """Leave everything for the next run of this conversion."""
         with suppress(WherryError):
@@ -294,6 +307,7 @@ class ObjectStaging:
         """Remove everything that this run, and those that it continued, have put into the store."""
         try:
             self.run.abort()
+            self._drop_beside(self._lease.token)
             self._journal.remove()
         except WherryError as error:
             _log.warning("objects of the run were not removed; `wherry clean` finds them: %s", error)

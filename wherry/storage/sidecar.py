@@ -74,6 +74,21 @@ def sidecar_location(location: Location) -> Location:
     return _beside(location, FOLDER_NAME)
 
 
+def is_marked(location: Location, members: tuple[str, ...]) -> bool:
+    """Whether what is at a location can be committed: in a store, a sidecar appears shortly before the commit member.
+
+    Args:
+        location: what is committed in one step: a file, a folder, or the folder of a step.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if location.store.capabilities.local:
+        return True  # a rename makes everything appear at once
+    return any(place.exists() for place in map(location.join, members)) if members else location.exists()
+
+
 def sidecar_name(file: str) -> str:
     """The name of the sidecar beside a file."""
     return _name_beside(file, FOLDER_NAME)

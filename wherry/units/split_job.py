@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.convert import existing, plan_jobs
 from wherry.converter.job import header_of, identity_of
 from wherry.converter.passes import algorithms_of
-from wherry.converter.plan import streams
+from wherry.converter.traffic import streams
 from wherry.core.progress import RunContext
 from wherry.core.request import ConvertRequest
 from wherry.errors import MismatchError, NotFoundError, TargetExistsError, TargetInUseError, UnsupportedError
@@ -152,7 +152,7 @@ def _planned(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
 
 def _require_written_in_parts(job: Job) -> None:
     local = job.committed.store.capabilities.local
-    if target_files(job.plan) is None or not (local or streams(job.row, job.committed)):
+    if target_files(job.plan) is None or not (local or streams(job.row.name, job.committed)):
         raise UnsupportedError(
             f"{job.row.name} cannot be written by several processes here",
             uri=job.target.uri,

@@ -1,8 +1,8 @@
 """UploadRun: all objects that one run makes of a target, from the first byte to the commit.
 
 Objects get their final names when they are complete, create-only, and carry the id of the run; readers do not take them
-for a checkpoint before its commit member is there. A commit member is held back: it is uploaded under a staging name,
-and copied by the store when everything else is proved.
+for a checkpoint before its commit member is there. A commit member and the sidecar, which says that a checkpoint is
+proved, are held back: they are uploaded under staging names, and copied by the store when everything else is proved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from wherry.objects.listing_view import objects_below
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
+from wherry.storage.sidecar import FOLDER_NAME
 from wherry.upload.growing_file import GrowingFile, without_gaps
 from wherry.upload.known_bytes import agreeing
 from wherry.upload.overflow import Overflow
@@ -57,6 +58,7 @@ class UploadRun:
     _files: dict[str, UploadedFile] = field(default_factory=dict[str, UploadedFile])
     # Objects of one request: what the store has, and the SHA-256 of what was put; empty for a copy.
     _small: dict[str, tuple[StoredObject, str]] = field(default_factory=dict[str, "tuple[StoredObject, str]"])
+    _published: dict[str, StoredObject] = field(default_factory=dict[str, "StoredObject"])
     _names: dict[str, set[str]] = field(default_factory=dict[str, "set[str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _overflow: Overflow = field(init=False)
@@ -192,7 +194,7 @@ class UploadRun:
 
     def place(self, path: str) -> str:
         """Where an object lies until the commit."""
-        return f"{self.area}/{self._name(path) or self.target.name}" if self._is_member(path) else path
+        return f"{self.area}/{self._name(path) or self.target.name}" if self._is_held_back(path) else path
 
     def note_with(self, new: Callable[[], list[list[Any]]]) -> None:
         """Let a writer note things about bytes that are sent, for a later run; it is asked for those that are new.
@@ -267,7 +269,7 @@ class UploadRun:
         return ", ".join(sorted({file.proved for file in self._files.values()})) or CRC32C
 
     def commit(self) -> None:
-        """Give the commit members their final names, the one that marks the checkpoint as complete last.
+        """Give the sidecar and the commit members their final names, what marks the checkpoint as complete last.
 
         Raises:
             TargetExistsError: somebody else has created one of them.
@@ -275,9 +277,10 @@ class UploadRun:
         """
         self.finish()
         self._require_own()
-        members = [path for path in self.paths() if self._is_member(path)]
-        order = {name: -number for number, name in enumerate(self.members)}
-        for path in sorted(members, key=lambda path: order.get(self._name(path), 1)):
+        last = ["", *self.members]  # backwards
+        rank = {name: -number for number, name in enumerate(last)}
+        held = filter(self._is_held_back, self.paths())
+        for path in sorted(held, key=lambda path: rank.get(self._name(path), -len(last))):
             self.guard()
             self._publish(path)
 
@@ -295,7 +298,7 @@ class UploadRun:
                 self.using.store.abort(before.upload)
         made = {file.path: file.stored for file in self._files.values()}
         made |= {path: before.found for path, before in self.before.items() if not made.get(path)}
-        made |= {self.place(path): found for path, (found, _digest) in self._small.items()}
+        made |= {self.place(path): found for path, (found, _digest) in self._small.items()} | self._published
         for path, found in made.items():
             if found is not None:
                 self.using.store.remove_object(path, found.mark)
@@ -309,10 +312,9 @@ class UploadRun:
         self._overflow.remove()
 
     def drop_staged(self) -> None:
-        """Remove the staging objects of commit members that were copied."""
-        for path in self.paths():
-            if self._is_member(path):
-                self.using.store.remove_object(self.place(path), self._stored(path).mark)
+        """Remove the staging objects of what the commit has copied."""
+        for path in filter(self._is_held_back, self.paths()):
+            self.using.store.remove_object(self.place(path), self._stored(path).mark)
 
     def _relieve(self) -> bool:
         """Put pieces of the fullest incomplete parts aside, until they are as many bytes as a part has.
@@ -337,7 +339,10 @@ class UploadRun:
             return whole.nbytes > 0
 
     def _publish(self, path: str) -> None:
-        self._copy(self.place(path), self._stored(path).mark, path, path)
+        before = self.before.get(path)  # of a run that was killed in its commit
+        if before and before.found:
+            self.using.store.remove_object(path, before.found.mark)
+        self._published[path] = self._copy(self.place(path), self._stored(path).mark, path, path)
 
     def _copy(self, source: str, mark: str, place: str, path: str) -> StoredObject:
         """Let the store copy an object to a place, where it is not visible yet or is the file at a path."""
@@ -382,9 +387,9 @@ class UploadRun:
     def _name(self, path: str) -> str:
         return path[len(self.target.path) :].strip("/")
 
-    def _is_member(self, path: str) -> bool:
+    def _is_held_back(self, path: str) -> bool:
         name = self._name(path)
-        return not name or name in self.members
+        return not name or name in self.members or name.rpartition("/")[2] == FOLDER_NAME
 
     def _uri(self, path: str) -> str:
         return f"{self.using.protocol}://{path}"
