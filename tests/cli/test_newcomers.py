@@ -163,8 +163,8 @@ MISTAKES = [
     Mistake("ls", 10, "the ledger cannot be used: connection failed",
             "start the database server, or check WHERRY_LEDGER", "ls", {"WHERRY_LEDGER": "postgresql://wherry@127.0.0.1:9/wherry"}),
     Mistake("emit HOME/one.safetensors", 2, "PREFECT_API_URL", "set PREFECT_API_URL", "help emit"),
-    Mistake("emit HOME/one.safetensors", 10, "http://127.0.0.1:9/api did not accept the event: Connection refused",
-            "check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
+    Mistake("emit HOME/one.safetensors", 10, "Prefect does not answer: Connection refused (http://127.0.0.1:9/api)",
+            "or check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
 ]  # fmt: skip
 
 CONFIG = """[routes.llama]
