@@ -7,7 +7,7 @@ not registered (exit code 12); then a second artifact shows what is committed.
 """
 
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.ledger.outcomes import registration_of, verification_of
+from wherry.remote.waits import waiting
 from wherry.storage.stores import limits_of
 from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.assets import asset_events
@@ -105,7 +106,9 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
         yield
         return
     _make_limits(limits)
-    with concurrency(list(limits), occupy=1):
+    with ExitStack() as slots:
+        with waiting(", ".join(limits), what="a free slot of the concurrency limit"):
+            slots.enter_context(concurrency(list(limits), occupy=1))
         yield
 
 

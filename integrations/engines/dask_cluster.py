@@ -18,6 +18,7 @@ from distributed.security import Security
 from wherry.carriers.processes import stop, variables
 from wherry.carriers.unit_queue import ALLOWED_LOSSES
 from wherry.errors import StorageError, missing_extra
+from wherry.remote.waits import waiting
 from wherry.runtime import child
 
 if TYPE_CHECKING:
@@ -119,10 +120,11 @@ def _scheduler(stack: ExitStack, folder: Path, words: Sequence[str]) -> tuple[Ch
     ]
     process = _process(stack, "distributed.cli.dask_scheduler", folder, [*words, *more])
     deadline = time.monotonic() + _START_SECONDS
-    while not file.exists() or not file.read_text():
-        if process.has_ended() or time.monotonic() > deadline:
-            raise _ended(process)
-        time.sleep(_LOOK_SECONDS)
+    with waiting(str(file), what="the scheduler of Dask to listen"):
+        while not file.exists() or not file.read_text():
+            if process.has_ended() or time.monotonic() > deadline:
+                raise _ended(process)
+            time.sleep(_LOOK_SECONDS)
     return process, json.loads(file.read_text())["address"]
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import TargetInUseError
 from wherry.integrations.mlflow.client import colliding
+from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -46,15 +47,8 @@ def exclusive(client: MlflowClient, name: str) -> Generator[None]:
         TargetInUseError: another process has held the lock for a minute.
     """
     mark = f"{uuid.uuid4().hex} {time.time() + _EXPIRY_SECONDS:.0f}"
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not _taken(client, name, mark):
-        if time.monotonic() > deadline:
-            raise TargetInUseError(
-                f"another process is moving aliases of {name}",
-                cure=f"try again; the lock of a dead process expires after {_EXPIRY_SECONDS:.0f} s",
-                retryable=True,
-            )
-        time.sleep(_POLL_SECONDS)
+    with waiting(f"models:/{name}", what="another process that moves its aliases"):
+        _take(client, name, mark)
     try:
         yield
     finally:
@@ -120,6 +114,18 @@ def tagged(client: MlflowClient, name: str, version: str, tags: Mapping[str, str
 def set_tag(client: MlflowClient, name: str, version: str, key: str, value: str) -> None:
     """Set a tag of a version that other callers may set at the same time."""
     colliding(lambda: client.set_model_version_tag(name, version, key, value))
+
+
+def _take(client: MlflowClient, name: str, mark: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not _taken(client, name, mark):
+        if time.monotonic() > deadline:
+            raise TargetInUseError(
+                f"another process is moving aliases of {name}",
+                cure=f"try again; the lock of a dead process expires after {_EXPIRY_SECONDS:.0f} s",
+                retryable=True,
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _taken(client: MlflowClient, name: str, mark: str) -> bool:

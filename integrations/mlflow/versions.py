@@ -44,6 +44,7 @@ from wherry.integrations.mlflow.figures import LINEAGE_TAG, RUN_PAGE_TAG, descri
 from wherry.integrations.mlflow.runs import forget_run, record_run
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, VERIFIED_TAG, WEIGHTS_TAG
 from wherry.lineage.address import lineage_url
+from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file
 from wherry.storage.stores import locate
 from wherry.version import __version__
@@ -232,10 +233,11 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
     deadline = time.monotonic() + _WITHDRAWAL_SECONDS
     try:
         set_tag(client, name, number, ADOPTED_TAG, uuid.uuid4().hex)
-        while not _is_held(client.get_model_version(name, number).tags):
-            if time.monotonic() > deadline:
-                client.delete_model_version_tag(name, number, WITHDRAWN_TAG)
-            time.sleep(_POLL_SECONDS)
+        with waiting(f"models:/{name}/{number}", what="another attempt that may withdraw this version"):
+            while not _is_held(client.get_model_version(name, number).tags):
+                if time.monotonic() > deadline:
+                    client.delete_model_version_tag(name, number, WITHDRAWN_TAG)
+                time.sleep(_POLL_SECONDS)
     except MlflowException as error:
         if error.error_code != ABSENT:
             raise

@@ -46,6 +46,7 @@ class Mistake:
 
 # HOME holds the checkpoints that `home` makes. Nothing listens on port 9 of this machine.
 CONVERT = "convert HOME/one.safetensors HOME/out"
+NO_CONFIG, INIT = "no configuration found", "or pass --config FILE; `wherry init` writes one"
 MISTAKES = [
     # commands and options
     Mistake("convrt a b", 2, "no such command 'convrt'", "wherry --help"),
@@ -137,8 +138,13 @@ MISTAKES = [
     Mistake("promote HOME/converted", 2, "missing name of the registered model", "add --name NAME",
             "promote HOME/converted --name newcomers"),
     # configuration
-    Mistake("routes check", 3, "no configuration to check", "--config FILE; `wherry init` writes one",
-            "routes check --config HOME/wherry.toml"),
+    Mistake("routes check", 3, NO_CONFIG, INIT, "routes check --config HOME/wherry.toml"),
+    Mistake("nightly", 3, NO_CONFIG, INIT, "nightly --dry-run --config HOME/wherry.toml"),
+    Mistake("prune", 3, NO_CONFIG, INIT, "prune --config HOME/wherry.toml"),
+    Mistake("routes explain HOME/nested/llama", 3, NO_CONFIG, INIT,
+            "routes explain HOME/nested/llama --config HOME/wherry.toml"),
+    Mistake("routes explain HOME/nested/llama --config HOME/none.toml", 3, "the configuration has no routes",
+            "`wherry config example` prints some", "routes explain HOME/nested/llama --config HOME/wherry.toml"),
     Mistake("nightly --config HOME/nothing.toml", 3, "configuration file not found", "check the path in --config",
             "nightly --dry-run --config HOME/wherry.toml"),
     Mistake("nightly --env prod --config HOME/wherry.toml", 3, "unknown environment 'prod'", "add [env.prod]",
@@ -157,8 +163,8 @@ MISTAKES = [
     Mistake("ls", 10, "the ledger cannot be used: connection failed",
             "start the database server, or check WHERRY_LEDGER", "ls", {"WHERRY_LEDGER": "postgresql://wherry@127.0.0.1:9/wherry"}),
     Mistake("emit HOME/one.safetensors", 2, "PREFECT_API_URL", "set PREFECT_API_URL", "help emit"),
-    Mistake("emit HOME/one.safetensors", 10, "http://127.0.0.1:9/api did not accept the event: Connection refused",
-            "check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
+    Mistake("emit HOME/one.safetensors", 10, "Prefect does not answer: Connection refused (http://127.0.0.1:9/api)",
+            "or check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
 ]  # fmt: skip
 
 CONFIG = """[routes.llama]
@@ -183,6 +189,7 @@ def checkpoints(tmp_path_factory, own_home):
     (folder / "wherry.toml").write_text(CONFIG.replace("HOME", str(folder)))
     for name, lines in (("misspelt", "retention.keep_lats = 2"), ("unrelated", 'colour = "red"')):
         (folder / f"{name}.toml").write_text(f"{(folder / 'wherry.toml').read_text()}{lines}\n")
+    (folder / "none.toml").write_text('memory = "1GiB"\n')
     (folder / "empty").mkdir()
     return folder, receipt.target.checkpoint_digest
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
+from tests.support.waits import told_at_once
 from wherry.cli import main
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
@@ -380,6 +381,14 @@ def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
+def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
+    monkeypatch.setenv(pins.SETTLE_VARIABLE, "0.5")
+    publish(source)
+    with told_at_once(monkeypatch) as lines:
+        wherry.convert(source, tmp_path / "out", to="huggingface", lineage=False)
+    assert f"{source}: waiting for its files to stay unchanged for 0.5 s" in lines
+
+
 def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
     monkeypatch.setattr(pins.time, "time", lambda: source.stat().st_ctime + 3)
@@ -392,6 +401,14 @@ def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
 
 def test_a_file_that_is_written_all_the_time_is_an_error(monkeypatch, tmp_path, source):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
-    monkeypatch.setattr(pins.time, "sleep", lambda _seconds: publish(source))
+    really = time.sleep
+
+    def sleep(seconds):
+        if threading.current_thread() is threading.main_thread():
+            publish(source)
+        else:
+            really(seconds)
+
+    monkeypatch.setattr(pins.time, "sleep", sleep)
     with pytest.raises(MismatchError, match="being written"):
         wherry.convert(source, tmp_path / "out", to="huggingface")

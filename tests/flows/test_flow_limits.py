@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import time
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import numpy as np
@@ -17,6 +18,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_RESULTS_LOCAL_STORAGE_PATH, temporary_settings
 
 from tests.support.flow import occupied, watched
+from tests.support.waits import told_at_once
 from wherry.flows.convert import ConvertSpec, convert_checkpoint
 from wherry.tasks.detect import detect
 
@@ -45,6 +47,22 @@ def test_a_conversion_occupies_the_limits_of_its_stores(server, source, tmp_path
     state = convert_checkpoint(spec, return_state=True)
     assert state.is_completed(), state.message
     assert (held, occupied()) == ([(1, 1)], (0, 1))
+
+
+def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
+    @contextmanager
+    def full(names, **_how):
+        time.sleep(0.3)
+        yield names
+
+    monkeypatch.setattr(module.FlowRunContext, "get", object)
+    monkeypatch.setattr(module, "_make_limits", lambda _limits: None)
+    monkeypatch.setattr(module, "concurrency", full)
+    with told_at_once(monkeypatch) as lines, module._turn([str(tmp_path / "a")]):
+        held = len(lines)
+        time.sleep(0.1)
+    assert lines == ["wherry-io-file: waiting for a free slot of the concurrency limit"]
+    assert held == 1, "the slot is waited for, and then held"
 
 
 def test_another_run_may_make_a_limit_at_the_same_moment(monkeypatch):

@@ -32,7 +32,7 @@ ROOMS: Mapping[str, str] = {
     "objects": "errors runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core remote storage objects upload",
-    "formats": "errors core storage objects upload",
+    "formats": "errors core remote storage objects upload",
     "format": "formats",
     "tree": "errors text core formats",
     "layout": "errors core formats",
@@ -45,12 +45,12 @@ ROOMS: Mapping[str, str] = {
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
     "merger": "errors core storage formats mover view converter",
-    "units": "errors version core storage objects upload staging formats mover ledger converter",
+    "units": "errors version core remote storage objects upload staging formats mover ledger converter",
     "carriers": "errors version core runtime config converter units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " compare",
-    "live": "errors text core runtime storage staging formats tree mover view ledger converter",
+    "live": "errors text core runtime remote storage staging formats tree mover view ledger converter",
     "models": "errors text core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger"
     " carriers verifier models",

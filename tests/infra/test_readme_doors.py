@@ -40,6 +40,7 @@ from wherry.models.policy import Policy, policy_of
 from wherry.verifier.verify import LEVELS
 from wherry.watch import metrics
 
+SHOWN = {"wherry/families/tray.toml"}  # the file that docs/develop.md has a reader write
 DOORS = ("trainers", "platform", "audit")
 
 
@@ -69,7 +70,7 @@ def test_the_examples_of_readme_are_those_of_the_pages():
         for block in blocks(page, language)
         for line in block.splitlines()
     }
-    assert len(shown) >= 10
+    assert len(shown) >= 9
     assert [line for line in shown if line not in run] == []
 
 
@@ -80,7 +81,11 @@ def test_pictures_and_files_that_are_named_exist():
     )
     assert sum("infra/pictures/" in name for name in pictures) >= 3  # Prefect, MLflow and the lineage
     named = re.findall(r"`((?:docs|infra|tests|flows|wherry)/[\w./-]+)`", EVERYTHING)
-    missing = [name for name in {*pictures, *named} if "NAME" not in name and not (ROOT / name).exists()]
+    missing = [
+        name
+        for name in {*pictures, *named}
+        if name not in SHOWN and "NAME" not in name and not (ROOT / name).exists()
+    ]
     assert not missing
 
 
@@ -128,6 +133,7 @@ def test_a_link_that_leads_nowhere_is_seen():
 
 def test_the_index_lists_every_page():
     listed = {link.partition("#")[0] for link in links(PAGES["README"])}
+    listed |= {f"systems/{link}" for link in links(PAGES["systems/README"])}
     assert {f"{name}.md" for name in PAGES if name != "README"} <= listed
 
 

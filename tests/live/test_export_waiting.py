@@ -17,8 +17,9 @@ import pytest
 
 import wherry
 from tests.support.export import held
+from tests.support.waits import told_at_once
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import MismatchError, StorageError, UsageError, WherryError
+from wherry.errors import IncompleteError, MismatchError, StorageError, UsageError, WherryError
 from wherry.integrations.live import export as export_live
 from wherry.integrations.live import processes
 from wherry.live import handle as export_handle
@@ -73,6 +74,22 @@ def export(folder, **more):
     handle = wherry.export(STATE, folder.parent / "t", to="orbax", **{"patience": QUICK, **more})
     assert handle.wait(30)
     return handle
+
+
+def test_who_waits_says_for_whom(folder, monkeypatch):
+    with told_at_once(monkeypatch) as lines, pytest.raises(IncompleteError):
+        shares.gather_shares(folder, {}, {}, [1], patience=QUICK)
+    with told_at_once(monkeypatch) as more:
+        monkeypatch.setattr(shares, "_GOODBYE", QUICK)
+        shares.put_outcome(folder, [1], None, "")
+    assert lines == [f"{folder}: waiting for the share of process 1"]
+    assert more == [f"{folder}: waiting for process 1, which has not read the outcome"]
+
+
+def test_who_waits_for_an_export_says_where_it_goes(monkeypatch):
+    with told_at_once(monkeypatch) as lines:
+        assert not export_handle.Export("gs://bucket/1000").wait(QUICK)
+    assert lines == ["gs://bucket/1000: waiting for the export to end"]
 
 
 def test_nobody_waits_for_a_leader_that_gives_no_sign_of_life(folder):

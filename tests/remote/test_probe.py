@@ -6,11 +6,15 @@ import socket
 import threading
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 
 import pytest
+from click import Command
+from click.testing import CliRunner
 
 import wherry
 from tests.support.command import small
+from wherry.cli import main
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.remote import probe
@@ -129,3 +133,45 @@ def test_a_prefect_server_that_answers_will_do_and_none_is_an_error_only_where_i
         assert answering_server() is None
         with pytest.raises(UsageError, match="no Prefect server configured"):
             required_server()
+
+
+# ---- commands, with a server that is down and with one that hangs
+
+
+@pytest.fixture(params=["closed_port", "silent_port"])
+def dead(request, tmp_path, monkeypatch):
+    """The URL of a server that does not answer; the working directory has one checkpoint and its route."""
+    url = f"http://127.0.0.1:{request.getfixturevalue(request.param)}"
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+    monkeypatch.chdir(tmp_path)
+    small(tmp_path / "runs" / "a.safetensors")
+    (tmp_path / "wherry.toml").write_text(
+        '[routes.all]\nroot = "runs"\nmin_age = "0s"\nmodel = "m"\n'
+        'targets = [{ format = "orbax", uri = "out/{run}/{name}" }]\n'
+    )
+    return url
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("nightly --go", 12), ("audit --registered", 0), ("audit out", 0)],
+)
+def test_commands_say_at_once_that_mlflow_does_not_answer(words, code, dead, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", dead)
+    if words.startswith("audit"):
+        wherry.convert("runs/a.safetensors", "out", to="orbax")
+    done = CliRunner().invoke(Command("run", callback=lambda: main(words.split())), [])
+    text = done.output + "".join(capfd.readouterr())
+    assert "MLflow does not answer: " in text, text
+    assert dead in text
+    assert "start the server, or check MLFLOW_TRACKING_URI" in text
+    assert done.exit_code == code, text
+
+
+def test_emit_says_at_once_that_prefect_does_not_answer(dead, monkeypatch):
+    monkeypatch.setattr(import_module("wherry.cli.deploy"), "_EMIT_SECONDS", 0.3)
+    monkeypatch.setenv("PREFECT_API_URL", f"{dead}/api")
+    done = CliRunner().invoke(Command("run", callback=lambda: main(["emit", "runs/a.safetensors"])), [])
+    assert "Prefect does not answer: " in done.output
+    assert f"({dead}/api)" in done.output
+    assert (done.exit_code, "PREFECT_API_URL" in done.output) == (10, True)

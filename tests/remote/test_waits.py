@@ -36,6 +36,17 @@ def test_one_line_for_each_bucket_about_its_oldest_wait(watch):
         assert [line.split()[0] for line in watch.look(first.since + 20)] == ["gs://bucket/a", "s3://other/c"]
 
 
+def test_the_work_of_others_is_named_and_told_besides_the_calls_there(watch):
+    with (
+        waiting("models:/small", what="another process that moves its aliases") as first,
+        waiting("models:/small"),
+    ):
+        assert watch.look(first.since + 12) == [
+            "models:/small: waiting for another process that moves its aliases, 12 s so far",
+            "models:/small has not answered for 12 s",
+        ]
+
+
 @pytest.mark.parametrize("listens", [True, False])
 def test_the_line_reaches_the_log_or_the_run(listens, watch, monkeypatch, caplog):
     monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.0)

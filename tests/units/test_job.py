@@ -24,6 +24,7 @@ from tests.support.jobs import (
     undisturbed,
 )
 from tests.support.object_stores import left_beside, uploads_below
+from tests.support.waits import told_at_once
 from wherry.core.digest import sha256_of
 from wherry.errors import (
     HostileError,
@@ -103,8 +104,10 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
         as_elsewhere(patch)
         killed(target, patch, "finish", 1)
     begun = time.monotonic()
-    work(target, expiry=0.3)
+    with told_at_once(monkeypatch) as lines:
+        report = work(target, expiry=0.3)
     assert time.monotonic() - begun > 0.3
+    assert set(lines) == {f"{report.job}: waiting for units that other workers make"}
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 

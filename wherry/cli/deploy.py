@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 
 import click
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_EMIT_SECONDS = 10.0
+_EMIT_SECONDS = 5.0
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
@@ -156,15 +157,21 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     except ValueError as error:
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:
-        raise StorageError(
-            f"the Prefect server {server} did not accept the event: {reason_of(error, _EMIT_SECONDS)}",
-            uri=place,
-            cure="check PREFECT_API_URL and that the server runs; the nightly run finds the checkpoint anyway",
-            retryable=True,
-        ) from error
+        raise _not_posted(error, server, place) from error
     click.echo(
         json.dumps({"id": number, "event": event, "uri": place}) if json_ else f"emitted {event} for {place}"
     )
+
+
+def _not_posted(error: OSError, server: str, place: str) -> StorageError:
+    """The error that the event was not posted: the server refused it, or does not answer at all."""
+    anyway = "the nightly run finds the checkpoint anyway"
+    reason = reason_of(error, _EMIT_SECONDS)
+    if isinstance(error, HTTPError):
+        what = f"the Prefect server {server} did not accept the event: {reason}"
+        return StorageError(what, uri=place, cure=f"check PREFECT_API_URL; {anyway}", retryable=True)
+    cure = f"start the server (`prefect server start`), or check PREFECT_API_URL; {anyway}"
+    return StorageError(f"Prefect does not answer: {reason}", uri=server, cure=cure, retryable=True)
 
 
 def _warn_of_nothing(place: str) -> None:

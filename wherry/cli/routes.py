@@ -12,7 +12,7 @@ import click
 from wherry.cli.options import as_json
 from wherry.console.say import say, say_lines
 from wherry.core.units import counted
-from wherry.errors import NotFoundError, StorageError
+from wherry.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,14 +47,10 @@ def routes() -> None:
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
     """Check every field, format, option, family and file in the configuration."""
     from wherry.routes.check import check
-    from wherry.routes.routes import load_config
+    from wherry.routes.routes import load_config, require_file
 
     loaded = load_config(config, env)
-    if loaded.file is None:
-        raise NotFoundError(
-            "no configuration to check",
-            cure="run it in the folder of wherry.toml, or pass --config FILE; `wherry init` writes one",
-        )
+    require_file(loaded)
     problems = check(loaded, reach=reach)
     if json_:
         click.echo(

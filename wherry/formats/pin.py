@@ -21,6 +21,7 @@ from wherry.core.digest import sha256_of
 from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
+from wherry.remote.waits import waiting
 from wherry.storage.folders import is_staging
 from wherry.storage.location import NAMED_STATES
 from wherry.storage.pinned_store import CHANGED_CURE
@@ -183,18 +184,18 @@ def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
         MismatchError: the source is continuously being written.
         WherryError: the error of opening it.
     """
-    settle = _settle_seconds()
-    checkpoint = open_it()
-    for _ in range(_MOST_LOOKS):
-        pin = take_pin(checkpoint)
-        rest = settle - _age(pin)
-        if rest <= 0:
-            return checkpoint
-        checkpoint.close()
-        time.sleep(min(rest, settle))
-        checkpoint = open_it()
-        if take_pin(checkpoint).members == pin.members:
-            return checkpoint
+    settle, checkpoint = _settle_seconds(), open_it()
+    pin = take_pin(checkpoint)
+    if (rest := settle - _age(pin)) <= 0:
+        return checkpoint
+    with waiting(checkpoint.uri, what=f"its files to stay unchanged for {settle:g} s"):
+        for _ in range(_MOST_LOOKS):
+            checkpoint.close()
+            time.sleep(min(rest, settle))
+            before, checkpoint = pin, open_it()
+            pin = take_pin(checkpoint)
+            if pin.members == before.members or (rest := settle - _age(pin)) <= 0:
+                return checkpoint
     checkpoint.close()
     raise MismatchError(
         "the source is still being written", uri=checkpoint.uri, cure=CHANGED_CURE, retryable=True

@@ -15,6 +15,7 @@ from concurrent.futures import thread as _executors  # its own exit hook must be
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotRecordedError, WherryError, wherry_error
+from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,8 @@ class Export:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; False after `timeout` seconds. Never raises the error of the export."""
-        return self._ended.wait(timeout)
+        with waiting(self.uri, what="the export to end"):
+            return self._ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Receipt | None:
         """The receipt; None in a process that had nothing to do.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import parse, render
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
+from wherry.remote.waits import waiting
 from wherry.staging.lease_watch import Verdict, Watch
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def gather_shares(
     """
     merged = {path: list(boxes) for path, boxes in mine.items()}
     for rank in ranks:
-        share = _await(folder / f"share-{rank}.json", patience)
+        with waiting(str(folder), what=f"the share of process {rank}"):
+            share = _await(folder / f"share-{rank}.json", patience)
         if share is None or "failed" in share:
             why = f"sent no share within {patience:g} s" if share is None else f"failed: {share['failed']}"
             raise IncompleteError(
@@ -157,7 +159,8 @@ def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] |
         _put(folder / _OUTCOME, {"receipt": receipt, "error": error})
         deadline = time.monotonic() + _GOODBYE
         for rank in ranks:
-            _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
+            with waiting(str(folder), what=f"process {rank}, which has not read the outcome"):
+                _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import MD5, by_algorithm, checksum_of, is_same
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered
+from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,7 +155,8 @@ class AzureObjects:
                 raise FileNotFoundError(f"{source} in the state {mark}") from error
             if not is_same(found, run, original.nbytes, ""):
                 raise
-        return self._copied(path)
+        with waiting(f"{self._store.protocol}://{path}", what="the store to copy the object"):
+            return self._copied(path)
 
     def parts(self, upload: Upload) -> list[Part]:
         """See ObjectStore."""

@@ -1,6 +1,7 @@
 """waits: says what a run waits for, after 2 s and then every 30 s, in one line for each bucket, server or database.
 
     gs://bucket/key has not answered for 12 s; attempt 2 of 12
+    models:/small: waiting for another process that moves its aliases, 12 s so far
 
 The line is logged as a warning, which the command line prints on the standard error; a flow passes it to the log of
 its run with `told_to`. One thread looks at all waits; it exists only while something is waited for.
@@ -28,27 +29,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One call that is waited for.
+    """One call, or work of others, that is waited for.
 
     Attributes:
-        uri: what is read or written.
+        uri: what is read or written, or where others work.
+        what: what is waited for there; empty for an answer.
         most: number of attempts at most.
         attempt: the present attempt, from 1.
         since: when the first attempt began, by the monotonic clock.
     """
 
     uri: str
-    most: int
+    most: int = 1
+    what: str = ""
     attempt: int = 1
     since: float = field(default_factory=time.monotonic)
 
     @property
     def bucket(self) -> str:
-        """Protocol and bucket, or server."""
-        return "/".join(self.uri.split("/", 3)[:3])
+        """Protocol and bucket, or server, and what is waited for there."""
+        return "/".join([*self.uri.split("/", 3)[:3], self.what])
 
     def told(self, now: float) -> str:
         """The line about this wait."""
+        if self.what:
+            return f"{self.uri}: waiting for {self.what}, {now - self.since:.0f} s so far"
         text = f"{self.uri} has not answered for {now - self.since:.0f} s"
         return f"{text}; attempt {self.attempt} of {self.most}" if self.most > 1 else text
 
@@ -116,14 +121,15 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextmanager
-def waiting(uri: str, most: int = 1) -> Generator[Wait]:
-    """Watch a call of a store, server or database while the block runs; the block sets `attempt`.
+def waiting(uri: str, most: int = 1, *, what: str = "") -> Generator[Wait]:
+    """Watch a call of a store, server or database, or the work of others, while the block runs.
 
     Args:
-        uri: what is called, without secrets.
-        most: number of attempts at most.
+        uri: what is called, without secrets, or where others work.
+        most: number of attempts at most; the block sets `attempt`.
+        what: the work of others that is waited for.
     """
-    wait, watch = Wait(uri, most), _watch
+    wait, watch = Wait(uri, most, what), _watch
     number = watch.add(wait)
     try:
         yield wait

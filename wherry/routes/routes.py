@@ -35,6 +35,7 @@ __all__ = [
     "Whereabouts",
     "explain",
     "load_config",
+    "require_file",
     "wanted",
     "whereabouts",
 ]
@@ -109,9 +110,11 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
     """The routes with these names, or all.
 
     Raises:
-        NotFoundError: a route is unknown, or the configuration has no routes.
+        NotFoundError: a route is unknown, or the configuration is absent or has no routes.
     """
     known = {route.name: route for route in config.routes}
+    if not known:
+        require_file(config)
     missing = [name for name in names if name not in known]
     if missing or not known:
         what = f"unknown route {missing[0]!r}" if missing else "the configuration has no routes"
@@ -122,6 +125,20 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
         )
         raise NotFoundError(what, uri=config.file, cure=cure)
     return tuple(known[name] for name in names) or config.routes
+
+
+def require_file(config: Config) -> str:
+    """The configuration file.
+
+    Raises:
+        NotFoundError: there is none, and so no routes.
+    """
+    if config.file is None:
+        raise NotFoundError(
+            "no configuration found",
+            cure="run it in the folder of wherry.toml, or pass --config FILE; `wherry init` writes one",
+        )
+    return config.file
 
 
 def whereabouts(root: str, found: Detection) -> Whereabouts | None:
@@ -162,12 +179,13 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     """What each route does with the checkpoint at a URI, and why.
 
     Raises:
-        NotFoundError: the URI does not exist.
+        NotFoundError: the URI does not exist, or the configuration is absent or has no routes.
         WherryError: it is not a readable checkpoint.
     """
     from wherry.formats.detect import resolve
     from wherry.ledger.resolve import checkpoint_uri
 
+    chosen_routes(config)
     _location, found = resolve(checkpoint_uri(uri))
     return [_explain(route, found) for route in config.routes]
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import TargetExistsError, WherryError
+from wherry.remote.waits import waiting
 from wherry.units.claims import EXPIRY_SECONDS, Claims
 from wherry.units.make import make_unit
 from wherry.units.records import JOB
@@ -19,7 +20,7 @@ from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
@@ -102,6 +103,15 @@ class _Worker:
 
     def run(self) -> WorkReport:
         while True:
+            with waiting(self._split.uri, what="units that other workers make"):
+                found = self._claimed()
+            if isinstance(found, WorkReport):
+                return found
+            self._make(*found)
+
+    def _claimed(self) -> tuple[Unit, Claim] | WorkReport:
+        """The next unit, once one can be claimed; the report if none is left."""
+        while True:
             names = self._split.records.names()
             if JOB not in names:
                 return self._report(ended=True)
@@ -109,14 +119,14 @@ class _Worker:
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
                 return self._report()
-            if not any(self._taken(unit, names) for unit in rest):
-                time.sleep(LOOK_SECONDS)
+            for unit in rest:
+                claim = self._claims.take(unit, names)
+                if claim is not None:
+                    return unit, claim
+            time.sleep(LOOK_SECONDS)
 
-    def _taken(self, unit: Unit, names: Collection[str]) -> bool:
-        """Make a unit if it can be claimed; whether it could."""
-        claim = self._claims.take(unit, names)
-        if claim is None:
-            return False
+    def _make(self, unit: Unit, claim: Claim) -> None:
+        """Make a unit that was claimed; a failure that may pass is counted."""
         try:
             receipt = make_claimed(self._split, self._claims, unit, claim)
         except TargetExistsError:
@@ -131,7 +141,6 @@ class _Worker:
             self._made.append(unit)
             if self._on_unit is not None:
                 self._on_unit(unit, receipt)
-        return True
 
     def _failed(self, unit: Unit, error: WherryError | None = None) -> None:
         self._failures += 1

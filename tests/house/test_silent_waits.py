@@ -1,0 +1,107 @@
+"""Nothing waits in silence: what sleeps or waits stands in a `waiting` block, or says here why it need not."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tests.support.house import MODULES, label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Method names that stop a thread until something happens.
+STOPS = ("sleep", "wait", "wait_for")
+# File and function → why nobody is left without a word.
+ALLOWED = {
+    # beside the work: threads that come again and again
+    ("wherry/remote/waits.py", "_look_on"): "it is what tells",
+    ("wherry/staging/lease.py", "_beat"): "renews a lease, in a thread of its own",
+    ("wherry/staging/lease.py", "_release_later"): "releases a lease, in a thread of its own",
+    ("wherry/staging/object_lease.py", "_beat"): "renews a lease, in a thread of its own",
+    ("wherry/units/claims.py", "beat"): "renews a claim, in a thread of its own",
+    # work goes on meanwhile, and its progress is shown
+    ("wherry/carriers/coordinator.py", "_ended"): "units are made meanwhile",
+    ("wherry/carriers/processes.py", "carry_with_processes"): "units are made meanwhile",
+    ("wherry/mover/pool.py", "reserved"): "other ranges are moved meanwhile",
+    ("wherry/mover/spill.py", "_wait"): "ranges are written meanwhile",
+    ("wherry/upload/sender.py", "_reserved"): "parts are sent meanwhile",
+    ("wherry/upload/sender.py", "drain"): "parts are sent meanwhile",
+    ("wherry/live/restore.py", "room"): "other tensors are read meanwhile",
+    ("flows/nightly.py", "result"): "the task is shown by Prefect, with its progress",
+    # the caller tells
+    ("wherry/remote/filesystems.py", "in_thread"): "a call of a store, which retries and probes watch",
+    ("wherry/ledger/database.py", "_begin_wal"): "called where a connection is waited for",
+    (
+        "wherry/live/shares.py",
+        "_until",
+    ): "each caller is in a block, or looks for signs of life once a second",
+    ("wherry/live/store.py", "save"): "Export.wait tells",
+    ("wherry/live/store.py", "wait"): "Export.wait tells",
+    ("wherry/live/handle.py", "result"): "Export.wait tells",
+    ("wherry/live/handle.py", "_wait_at_exit"): "Export.wait tells",
+    ("wherry/objects/azure.py", "_copied"): "the copy is waited for in a block",
+    ("integrations/mlflow/aliases.py", "_take"): "the lock is waited for in a block",
+    ("integrations/mlflow/aliases.py", "_taken"): "the lock is waited for in a block",
+    ("wherry/units/work.py", "_claimed"): "the units of others are waited for in a block",
+    # it says itself what it waits for
+    ("wherry/staging/lease_watch.py", "judge_all"): "warns with the time that it takes at most",
+    ("wherry/runtime/child.py", "run"): "a check works, whose limit is stated",
+    ("wherry/runtime/child.py", "_watch"): "a check works, whose limit is stated",
+    # two seconds at most
+    ("wherry/staging/lease.py", "_locked"): "held for a moment",
+    ("wherry/runtime/child.py", "result"): "the time for which a process is asked to end",
+    ("wherry/runtime/child.py", "_end"): "the process was killed",
+    ("wherry/units/work.py", "_failed"): "one pause",
+    ("integrations/mlflow/client.py", "colliding"): "pauses of parts of a second, a few times",
+}
+
+
+def stopping(tree: ast.AST, function: str = "", watched: bool = False) -> Iterator[tuple[str, bool]]:
+    """Function and whether it stands in a `waiting` block, of each call that stops a thread."""
+    for node in ast.iter_child_nodes(tree):
+        inside, told = function, watched
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside, told = node.name, False
+        if isinstance(node, ast.With | ast.AsyncWith):
+            told = watched or any(_name(item.context_expr) == "waiting" for item in node.items)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in STOPS:
+            yield inside, told
+        yield from stopping(node, inside, told)
+
+
+def _name(node: ast.expr) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def _unwatched() -> set[tuple[str, str]]:
+    return {
+        (label(path), function)
+        for path in MODULES
+        if not label(path).startswith("wherry/testing/")
+        for function, told in stopping(ast.parse(path.read_text()))
+        if not told
+    }
+
+
+def test_nothing_waits_in_silence():
+    assert _unwatched() - set(ALLOWED) == set(), "put it into `with waiting(where, what=...)`"
+
+
+def test_nothing_is_allowed_that_does_not_wait():
+    assert set(ALLOWED) - _unwatched() == set()
+
+
+def test_a_sleep_outside_of_a_block_is_seen():
+    source = """
+def silent():
+    with waiting("a"):
+        def later():
+            done.wait()
+    time.sleep(1)
+def told():
+    with opened(), waiting("a"):
+        while True:
+            time.sleep(1)
+"""
+    assert list(stopping(ast.parse(source))) == [("later", False), ("silent", False), ("told", True)]
