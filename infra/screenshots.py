@@ -196,7 +196,7 @@ def screens(folder: Path, ledger: str) -> Generator[Page]:
     places = {
         "lineage": ((folder / "lineage.html").as_uri(), _LINEAGE[:2]),
         "ledger": (ledger, ("huggingface",)),
-        "storage": (f"{ledger}storage", ("bytes",)),
+        "storage": (f"{ledger}storage", ("of tensors in",)),
     }
     for name, screen, theme in SHOWN:
         url, words = places[name]

@@ -127,6 +127,7 @@ def _cluster(address: str) -> Generator[None]:
     try:
         ray.init(f"ray://{address}", namespace="wherry", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
+        ray.shutdown()
         raise _unreachable(address, error) from error
     try:
         yield
@@ -146,6 +147,9 @@ def _own_cluster(workers: int) -> Generator[None]:
                 log_to_driver=False, logging_level=logging.ERROR, object_store_memory=_STORE_BYTES,
                 runtime_env={"env_vars": variables()}, _node_ip_address="127.0.0.1", _temp_dir=folder,
             )  # fmt: skip
+        except Exception as error:
+            raise _unreachable("", error) from error
+        try:
             yield
         finally:
             ray.shutdown()
@@ -161,7 +165,7 @@ def _forget(task: Any, answer: Future[Any]) -> None:
 def _unreachable(address: str, error: Exception) -> StorageError:
     return StorageError(
         f"the Ray cluster does not answer: {' '.join(str(error).split())}",
-        uri=f"ray://{address}",
-        cure="check its address; what was made is kept: the same command goes on with it",
+        uri=address and f"ray://{address}",
+        cure=f"{'check its address; ' if address else ''}what was made is kept: the same command goes on with it",
         retryable=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.support.jobs import receipts
 from tests.support.object_stores import left_beside
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors
+from wherry.carriers import on_worker
 from wherry.carriers.convert_on import convert_on
 from wherry.carriers.coordinator import carry_with_pool
 from wherry.carriers.worker_pool import Workplace
@@ -25,7 +27,7 @@ from wherry.integrations.engines import ray_actors  # noqa: E402  it imports ray
 
 pytestmark = pytest.mark.slow
 # Ray reads it once in a process, and this one has a cluster of its own in other tests.
-OPEN = {"RAY_AUTH_MODE": "disabled"}
+OPEN = {"RAY_AUTH_MODE": "disabled", "WHERRY_KEY": "a key that all machines share" * 2}
 
 
 def free_port():
@@ -39,31 +41,54 @@ def node(folder, *words):
     command = [Path(sys.executable).with_name("ray"), "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=1",
                "--object-store-memory=80000000", "--disable-usage-stats", *words]  # fmt: skip
     with (folder / "node.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **OPEN})
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **OPEN}
+        )
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    """A head with one worker's room; its address, and a function that adds a node."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A head with one worker's room; its address, and a function that adds a node, and returns its process."""
+    tmp_path = tmp_path_factory.mktemp("cluster")
     port, client = free_port(), free_port()
     started = [node(tmp_path, "--head", f"--port={port}", f"--ray-client-server-port={client}",
                     "--include-dashboard=false", f"--temp-dir=/tmp/r{os.getpid()}")]  # fmt: skip
-    for _look in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", client)) == 0:
-                break
+    asking = [sys.executable, "-c", f"import ray; ray.init('ray://127.0.0.1:{client}')"]
+    for _look in range(20):  # its port is open before it can be used
+        if (
+            subprocess.run(asking, check=False, capture_output=True, env={**os.environ, **OPEN}).returncode
+            == 0
+        ):
+            break
         assert started[0].poll() is None, (tmp_path / "node.log").read_text()
-        time.sleep(0.1)
-    yield f"127.0.0.1:{client}", lambda: started.append(node(tmp_path, f"--address=127.0.0.1:{port}"))
+
+    def add():
+        started.append(node(tmp_path, f"--address=127.0.0.1:{port}"))
+        return started[-1]
+
+    yield f"127.0.0.1:{client}", add
     for one in reversed(started):
         one.terminate()
     for one in started:
         one.wait(30)
+    shutil.rmtree(f"/tmp/r{os.getpid()}", ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def same_key(monkeypatch):
+    monkeypatch.setenv("WHERRY_KEY", OPEN["WHERRY_KEY"])
 
 
 @pytest.fixture
 def target(tmp_path):
     return str(tmp_path / "out")
+
+
+def test_a_process_that_uses_ray_is_left_alone(source, target):
+    with ray_actors._own_cluster(1):
+        with pytest.raises(UsageError, match="uses Ray already"):
+            convert_on(request_of(source, target), "ray:1", unit_bytes=110_000)
+        assert ray.is_initialized()
 
 
 def test_a_cluster_that_runs_is_used_and_no_actor_stays(source, target, tmp_path, cluster):
@@ -80,19 +105,22 @@ def test_a_cluster_that_runs_is_used_and_no_actor_stays(source, target, tmp_path
             pytest.fail("an actor holds a core")
 
 
-def test_a_node_that_is_added_gets_units(source, target, tmp_path, cluster):
+def test_each_node_has_a_worker_and_one_that_dies_changes_nothing(source, target, tmp_path, cluster):
     address, add = cluster
-    made, added = job_of(source, target, "25KB", 25_600), []
+    made, second, lost = job_of(source, target, "25KB", 25_600), add(), []
     with ray_actors.pool(Workplace(address)) as pool:
+        for _look in range(1200):
+            if len(pool.present()) == 2:
+                break
+            time.sleep(0.1)
+        for worker in pool.present():  # units of a few KiB are made before a process has started
+            pool.submit(worker, "begin", on_worker.close, "").result(120)
         for _receipt in carry_with_pool(made, pool):
-            if not added:
-                add()
-                added.append(True)
-                for _look in range(300):
-                    if len(pool.present()) == 2:
-                        break
-                    time.sleep(0.1)
-    assert len({row["worker"] for row in receipts(target).values()}) == 2
+            makers = {row["worker"] for row in receipts(target).values()}
+            if len(makers) == 2 and not lost:
+                second.kill()
+                lost.append(second)
+    assert lost, "both nodes make units"
     assert committed_as_by_one(made, source, tmp_path)
 
 
@@ -102,13 +130,3 @@ def test_an_address_where_nothing_answers_is_named(source, target, monkeypatch):
         convert_on(request_of(source, target), f"ray://127.0.0.1:{free_port()}", unit_bytes=110_000)
     assert caught.value.retryable
     assert left_beside(target)  # the job, which the same command takes up
-
-
-def test_a_process_that_uses_ray_is_left_alone(source, target):
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        with pytest.raises(UsageError, match="uses Ray already"):
-            convert_on(request_of(source, target), "ray:1", unit_bytes=110_000)
-        assert ray.is_initialized()
-    finally:
-        ray.shutdown()
