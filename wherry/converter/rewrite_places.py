@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
 from wherry.objects.stores import object_store
-from wherry.staging.streamed_copy import bucket_of
 from wherry.storage.copy import listed
+from wherry.upload.file_copies import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
