@@ -1,7 +1,7 @@
 """Copies files as they are into a target that is uploaded: in parts, from buffer to buffer, or by the store itself.
 
-Objects of the bucket of the target are copied by the store, in the state in which they are found. What an interrupted run
-has sent or copied is not sent again. The caller proves the result by its digests.
+Objects of the bucket of the target are copied by the store, in the state in which they are found. What an interrupted
+run has sent or copied is not sent again. The caller proves the result by its digests.
 """
 
 from __future__ import annotations
