@@ -11,6 +11,8 @@ from tests.support.bucket_fixtures import on_both
 from tests.support.registry import model_folder
 from tests.support.signing import key_pair
 from wherry.cli import main
+from wherry.objects.stores import object_store
+from wherry.storage.stores import locate
 
 ROUTES = """
 [routes.r]
@@ -110,6 +112,24 @@ def test_conversions_and_what_follows_from_them(walk):
     assert report["counts"]["unchanged"] >= 2
     assert walk("audit --level digest --deep")["counts"]["unchanged"] == 0
     walk("ledger check")
+    assert walk("clean {B}") == []
+
+
+@on_both("s3")
+def test_a_fetch_within_a_bucket_is_copied_by_the_store(walk, bucket, monkeypatch):
+    kind, sent = type(object_store(locate(bucket.uri).store)), []
+    walk("convert {B}/runs/one/200 {B}/made/dcp --to dcp --ignore companions")
+    put_object, put_part = kind.put_object, kind.put_part
+    monkeypatch.setattr(
+        kind, "put_object", lambda self, path, *a, **k: sent.append(path) or put_object(self, path, *a, **k)
+    )
+    monkeypatch.setattr(
+        kind, "put_part", lambda self, upload, *a: sent.append(upload.path) or put_part(self, upload, *a)
+    )
+    walk("fetch {B}/made/dcp {B}/fetched/dcp")
+    assert walk("verify {B}/fetched/dcp --level digest")["verdict"] == "ok"
+    assert sent
+    assert [path for path in sent if path.endswith((".distcp", ".metadata"))] == []
     assert walk("clean {B}") == []
 
 

@@ -13,11 +13,22 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.forms import options_for
+from tests.support.object_stores import (
+    Killed,
+    left_beside,
+    model,
+    release,
+    small_parts,
+    uploads_below,
+    watched,
+)
 from tests.support.registry import converted, flip_a_bit, model_folder
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
 from wherry.lineage.lineage import show
 from wherry.storage import copy
+from wherry.storage.fsspec_store import FsspecStore
+from wherry.storage.stores import locate
 
 
 @pytest.fixture
@@ -192,6 +203,76 @@ def test_from_and_to_an_object_store(source, tmp_path):
     down = wherry.fetch("memory://bucket/model", tmp_path / "copy")
     assert down.checkpoint_digest == up.checkpoint_digest
     assert wherry.verify(tmp_path / "copy", level="digest").ok
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Parts of 64 KiB, so that a small checkpoint has many."""
+    monkeypatch.setattr("wherry.upload.file_copies._PROVED_BYTES", 8 << 10)
+    with small_parts(64 << 10):
+        yield
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A checkpoint of one file, or of two, each of many parts."""
+    made = model(tmp_path / "model", rows=300, count=6)
+    wherry.convert(made, tmp_path / "file", to="safetensors", ignore=("companions",))
+    wherry.convert(made, tmp_path / "folder", to="hf", options={"max_shard_size": "1MB"})
+    return {name: str(tmp_path / name) for name in ("file", "folder")}
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_copy_to_a_store_streams_and_is_taken_up_again(large, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("tempfile.mkdtemp", None)
+    target = f"memory://fetched{tmp_path}/{kind}"
+    with watched(fatal=20, only=("put_part",)), pytest.raises(Killed):
+        wherry.fetch(large[kind], target)
+    release(target)
+    with watched(only=("put_part",)) as calls:
+        done = wherry.fetch(large[kind], target)
+    assert not done.already
+    assert 0 < done.resumed_bytes < done.nbytes
+    assert 0 < len(calls) < 29 - 20 + 10, "of 29 parts; those that were in flight are sent again"
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+    assert uploads_below(target) == []
+    assert wherry.fetch(large[kind], target).already
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_in_one_bucket_the_store_copies(large, tmp_path, kind):
+    first, second = f"memory://bucket{tmp_path}/{kind}", f"memory://bucket{tmp_path}/again/{kind}"
+    wherry.fetch(large[kind], first)
+    with watched(fatal=2, only=("copy_object",)), pytest.raises(Killed):
+        wherry.fetch(first, second)
+    release(second)
+    with watched() as calls:
+        done = wherry.fetch(first, second)
+    assert {"put_part", "begin", "assemble"}.isdisjoint(name for name, _arguments in calls)
+    assert done.resumed_bytes > 0
+    assert wherry.verify(second, level="digest").ok
+    assert left_beside(second) == []
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("name", ["0001-of-00002.safetensors", "wherry.json"])
+def test_a_wrong_byte_of_a_copy_in_a_store_is_found(large, tmp_path, monkeypatch, name):
+    real, target = FsspecStore.read, f"memory://altered{tmp_path}/folder"
+
+    def read(self, path, start, stop):
+        data = bytearray(real(self, path, start, stop))
+        if path.endswith(name):
+            data[-1:] = bytes([data[-1] ^ 1])
+        return bytes(data)
+
+    monkeypatch.setattr(FsspecStore, "read", read)
+    with pytest.raises(wherry.WherryError):
+        wherry.fetch(large["folder"], target)
+    assert not locate(target).exists()
+    assert left_beside(target) == []
 
 
 def test_a_ledger_that_fails_does_not_undo_the_copy(source, tmp_path, monkeypatch):

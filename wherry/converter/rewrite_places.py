@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import UnsupportedError
 from wherry.objects.stores import object_store
 from wherry.storage.copy import listed
+from wherry.upload.file_copies import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ def require_places(source: Location, target: Location, *, in_place: bool) -> Non
             uri=source.uri,
             cure="name a new target in the bucket",
         )
-    if _bucket(source) != _bucket(target):
+    if bucket_of(source) != bucket_of(target):
         raise UnsupportedError(
             "a rewrite copies within one file system or one bucket",
             uri=target.uri,
@@ -91,7 +92,3 @@ def copied_by_store(
         run.copy(target.member(new).path, source.member(old).path, entry.mark)
         meter.add(entry.size, old)
     return {COPIED_BY_STORE: sum(files[old].size for old in names)}
-
-
-def _bucket(place: Location) -> tuple[str, str]:
-    return place.store.protocol, place.path.partition("/")[0]

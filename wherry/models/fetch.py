@@ -3,7 +3,7 @@
 The files are copied unchanged, with sidecar and signature, into a staging area beside the target. There every tensor
 and companion is read and compared with the manifest, whose digest must be the registered or recorded one; then the copy
 is committed in one step. A run resumes the copy of a killed one. Bytes pass through a few buffers of 8 MiB; memory does
-not grow with the model.
+not grow with the model. A store gets parts as they are read, and copies the objects of its own bucket itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.plan import DEFAULT_MEMORY
-from wherry.core.digest import sha256_of
 from wherry.core.units import parse_budget
 from wherry.errors import (
     MismatchError,
@@ -26,9 +25,10 @@ from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
-from wherry.staging.copied_staging import open_staging
 from wherry.staging.in_use import in_use
-from wherry.storage.copy import copy_files
+from wherry.staging.object_clean import tidy_objects
+from wherry.staging.object_staging import ObjectStaging, is_unfinished
+from wherry.staging.streamed_copy import copy_staged, open_copy
 from wherry.storage.durable import put
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
@@ -134,12 +134,15 @@ def fetch(
     clock = time.monotonic()
     subject = _subject(uri)
     place = locate(target)
-    already = place.exists()
+    already = place.exists() and not is_unfinished(
+        place, find_format(subject.detection.format).commit_members
+    )
     home = place.join(subject.name) if subject.name else place
     with in_use(subject.location.uri):
         resumed = 0 if already else _copied(subject, place, memory, progress)
     if already:
         _require_same(subject, home)
+        tidy_objects(place)
         _prove(subject, home, memory, progress)
     if subject.is_file:
         _carry_signature(subject, place)
@@ -171,8 +174,9 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
 def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
     """Stage, copy, verify, commit; return the bytes that an earlier run had copied."""
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
-    row = find_format(subject.detection.format)
-    with open_staging(place, sha256_of("fetch", header)[:8], row.commit_members) as staging:
+    members, budget = find_format(subject.detection.format).commit_members, parse_budget(memory)
+    nbytes = sum(entry.size for entry in subject.files)
+    with open_copy(place, header, members, nbytes, budget) as staging:
         area = staging.location
         pairs = (
             [(subject.base.member(entry.name), area, entry) for entry in subject.members]
@@ -181,9 +185,11 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
                 (subject.base.member(entry.name), area.member(entry.name), entry) for entry in subject.files
             ]
         )
-        resumed = copy_files(pairs, progress)
+        resumed = copy_staged(staging, pairs, budget, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
+        if isinstance(staging, ObjectStaging):
+            staging.run.prove_small()
         staging.commit(beside)
     return resumed
 

@@ -1,9 +1,8 @@
 """Staging for what cannot be written straight into a store of objects: a local folder, which the commit uploads.
 
-Every format of wherry streams into a store that takes parts. A rewrite, a fetched checkpoint, and a format of a plug-in
-that does not stream are made whole in a temporary folder. The commit sends its files in parts, reads each object back
-and compares it with its file, and makes the commit member appear last, under the same lease as any other target in a
-store.
+Every format of wherry streams into a store that takes parts, and so does a copy. A format of a plug-in that does not
+stream is made whole in a temporary folder. The commit sends its files in parts, reads each object back and compares it
+with its file, and makes the commit member appear last, under the same lease as any other target in a store.
 
 A store of which only the file system of fsspec is known takes no parts and replaces nothing in a known state. There is
 no lease then, and each file is put whole; the commit member is last and create-only.

@@ -43,7 +43,7 @@ class Capabilities:
         create_only_large: the same holds for an object that is uploaded in parts.
         range_copy: the store copies a range of an object into another one, without moving a byte over the network.
         object_copy: the same for a whole object.
-        checksums: algorithms whose checksums the store computes of whole objects or of parts, and reports.
+        checksums: algorithms whose checksums the store computes of whole objects or of parts, and wherry compares.
         consistent_listing: a listing shows every object whose put has returned.
         one_commit: all files of a target appear in one step that cannot overwrite, without a rename.
         version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.

@@ -40,7 +40,7 @@ GCS = replace(
     OBJECTS,
     create_only_large=True,
     object_copy=True,
-    checksums=("crc32c", "md5"),
+    checksums=("crc32c",),
     consistent_listing=True,
     version="generation",
     fills=True,
@@ -51,7 +51,7 @@ S3 = replace(
     create_only_large=True,
     range_copy=True,
     object_copy=True,
-    checksums=("sha256", "crc32c", "crc64nvme"),
+    checksums=("crc32c",),
     consistent_listing=True,
     version="etag",
     fills=True,
@@ -67,7 +67,7 @@ AZURE = replace(
     version="etag",
     fills=True,
 )
-HUB = replace(READ_ONLY, one_commit=True, checksums=("sha256",), consistent_listing=True, version="blob")
+HUB = replace(READ_ONLY, one_commit=True, consistent_listing=True, version="blob")
 
 
 @dataclass(frozen=True, slots=True)

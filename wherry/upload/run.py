@@ -172,13 +172,17 @@ class UploadRun:
             with self._lock:
                 self._name_in_folders(path)
 
-    def copy(self, path: str, source: str, mark: str) -> None:
+    def copy(self, path: str, source: str, mark: str, *, kept: int = -1) -> int:
         """Make a file of an object of the same bucket; its bytes are not moved over the network.
 
         Args:
             path: in the store, under its final name.
             source: path of the object.
             mark: the state that it must have.
+            kept: bytes of it, if the copy of an interrupted run may be kept.
+
+        Returns:
+            Bytes that an interrupted run has copied.
 
         Raises:
             MismatchError: the object was replaced or removed.
@@ -187,10 +191,17 @@ class UploadRun:
         """
         place = self.place(path)
         before = self.before.get(place)
+        found = before.found if before else None
+        with self._lock:
+            self._name_in_folders(path)
+        if found is not None and found.nbytes == kept:
+            self._small[path] = (found, "")
+            return kept
         self.guard()
-        if before and before.found:
-            self.using.store.remove_object(place, before.found.mark)
+        if found is not None:
+            self.using.store.remove_object(place, found.mark)
         self._small[path] = (self._copy(source, mark, place, path), "")
+        return 0
 
     def place(self, path: str) -> str:
         """Where an object lies until the commit."""
