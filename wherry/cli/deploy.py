@@ -147,8 +147,9 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     """
     from wherry.core.emit import emit as post
     from wherry.core.emit import whole_uri
+    from wherry.ledger.resolve import checkpoint_uri
 
-    place = whole_uri(uri)
+    place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
     server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
     try:
