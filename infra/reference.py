@@ -161,4 +161,12 @@ def _text(node: ast.expr, stated: dict[str, str]) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part, stated) for part in node.values)
     named = node.value if isinstance(node, ast.FormattedValue) else node
+    if isinstance(named, ast.Call) and isinstance(named.func, ast.Name) and named.func.id == "counted":
+        return _counted(*(_text(one, stated) for one in named.args[1:]))
     return (stated.get(named.id) or "…") if isinstance(named, ast.Name) else "…"
+
+
+def _counted(noun: str, verb: str = "") -> str:
+    """What `counted` says of several."""
+    many = verb.rpartition("/")[2]
+    return f"… {noun}s {many}".rstrip()

@@ -257,7 +257,7 @@ def _show_differences(found: Comparison) -> None:
         ("a", f"{found.a} ({found.formats[0]})"),
         ("b", f"{found.b} ({found.formats[1]})"),
         ("layout", f"B is compared in the layout of {found.layout}" if found.layout else ""),
-        ("equal", f"{found.equal} of {found.tensors} tensors in both{unread}"),
+        ("equal", f"{found.equal} of {counted(found.tensors, 'tensor')} in both{unread}"),
     ])  # fmt: skip
     if found.differences:
         print_table(

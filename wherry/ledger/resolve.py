@@ -22,7 +22,7 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
 from wherry.core.services import service
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
 from wherry.storage.home import without_secrets
 
@@ -173,7 +173,7 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
         raise AmbiguousError(
-            f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
+            f"ambiguous digest prefix {text}: it matches {counted(len(found), 'checkpoint')}",
             cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
             stage="resolve",
         )
