@@ -19,6 +19,8 @@ from wherry.config.schema import Contents
 from wherry.errors import WherryError
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
+from wherry.flows.export import ExportSpec
+from wherry.flows.nightly import NightlySpec
 from wherry.flows.promote import PromoteSpec
 from wherry.models.policy import Policy
 
@@ -32,7 +34,7 @@ ROOMS = ("wherry", "integrations", "tasks", "flows")
 # What the schemas are of, by the name of their file.
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "wherry-toml": Contents, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
-    "promote-spec": PromoteSpec,
+    "promote-spec": PromoteSpec, "nightly-spec": NightlySpec, "export-spec": ExportSpec,
 }  # fmt: skip
 LONGEST = 100  # characters of a signature in one line
 _HEADS = ("Args", "Attributes", "Raises", "Returns", "Yields")
