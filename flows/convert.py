@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from wherry.config.config import load_config
 from wherry.core.request import SourceRequest
-from wherry.core.units import show_seconds, show_size
+from wherry.core.units import counted, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.ledger.outcomes import registration_of, verification_of
@@ -170,7 +170,7 @@ def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
 def _lineage_words(tree: dict[str, Any] | None) -> str:
     if tree is None:
         return "not recorded"
-    return f"{len(tree['nodes'])} checkpoints, {len(tree['edges'])} conversions"
+    return f"{counted(len(tree['nodes']), 'checkpoint')}, {counted(len(tree['edges']), 'conversion')}"
 
 
 def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
         "target": target["uri"],
         "target format": f"{target['format']} ({target['format_version']})",
         "target digest": target["checkpoint_digest"],
-        "tensors": f"{target['tensors']}, {target['parameters']:,} parameters",
+        "tensors": f"{target['tensors']}, {counted(target['parameters'], 'parameter')}",
         "moved": f"{show_size(receipt['bytes_written'])} in {show_seconds(seconds)}",
         "rate": f"{show_size(receipt['bytes_written'] / seconds)}/s",
         "lossless": "yes" if receipt["lossless"] else "no",

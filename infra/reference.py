@@ -19,6 +19,8 @@ from wherry.config.schema import Contents
 from wherry.errors import WherryError
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
+from wherry.flows.export import ExportSpec
+from wherry.flows.nightly import NightlySpec
 from wherry.flows.promote import PromoteSpec
 from wherry.models.policy import Policy
 
@@ -32,7 +34,7 @@ ROOMS = ("wherry", "integrations", "tasks", "flows")
 # What the schemas are of, by the name of their file.
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "wherry-toml": Contents, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
-    "promote-spec": PromoteSpec,
+    "promote-spec": PromoteSpec, "nightly-spec": NightlySpec, "export-spec": ExportSpec,
 }  # fmt: skip
 # Class of errors → what usually leads to one.
 CAUSES = {
@@ -185,4 +187,12 @@ def _text(node: ast.expr, stated: dict[str, str]) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part, stated) for part in node.values)
     named = node.value if isinstance(node, ast.FormattedValue) else node
+    if isinstance(named, ast.Call) and isinstance(named.func, ast.Name) and named.func.id == "counted":
+        return _counted(*(_text(one, stated) for one in named.args[1:]))
     return (stated.get(named.id) or "…") if isinstance(named, ast.Name) else "…"
+
+
+def _counted(noun: str, verb: str = "") -> str:
+    """What `counted` says of several."""
+    many = verb.rpartition("/")[2]
+    return f"… {noun}s {many}".rstrip()

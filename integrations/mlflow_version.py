@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.config.settings import embedded_registry_uri
 from wherry.core.algorithms import labelled
+from wherry.core.units import counted
 from wherry.errors import NotFoundError, similar
+from wherry.ledger.record import open_ledger, versions_in
 from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +76,23 @@ def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
         known: models that it has, not necessarily all.
         uri: the registry, without secrets.
     """
+    what = f"Registered Model with name={name} not found"
+    if embedded := _embedded_versions(name, uri):
+        only = f"{counted(embedded, 'version', 'is/are')} only in the registry in this home"
+        cure = "run `wherry ledger deliver mlflow` to register them here too"
+        return NotFoundError(f"{what}: {only}", uri=uri, cure=cure)
     near = similar(name, known)
     others = f"did you mean {' or '.join(near)}? " if near else ""
-    return NotFoundError(f"Registered Model with name={name} not found", uri=uri, cure=f"{others}{_REGISTER}")
+    return NotFoundError(what, uri=uri, cure=f"{others}{_REGISTER}")
+
+
+def _embedded_versions(name: str, uri: str) -> int:
+    """The number of versions that were registered in the store in the home, before another was configured."""
+    home = without_secrets(embedded_registry_uri())
+    if uri == home:
+        return 0
+    with open_ledger() as ledger:
+        return versions_in(ledger, name, home)
 
 
 def unknown_version(name: str, number: str, known: Sequence[int], uri: str) -> NotFoundError:

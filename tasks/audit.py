@@ -11,7 +11,7 @@ from wherry.auditor.markdown import markdown
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
-@task(name="audit", **STEP)
+@task(name="audit", task_run_name="audit {scope}", **STEP)
 def audit(scope: str | list[str], **chosen: Any) -> dict[str, Any]:
     """Audit checkpoints; findings are results, not failures.
 

@@ -13,7 +13,7 @@ from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
-@task(name="convert", **STEP)
+@task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)
 def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB") -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 

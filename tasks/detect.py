@@ -12,7 +12,7 @@ from wherry.ledger.open import named
 from wherry.tasks.common import STEP, run_logger
 
 
-@task(name="detect", **STEP)
+@task(name="detect", task_run_name="detect {uri}", **STEP)
 def detect(uri: str, **which: Any) -> dict[str, Any]:
     """Detect the checkpoint at a URI; return the JSON form of the detection, whatever its verdict.
 

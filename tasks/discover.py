@@ -11,7 +11,7 @@ from wherry.formats.discover import discover as find
 from wherry.tasks.common import STEP, run_logger
 
 
-@task(name="discover", **STEP)
+@task(name="discover", task_run_name="discover {root}", **STEP)
 def discover(root: str) -> list[dict[str, Any]]:
     """Find the checkpoints below a root; log skipped paths.
 

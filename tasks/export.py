@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NIGHTLY = "best"  # selects among all steps of a run, so one step alone does not suffice
 
 
-@task(name="export", **STEP)
+@task(name="export", task_run_name="export {source}", **STEP)
 def routed(
     source: str, routes: tuple[str, ...] = (), config: str | None = None, env: str | None = None
 ) -> list[dict[str, Any]]:

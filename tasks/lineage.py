@@ -13,7 +13,7 @@ from wherry.lineage.lineage import show
 from wherry.tasks.common import STEP, run_logger
 
 
-@task(name="lineage", **STEP)
+@task(name="lineage", task_run_name="lineage {receipt[target][uri]}", **STEP)
 def lineage(receipt: dict[str, Any]) -> dict[str, Any]:
     """Record a conversion if it is not recorded yet, and return its lineage.
 

@@ -26,7 +26,7 @@ _KEPT = (
 )
 
 
-@task(name="plan", **STEP)
+@task(name="plan", task_run_name="plan {request[source][uri]}", **STEP)
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """Plan a conversion.
 

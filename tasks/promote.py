@@ -11,7 +11,7 @@ from wherry.models.promote import rollback as go_back
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
-@task(name="promote", **STEP)
+@task(name="promote", task_run_name="promote {subject}", **STEP)
 def promote(subject: str, **chosen: Any) -> dict[str, Any]:
     """Promote a checkpoint or model version; fail if the verification or the policy does not pass.
 
@@ -32,7 +32,7 @@ def promote(subject: str, **chosen: Any) -> dict[str, Any]:
     return done.to_json()
 
 
-@task(name="rollback", **STEP)
+@task(name="rollback", task_run_name="rollback {name}", **STEP)
 def rollback(name: str, **chosen: Any) -> dict[str, Any]:
     """Move an alias back to the version that had it before.
 

@@ -12,7 +12,7 @@ from wherry.models.register import register as enter
 from wherry.tasks.common import STEP, run_logger
 
 
-@task(name="register", **STEP)
+@task(name="register", task_run_name="register {uri}", **STEP)
 def register(
     uri: str,
     name: str,

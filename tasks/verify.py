@@ -10,7 +10,7 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 from wherry.verifier.workflow import verified
 
 
-@task(name="verify", **STEP)
+@task(name="verify", task_run_name="verify {uri}", **STEP)
 def verify(
     uri: str, level: str = "present", against: str | None = None, family_file: str | None = None
 ) -> dict[str, Any]:

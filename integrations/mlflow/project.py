@@ -4,7 +4,7 @@ The projection takes every statement in order and adds only what is missing, so 
 version gets a new number unless its old number is the next one, and the ledger gets a statement of it. Of the
 promotions and rollbacks of an alias the last one counts; an alias that is correct is never moved. Aliases that
 `register` set are not in the ledger and are not restored. A checkpoint that no longer exists cannot be registered
-again; this is logged.
+again; this is logged. What was registered in the store in the home, before a server was configured, is taken too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.settings import mlflow_tracking_uri
+from wherry.config.settings import embedded_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import digest_uri
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow.promote import promoting
@@ -43,10 +43,11 @@ def projection(destination: str) -> Callable[[Statement], bool]:
     """
     stores = {"tracking_uri": mlflow_tracking_uri(), "registry_uri": destination}
     registry = without_secrets(destination)
+    ours = {registry, without_secrets(embedded_registry_uri())}
 
     def take(statement: Statement) -> bool:
         body: Mapping[str, Any] = statement.body
-        if body.get("registry") != registry:
+        if body.get("registry") not in ours:
             return False
         if statement.kind == "registration":
             return _registered(body, stores)
@@ -85,6 +86,8 @@ def _aliased(statement: Statement, stores: Mapping[str, str]) -> bool:
     holder = _holder(name, alias, stores)
     if holder == found.version:
         return False
+    if holder is not None and statement.body["registry"] != without_secrets(stores["registry_uri"]):
+        return False  # what was promoted in the registry in the home moves no alias of another
     before = next((digest for digest in reversed(digests) if digest != digests[-1]), None)
     earlier = find_digest(before, name=name, **stores) if before is not None and holder is None else None
     for one in (earlier, found):

@@ -304,7 +304,7 @@ def test_a_unit_that_kills_its_workers_ends_the_carriage(source, target):
         return None
 
     pool = ImaginaryPool("a", faults)
-    with pytest.raises(StorageError, match=r"11 workers were lost while they made unit 00003-"):
+    with pytest.raises(StorageError, match=r"11 workers were lost while making unit 00003-"):
         carried(made, pool)
 
 

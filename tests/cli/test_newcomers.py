@@ -51,6 +51,7 @@ MISTAKES = [
     # commands and options
     Mistake("convrt a b", 2, "no such command 'convrt'", "wherry --help"),
     Mistake("--verbos ls", 2, "no such option '--verbos'", "wherry --help"),
+    Mistake("--json ls", 2, "no such option '--json'", "put --json after the command", "ls --json"),
     Mistake("help convrt", 2, "no such command: wherry convrt", "did you mean convert?", "help convert"),
     Mistake("help ledger recrd", 2, "no such command: wherry ledger recrd", "did you mean record?",
             "help ledger record"),
@@ -305,6 +306,12 @@ def test_the_table_of_formats_fits_80_columns(home, capfd, monkeypatch):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     listed = re.findall(r"^ ([a-z0-9-]+) +\S", text, re.MULTILINE)
     assert {*listed, "format"} == {*formats(), "format"}
+
+
+def test_inspect_says_which_file_it_wrote(home, capfd):
+    code, text = typed("inspect --digest --write HOME/run/a.safetensors", home, capfd)
+    (file,) = re.findall(r"^wrote HOME/(\S+): ", text, re.MULTILINE)
+    assert (code, (home / file).is_file()) == (0, True)
 
 
 def test_clean_says_that_nothing_was_left_behind(home, capfd):

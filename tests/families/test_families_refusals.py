@@ -61,7 +61,9 @@ def test_tensors_that_do_not_fit_are_named():
         IncompleteError, "missing tensor of parameter norm: model.norm.weight", without("model.norm.weight")
     )
     refused(
-        UnrepresentableError, "do not belong to family llama.*surprise.weight", with_("surprise.weight", (3,))
+        UnrepresentableError,
+        "does not belong to family llama.*surprise.weight",
+        with_("surprise.weight", (3,)),
     )
     refused(UnrepresentableError, "q_proj.bias", with_("model.layers.0.self_attn.q_proj.bias", (3,)))
     refused(MismatchError, "down has shape", with_("model.layers.0.mlp.down_proj.weight", (3,)))

@@ -38,6 +38,12 @@ def converted(folder):
     wherry.convert(folder / "hf", folder / "model", to="safetensors")
 
 
+def quantized(folder):
+    from tests.support.quantized import FP8, fp8, save_quantized
+
+    save_quantized(folder / "fp8", "llama", FP8, fp8(16, 16))
+
+
 # Page → what it starts from, and what some commands print.
 GUIDES = {
     "t5x-to-huggingface": (t5x, {0: "huggingface", 2: "ok"}),
@@ -45,6 +51,7 @@ GUIDES = {
     "lingua-resume": (lingua, {}),
     "promotion": (converted, {2: "model", 3: "converted from"}),
     "many-machines": (llama("hf"), {4: "ok"}),
+    "quantized": (quantized, {3: "ok"}),
 }
 
 

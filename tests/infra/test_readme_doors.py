@@ -293,3 +293,12 @@ def test_every_flow_tells_how_it_ended():
     assert "every flow reports" in PAGES["platform"]
     for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", PAGES["reference/deployments"], re.MULTILINE):
         assert any(f'ending("{name}"' in path.read_text() for path in (ROOT / "flows").glob("*.py")), name
+
+
+def test_the_form_of_every_flow_has_a_schema():
+    flows = {path.stem for path in (ROOT / "flows").glob("*.py") if "@flow(" in path.read_text()}
+    assert flows == {"audit", "convert", "export", "nightly", "promote"}
+    for name in flows:
+        schema = json.loads((ROOT / f"docs/reference/schemas/{name}-spec.json").read_text())
+        assert schema["properties"], name
+        assert f"schemas/{name}-spec.json" in PAGES["reference/schemas"]

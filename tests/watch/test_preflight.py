@@ -142,5 +142,5 @@ def test_the_command_says_the_same(monkeypatch):
     passed = CliRunner().invoke(command, ["gs://bucket/out", "--pool-type", "docker"])
     assert (passed.exit_code, passed.output) == (
         0,
-        "all 4 places are shared with the workers of a docker pool\n",
+        "4 places are shared with the workers of a docker pool\n",
     )

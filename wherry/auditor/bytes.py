@@ -26,7 +26,7 @@ from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
 from wherry.core.services import service
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -95,7 +95,7 @@ def read_all(
         done = read_bytes_of(looked[uri], known, memory=memory, progress=meter.report)
         meter.done += done.row.nbytes
         looked[uri] = done if ledger is None else _noted(done, known, ledger)
-    return f"{len(chosen)} of {len(readable)} readable checkpoints, those with the oldest verification first"
+    return f"{len(chosen)} of {counted(len(readable), 'readable checkpoint')}, those with the oldest verification first"
 
 
 def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, ledger: Ledger | None) -> None:

@@ -14,6 +14,7 @@ from wherry.auditor.report import Finding
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
@@ -195,12 +196,13 @@ def _beside(found: Detection, name: str) -> set[str]:
 
 
 def required(roots: Sequence[str]) -> list[str]:
-    """The roots as normalised URIs.
+    """The roots as normalised URIs; the beginning of a digest stands for the place of its checkpoint.
 
     Raises:
         NotFoundError: a root does not exist.
+        AmbiguousError: several checkpoints have a digest with this beginning.
     """
-    places = [locate(root) for root in roots]
+    places = [locate(checkpoint_uri(root)) for root in roots]
     for place in places:
         if place.entry is None:
             raise NotFoundError(

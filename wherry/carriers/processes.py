@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from wherry.config.file import CONFIG_ENV, config_file
+from wherry.core.units import counted
 from wherry.errors import StorageError
 from wherry.runtime import child
 from wherry.units.unit_receipt import done
@@ -79,7 +80,7 @@ def require_made(made: SplitJob, errors: Sequence[str]) -> None:
     left = len(made.units) - len(done(made.records.names()))
     if left:
         raise StorageError(
-            f"{left} of {len(made.units)} units are not made; {len(errors)} workers failed"
+            f"{left} of {counted(len(made.units), 'unit')} are not made; {counted(len(errors), 'worker')} failed"
             f"{': ' if errors else ''}{'; '.join(dict.fromkeys(errors))}",
             uri=made.uri,
             cure="run the same command again: it goes on with what is left",

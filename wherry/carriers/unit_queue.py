@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.stragglers import stragglers
+from wherry.core.units import counted
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class UnitQueue:
         _log.warning("worker %s was lost while it made unit %s", worker, self.name(number))
         if self.losses[number] > ALLOWED_LOSSES:
             raise StorageError(
-                f"{self.losses[number]} workers were lost while they made unit {self.name(number)}",
+                f"{counted(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",
                 uri=self.made.uri,
                 cure="give the workers more memory, or make smaller units: --unit 256MiB",
             )

@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 import click
 
 from wherry.console.say import say
+from wherry.core.units import counted
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.remote.probe import reason_of
 from wherry.remote.waits import waiting
@@ -121,7 +122,7 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
         click.echo(json.dumps({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}))
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
-    say(f"all {len(places)} places are shared with the workers of a {pool_type} pool")
+    say(f"{counted(len(places), 'place', 'is/are')} shared with the workers of a {pool_type} pool")
 
 
 def _slots(word: str) -> tuple[str, int]:
@@ -147,8 +148,9 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     """
     from wherry.core.emit import emit as post
     from wherry.core.emit import whole_uri
+    from wherry.ledger.resolve import checkpoint_uri
 
-    place = whole_uri(uri)
+    place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
     server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
     try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEBUG = "--debug"
+_OF_COMMANDS = ("--json", "--quiet")  # options of commands that many type before the command
 DEBUG_ENV = "WHERRY_DEBUG"
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"
@@ -59,7 +60,10 @@ def _of_click(error: click.ClickException) -> UsageError:
     text = error.format_message().removesuffix(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
-    return UsageError(text[:1].lower() + text[1:], cure=f"see `{command} --help`")
+    cure = f"see `{command} --help`"
+    if isinstance(error, click.NoSuchOption) and command == "wherry" and error.option_name in _OF_COMMANDS:
+        cure = f"put {error.option_name} after the command: wherry COMMAND {error.option_name}"
+    return UsageError(text[:1].lower() + text[1:], cure=cure)
 
 
 def _was_printing(error: OSError) -> bool:

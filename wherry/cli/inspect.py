@@ -66,9 +66,16 @@ def inspect(
         return
     _show_inspection(inspection, tree=tree)
     if arguments["write"]:
-        say(
-            "the digests are in the sidecar of the checkpoint; `wherry ledger record` and `register` can use them"
-        )
+        _say_written(inspection.detection.uri)
+
+
+def _say_written(uri: str) -> None:
+    from wherry.storage.sidecar import sidecar_location
+    from wherry.storage.stores import locate
+
+    say(
+        f"wrote {sidecar_location(locate(uri)).uri}: `wherry ledger record` and `register` can use these digests"
+    )
 
 
 @click.command()
@@ -257,7 +264,7 @@ def _show_differences(found: Comparison) -> None:
         ("a", f"{found.a} ({found.formats[0]})"),
         ("b", f"{found.b} ({found.formats[1]})"),
         ("layout", f"B is compared in the layout of {found.layout}" if found.layout else ""),
-        ("equal", f"{found.equal} of {found.tensors} tensors in both{unread}"),
+        ("equal", f"{found.equal} of {counted(found.tensors, 'tensor')} in both{unread}"),
     ])  # fmt: skip
     if found.differences:
         print_table(

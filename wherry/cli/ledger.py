@@ -10,7 +10,7 @@ import click
 
 from wherry.cli.options import as_json, quiet
 from wherry.console.say import say
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.errors import UsageError, storage_error
 from wherry.text.config_text import read_config
 from wherry.text.json_document import parse_json
@@ -129,7 +129,7 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
     tables.print_rows([
         ("ledger", found.ledger),
         ("checkpoints", found.checkpoints),
-        ("conversions", f"{found.conversions}, {found.edges} edges"),
+        ("conversions", f"{found.conversions}, {counted(found.edges, 'edge')}"),
         ("places", found.places),
         ("registrations", found.registrations),
         ("lost", "; ".join(found.lost)),
@@ -184,7 +184,7 @@ def _anchor(text: str) -> Anchor:
 def _said(anchored: int | None, statements: int) -> str:
     if anchored is None:
         return "NOT in this chain: statements were removed, or it belongs to another chain"
-    return f"matches statement {anchored}; {statements - anchored} statements follow it"
+    return f"matches statement {anchored}; {counted(statements - anchored, 'statement')} follow it"
 
 
 @click.command()
@@ -200,7 +200,9 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
     if json_:
         tables.print_json(outbox.to_json(outcomes))
     for one in [] if json_ else outcomes:
-        say(f"{one.projection} to {one.destination}: {one.statements} statements, up to {one.cursor}")
+        say(
+            f"{one.projection} to {one.destination}: {counted(one.statements, 'statement')}, up to {one.cursor}"
+        )
         if one.failed:
             say(f"delivery of the next statement failed: {one.failed}", err=True)
     if not outcomes and not json_:

@@ -11,6 +11,7 @@ import click
 from wherry.cli.help import names_for
 from wherry.core.option import in_order, options_of
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
+from wherry.core.units import counted
 from wherry.errors import UsageError, similar
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def matched_targets(
 
     if len(uris) != len(formats):
         raise UsageError(
-            f"expected one --to for each TARGET, got {len(formats)} for {len(uris)} targets",
+            f"expected one --to for each TARGET, got {len(formats)} for {counted(len(uris), 'target')}",
             cure="give --to FORMAT once for each target",
         )
     taken = {name: {*find_target_format(name).options, *TREE_OPTIONS} for name in formats}

@@ -75,7 +75,7 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("as", rewriting.name if rewriting.value is None else f"{rewriting.name}={rewriting.value}"),
         ("tensors", f"{rewriting.tensors:,}"),
         ("written", ", ".join(rewriting.files)),
-        ("carried", "" if rewriting.in_place else f"{files:,} files, {show_size(nbytes)}"),
+        ("carried", "" if rewriting.in_place else f"{counted(files, 'file')}, {show_size(nbytes)}"),
         ("renamed", counted(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
@@ -111,7 +111,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("time", show_seconds(receipt.seconds)),
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),
-        ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
+        ("verified", f"every byte read back, {counted(checked['tensors'], 'tensor')}" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
 

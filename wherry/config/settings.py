@@ -39,7 +39,12 @@ def ledger_url() -> str:
 def mlflow_tracking_uri() -> str:
     """`MLFLOW_TRACKING_URI`, the setting, or a SQLite file in the home (MLflow's default is the working folder)."""
     given = os.environ.get("MLFLOW_TRACKING_URI") or configured("mlflow.tracking_uri")
-    return given or f"sqlite:///{home() / 'mlflow.db'}"
+    return given or embedded_registry_uri()
+
+
+def embedded_registry_uri() -> str:
+    """URI of the MLflow store in the home, which is used where no server is configured."""
+    return f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def mlflow_registry_uri() -> str:

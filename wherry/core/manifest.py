@@ -88,7 +88,8 @@ class Manifest:
     def summary(self) -> str:
         """Its size in words."""
         step = "" if self.step is None else f"step {self.step}, "
-        return f"{step}{counted(len(self.tensors), 'tensor')}, {self.parameters:,} parameters, {show_size(self.nbytes)}"
+        sizes = f"{counted(self.parameters, 'parameter')}, {show_size(self.nbytes)}"
+        return f"{step}{counted(len(self.tensors), 'tensor')}, {sizes}"
 
     def __repr__(self) -> str:
         return f"<Manifest: {self.kind}, {self.summary}>"

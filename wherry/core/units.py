@@ -93,6 +93,14 @@ def short(digest: str) -> str:
     return f"{algorithm}{colon}{digits[:12]}"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with a noun in singular or plural."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """A number with a noun in singular or plural, and its verb.
+
+    Args:
+        number: how many.
+        noun: in singular.
+        verb: in both forms, for example `is/are`.
+    """
+    one, _, many = verb.partition("/")
+    form = one if number == 1 else many
+    return f"{number:,} {noun}{'' if number == 1 else 's'}{form and f' {form}'}"

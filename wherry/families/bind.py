@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
+from wherry.core.units import counted
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
 from wherry.families.match import FamilyMatch, match_tensors
 from wherry.families.pieces import require_complete, stored_tensors
@@ -238,7 +239,7 @@ def _unmatched(family: Family, system: System, candidate: _Candidate) -> Unrepre
     names = [render(path) for path in candidate.matching.unmatched]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return UnrepresentableError(
-        f"{len(names)} tensors do not belong to family {family.name} as {system.name} stores it: "
+        f"{counted(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
         f"{', '.join(names[:_SHOWN])}{more}",
         path=names[0],
         cure="choose another family, or add layouts or `ignore` rules for them with --family-file",

@@ -188,7 +188,7 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
         return None
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
-    sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
+    sentence = f"{counted(len(absent), 'expected chunk', 'is/are')} missing: {first}{more}"
     whole = reader.shortfall()
     return f"{whole}; {sentence}" if whole else sentence
 
@@ -236,7 +236,7 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
             continue
         found = examine(located(root, claim.uri), claim)
         if found.verdict == "ok":
-            chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
+            chosen = Evidence(step.name, f"newest complete of {counted(len(steps), 'step')}")
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
         newest = newest or found
         passed.append(Evidence(step.name, f"skipped: {found.verdict}: {found.reason}"))
@@ -339,8 +339,8 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
     members = [name for name in row.commit_members if name != COMMIT_SUCCESS] if row else []
     lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
     return IncompleteError(
-        f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of {told.tensors} "
-        f"tensors in format {told.format} here",
+        f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
+        f"{counted(told.tensors, 'tensor')} in format {told.format} here",
         uri=location.uri,
         cure="restore its files; `wherry audit` says from where",
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, func, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
@@ -51,6 +51,7 @@ __all__ = [
     "record_sighting",
     "record_verification",
     "statements",
+    "versions_in",
 ]  # fmt: skip
 
 _PASSING = ("already", "lineage")  # fields of a receipt that describe how it was obtained, not what was done
@@ -265,3 +266,17 @@ def _registration(
         table.c.name == name,
     )
     return connection.execute(query).mappings().first()
+
+
+def versions_in(ledger: Ledger, name: str, registry: str) -> int:
+    """The number of versions of a model that the ledger knows in a registry.
+
+    Args:
+        ledger: the opened ledger.
+        name: the registered model.
+        registry: its URI, without secrets.
+    """
+    row = tables.registration.c
+    meant = (row.name == name, row.registry == registry, row.state == REGISTERED, row.version.is_not(None))
+    with ledger.read() as connection:
+        return connection.scalar(select(func.count()).select_from(tables.registration).where(*meant)) or 0

@@ -22,7 +22,7 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
 from wherry.core.services import service
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
 from wherry.storage.home import without_secrets
 
@@ -100,13 +100,14 @@ def resolve_model(
 
     Args:
         uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/NAME` or `models:/NAME/latest` (the version with
-            the highest number), or `wherry://ALGORITHM/DIGEST`, as in
-            `wherry.core.algorithms.digest_uri`.
+            the highest number), `wherry://ALGORITHM/DIGEST`, as in `wherry.core.algorithms.digest_uri`, or the
+            beginning of a digest in the ledger.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
     Raises:
         UsageError: the URI has none of these forms.
         NotFoundError: the version does not exist, or no known place holds the checkpoint any more.
+        AmbiguousError: several checkpoints have a digest with this beginning.
         MismatchError: another checkpoint is at its place.
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached.
@@ -118,8 +119,10 @@ def resolve_model(
         asked = _by_name(text, named.groupdict(), stores)
     elif digest is not None:
         asked = _ModelQuery(text, digest)
+    elif (known := known_digest(text)) is not None:
+        asked = _ModelQuery(text, known)
     else:
-        raise UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
+        raise _unknown(text)
     return _placed(asked, stores)
 
 
@@ -136,6 +139,20 @@ def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if found is None or os.path.lexists(uri):
         return uri
     return _place_of(os.fspath(uri), required=found["algorithm"] is not None) or uri
+
+
+def known_digest(text: str) -> str | None:
+    """The digest in the ledger that begins with a text; None if there is none, or if a file has this name.
+
+    Raises:
+        AmbiguousError: several checkpoints have a digest with this beginning.
+    """
+    from wherry.ledger.record import open_ledger
+
+    if not _DIGEST.fullmatch(text) or os.path.lexists(text):
+        return None
+    with open_ledger() as ledger:
+        return digest_starting(ledger, text)
 
 
 def digest_starting(ledger: Ledger, text: str) -> str | None:
@@ -156,7 +173,7 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
         raise AmbiguousError(
-            f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
+            f"ambiguous digest prefix {text}: it matches {counted(len(found), 'checkpoint')}",
             cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
             stage="resolve",
         )
@@ -173,16 +190,23 @@ def _place_of(text: str, *, required: bool) -> str | None:
         known = nodes(ledger, {digest}) if digest else {}
     if digest is None or digest not in known:
         if required:
-            raise NotFoundError(
-                "the ledger knows no checkpoint with this digest", uri=text,
-                cure="run `wherry ls` to list the checkpoints that it knows", stage="resolve",
-            )  # fmt: skip
+            raise _unknown(text)
         return None
     places = [place for place in known[digest].places if place.gone is None]
     there = next((place.uri for place in places if _holds(place)), None)
     if there is None:
         raise _nowhere(text, digest, [place.uri for place in places])
     return there
+
+
+def _unknown(text: str) -> WherryError:
+    """The error about a text that names no checkpoint."""
+    if _DIGEST.fullmatch(text):
+        return NotFoundError(
+            "the ledger knows no checkpoint with this digest", uri=text,
+            cure="run `wherry ls` to list the checkpoints that it knows", stage="resolve",
+        )  # fmt: skip
+    return UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
 
 
 def _holds(place: PlaceRecord) -> bool:

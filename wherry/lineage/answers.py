@@ -286,7 +286,7 @@ def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, LineageNode]:
 def _described(step: LineageStep, headline: str, lines: Iterable[str]) -> Iterator[str]:
     """The lines of a step, indented by its distance; beyond `DEEPEST`, the headline states the distance."""
     indent = "  " * min(step.distance - 1, DEEPEST)
-    far = f" ({step.distance} conversions away)" if step.distance > DEEPEST else ""
+    far = f" ({counted(step.distance, 'conversion')} away)" if step.distance > DEEPEST else ""
     yield f"{indent}{headline}{far}"
     yield from (f"{indent}  {line}" for line in lines)
 
@@ -299,5 +299,9 @@ def _told_of(step: LineageStep) -> Iterator[str]:
     if software := told.get("software"):
         yield "software: " + ", ".join(f"{name} {version}" for name, version in software.items())
     checked = told.get("verification")
-    yield f"read back: {checked['tensors']} tensors" if checked and "tensors" in checked else "not read back"
+    yield (
+        f"read back: {counted(checked['tensors'], 'tensor')}"
+        if checked and "tensors" in checked
+        else "not read back"
+    )
     yield from (f"warning: {warning}" for warning in told.get("warnings", ()))

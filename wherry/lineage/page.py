@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.receipt import utc_now
-from wherry.core.units import short
+from wherry.core.units import counted, short
 from wherry.lineage.excerpt import excerpt, hidden_json, more_of, totals
 from wherry.lineage.page_json import json_text, seen, short_text
 from wherry.lineage.text import render
@@ -108,4 +108,4 @@ def _plain(tree: LineageTree, shown: Excerpt) -> str:
     if cut == text and len(nodes) == len(tree.nodes):
         return text
     kept = cut if cut == text else cut.rpartition("\n")[0]
-    return f"{kept}\n(not all of {len(tree.nodes):,} checkpoints; `wherry lineage show` prints the rest)"
+    return f"{kept}\n(not all of {counted(len(tree.nodes), 'checkpoint')}; `wherry lineage show` prints the rest)"

@@ -34,7 +34,7 @@ def shortened(shown: Sequence[object], rest: Sequence[object]) -> Iterator[str]:
     """The line that says that not all conversions are shown."""
     if rest:
         total = len(shown) + len(rest)
-        yield f"{len(shown):,} of {total:,} conversions are shown; add --all to see every one"
+        yield f"{len(shown):,} of {counted(total, 'conversion')} are shown; add --all to see every one"
 
 
 class _Row(NamedTuple):
@@ -63,7 +63,7 @@ def _branches(tree: LineageTree, *, up: bool) -> Iterator[str]:
             continue
         other = edge.source if up else edge.target
         again = other in told and (other in edges or other in more)
-        far = f" ({depth} conversions away)" if depth > DEEPEST else ""
+        far = f" ({counted(depth, 'conversion')} away)" if depth > DEEPEST else ""
         seen = " (see above)" if again else ""
         yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{far}{seen}"
         inner = bar + ("   " if last else "│  ")

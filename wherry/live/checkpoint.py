@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.detection import Detection, Evidence
 from wherry.core.tensorspec import region_shape, region_within, shared_region
+from wherry.core.units import counted
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
@@ -179,7 +180,9 @@ def live_checkpoint(
         writer=framework,
         step=manifest.step,
         kind=_kind(manifest),
-        evidence=(Evidence(".", f"{len(manifest.tensors)} arrays in the memory of the training process"),),
+        evidence=(
+            Evidence(".", f"{counted(len(manifest.tensors), 'array')} in the memory of the training process"),
+        ),
     )
     specs = manifest.tensors if placed else {}
     checkpoint = Checkpoint(Opened(detection, manifest, LiveReader(specs, placed, mark)))

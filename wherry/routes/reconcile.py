@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry import errors
-from wherry.core.units import parse_size
+from wherry.core.units import counted, parse_size
 from wherry.errors import WherryError
 from wherry.routes.routes import RouteTarget, wanted
 from wherry.routes.survey import Candidate, Omission
@@ -140,8 +140,9 @@ def estimate(todo: Todo, known: LedgerState, route: Route) -> str | None:
     if not todo.first or route.first_night == "convert" or todo.count <= route.first_night_items:
         return None
     return (
-        f"{todo.count} checkpoints are waiting, about {hours(todo, known, route):.1f} h, and this route has not "
-        'converted any yet: nothing was converted. Set first_night = "convert" in the route, or limit it with max_items'
+        f"{counted(todo.count, 'checkpoint', 'is/are')} waiting, about {hours(todo, known, route):.1f} h, and this "
+        'route has not converted any yet: nothing was converted. Set first_night = "convert" in the route, or limit '
+        "it with max_items"
     )
 
 

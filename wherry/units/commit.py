@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all
 from wherry.converter.job import inside
+from wherry.core.units import counted
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.staging.area import JOURNAL, left_for
 from wherry.staging.journal import open_journal
@@ -105,7 +106,7 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
             _make_again(split, unit, finished[unit.number])
     more = ", …" if len(missing) > _NAMED else ""
     raise IncompleteError(
-        f"{len(missing)} of {len(split.units)} units are not made: {', '.join(missing[:_NAMED])}{more}",
+        f"{len(missing)} of {counted(len(split.units), 'unit')} are not made: {', '.join(missing[:_NAMED])}{more}",
         uri=split.uri,
         cure=f"run `wherry work {split.job.committed.uri}`",
     )

@@ -8,7 +8,7 @@ believed about the source, and a worker that sees another storage, or another st
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.convert import existing, plan_jobs
@@ -96,7 +96,8 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
         TargetInUseError: there is a job of another conversion to this target.
         WherryError: what planning raises.
     """
-    with _planned(request.anchored, unit_bytes) as made:
+    asked = replace(request, source=named(request.source))
+    with _planned(asked.anchored, unit_bytes) as made:
         if made.records.read(JOB) is None:
             _require_absent(made)
             made.records.begin()
