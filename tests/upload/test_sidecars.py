@@ -3,6 +3,7 @@
 import pytest
 
 import wherry
+from tests.support.corpus import place
 from tests.support.object_stores import Killed, left_beside, model, release, small_parts, watched
 from wherry.errors import MismatchError
 from wherry.objects.memory import MemoryObjects
@@ -59,6 +60,22 @@ def test_a_commit_that_fails_leaves_no_sidecar(source, target, monkeypatch, to):
         convert(source, target, to)
     assert not locate(target).exists()
     assert left_beside(target) == []
+
+
+def test_a_run_that_was_killed_between_two_commit_members_is_resumed(target):
+    """PaxML has two: a target with the first alone is no checkpoint for PaxML."""
+    source = place("made-paxml-v11")
+    with watched(only=("copy_object",)) as calls:
+        wherry.convert(source, f"{target}-whole", to="paxml", lineage=False)
+    with watched(fatal=len(calls), only=("copy_object",)), pytest.raises(Killed):
+        wherry.convert(source, target, to="paxml", lineage=False)
+    release(target)
+    assert locate(target).join("metadata/metadata").exists()
+    assert not locate(target).join("commit_success.txt").exists()
+    wherry.convert(source, target, to="paxml", lineage=False)
+    assert locate(target).join("commit_success.txt").exists()
+    assert wherry.verify(target, level="digest").ok
+    assert [name for name in left_beside(target) if not name.startswith("out-whole")] == []
 
 
 def beside(target):

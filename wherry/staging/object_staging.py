@@ -332,7 +332,7 @@ def areas_of(target: Location) -> Iterator[Location]:
 
 
 def is_committed(target: Location, members: tuple[str, ...]) -> bool:
-    """Whether a target in a store of objects has a commit member.
+    """Whether a target in a store of objects has its commit member: of several, that which is written last.
 
     Args:
         target: a file or folder.
@@ -342,8 +342,14 @@ def is_committed(target: Location, members: tuple[str, ...]) -> bool:
         StorageError: the storage failed.
     """
     store = object_store(target.store)
-    paths = [target.path, *(target.join(name).path for name in members)]
-    return store is not None and any(store.head(path) for path in paths)
+    if store is None:
+        return False
+    if any(store.head(path) for path in (target.path, *(target.join(name).path for name in members[:1]))):
+        return True
+    # A run that was killed in its commit still has the staging object of the last one.
+    return any(store.head(target.join(name).path) for name in members[1:]) and not any(
+        store.head(area.join(members[0]).path) for area in areas_of(target)
+    )
 
 
 def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
