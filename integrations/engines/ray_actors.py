@@ -44,7 +44,7 @@ class RayActor:
         return function(*arguments)
 
 
-class _Hired(NamedTuple):
+class _PinnedActor(NamedTuple):
     node: str
     actor: Any
 
@@ -60,7 +60,7 @@ class RayPool:
             each: number of actors on each node.
         """
         self._address, self._each = address, each
-        self._hired: dict[str, _Hired] = {}
+        self._actors: dict[str, _PinnedActor] = {}
         self._numbers = itertools.count()
 
     def present(self) -> Collection[str]:
@@ -69,24 +69,24 @@ class RayPool:
             nodes = {row["NodeID"] for row in ray.nodes() if row["Alive"] and row["Resources"].get("CPU")}
         except Exception as error:
             raise _unreachable(self._address, error) from error
-        self._hired = {name: one for name, one in self._hired.items() if one.node in nodes}
-        here = Counter(one.node for one in self._hired.values())
+        self._actors = {name: one for name, one in self._actors.items() if one.node in nodes}
+        here = Counter(one.node for one in self._actors.values())
         for node in nodes:
             for _ in range(self._each - here[node]):
                 self._hire(node)
-        return list(self._hired)
+        return list(self._actors)
 
     def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:
         """See WorkerPool."""
         answer = Future[Any]()
-        task: Any = self._hired[worker].actor.run.options(name=title).remote(function, *arguments)
+        task: Any = self._actors[worker].actor.run.options(name=title).remote(function, *arguments)
         answer.add_done_callback(partial(_forget, task))
         task.future().add_done_callback(partial(self._pass_on, worker, answer))
         return answer
 
     def dismiss(self) -> None:
         """End all actors."""
-        for one in self._hired.values():
+        for one in self._actors.values():
             with suppress(Exception):  # it has ended, or the cluster has
                 ray.kill(one.actor)
 
@@ -94,13 +94,13 @@ class RayPool:
         pinned = NodeAffinitySchedulingStrategy(node, soft=False)
         kind: Any = ray.remote(RayActor)
         actor = kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=pinned).remote()
-        self._hired[f"{node[:12]}-{next(self._numbers)}"] = _Hired(node, actor)
+        self._actors[f"{node[:12]}-{next(self._numbers)}"] = _PinnedActor(node, actor)
 
     def _pass_on(self, worker: str, answer: Future[Any], task: Future[Any]) -> None:
         """Give the result of a task to its future; runs in a thread of Ray."""
         error = task.exception()
         if isinstance(error, ray.exceptions.ActorDiedError):
-            self._hired.pop(worker, None)
+            self._actors.pop(worker, None)
         if not answer.set_running_or_notify_cancel():
             return
         if error is None:

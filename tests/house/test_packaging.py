@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "integrations")
 # What a room may miss where no extra is installed. Pydantic comes with prefect.
-EXTRAS = {"distributed", "mlflow", "prefect", "yaml"}  # PyYAML comes with Prefect
+EXTRAS = {"distributed", "mlflow", "prefect", "ray", "yaml"}  # PyYAML comes with Prefect
 
 IMPORT_ALL = """
 import importlib, json, sys

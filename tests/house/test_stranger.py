@@ -27,7 +27,8 @@ from wherry.testing import samples
 ROOMS = ("wherry", "integrations", "tasks", "flows")
 GENERATED = {
     "docs/proof.md", "docs/systems/README.md",
-    *(f"docs/reference/{name}" for name in ("formats.md", "errors.md", "schemas/convert-spec.json")),
+    *(f"docs/reference/{name}" for name in ("formats.md", "errors.md")),
+    *(f"docs/reference/schemas/{name}-spec.json" for name in ("convert", "export", "nightly")),
 }  # fmt: skip
 TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, dtype="i4")}
 
