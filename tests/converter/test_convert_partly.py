@@ -16,7 +16,9 @@ from wherry.converter import passes
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import StorageError
+from wherry.formats.registry import find_format
 from wherry.lineage.lineage import show
+from wherry.storage.stores import locate
 
 
 @pytest.fixture
@@ -96,9 +98,9 @@ def test_without_lineage_nothing_is_recorded(source, tmp_path, full):
     assert show(tmp_path / "a").edges[0].statement is None
 
 
-def test_a_pass_that_fails_keeps_no_other_from_being_made(monkeypatch):
-    row = SimpleNamespace(streams=False)
-    one, other = (SimpleNamespace(checkpoint=object(), row=row, committed=None) for _ in range(2))
+def test_a_pass_that_fails_keeps_no_other_from_being_made(tmp_path, monkeypatch):
+    row, place = find_format("npz"), locate(str(tmp_path / "a.npz"))
+    one, other = (SimpleNamespace(checkpoint=object(), row=row, committed=place) for _ in range(2))
     error = StorageError("gone")
 
     def carried(jobs):
