@@ -63,7 +63,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--join", type=Path, action="append", default=[], metavar="FILE",
-        help="add the results (JSON) of another run of this commit, for example of other parts; may be repeated",
+        help="add the results (JSON) of another run, for example of other parts; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--mutations", type=int, default=10_000, help="mutations that go through verbs (default: 10000)"
@@ -117,7 +117,7 @@ def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
     if not place.exists():
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     phases = asked.only or PHASES
-    found = report.Results.begun()
+    found = report.Results.begun(phases)
     for earlier in asked.join:
         found.join(json.loads(earlier.read_text()))
     say("sound checkpoints are made")

@@ -28,6 +28,7 @@ class Results:
 
     Attributes:
         machine, commit: where and of what.
+        commits: part → the commit of which it is.
         cases: phase → cases.
         tried: phase and verb → runs.
         wrong: phase and verb → name of a fault → runs.
@@ -43,6 +44,7 @@ class Results:
 
     machine: str
     commit: str
+    commits: dict[str, str] = field(default_factory=dict)
     cases: dict[str, int] = field(default_factory=dict)
     tried: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -56,8 +58,8 @@ class Results:
     scanners: list[Scanner] = field(default_factory=list)
 
     @classmethod
-    def begun(cls) -> Results:
-        """Empty results of this machine and commit."""
+    def begun(cls, parts: Sequence[str] = ()) -> Results:
+        """Empty results of this machine and commit, which will carry out some parts."""
         said = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True, check=False
         )
@@ -65,7 +67,8 @@ class Results:
             f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}, "
             f"Python {platform.python_version()}"
         )
-        return cls(machine, said.stdout.strip() or "unknown")
+        commit = said.stdout.strip() or "unknown"
+        return cls(machine, commit, dict.fromkeys(parts, commit))
 
     def add(self, phase: str, run: Run) -> None:
         """Count a run."""
@@ -82,13 +85,15 @@ class Results:
             self.found.append(run)
 
     def join(self, other: dict[str, Any]) -> None:
-        """Add the results of another run, as JSON: of other parts, on the same machine and commit.
+        """Add the results of another run, as JSON. Runs of the same part must be of the same commit.
 
         Raises:
-            ValueError: the other run was of another commit.
+            ValueError: the other run has a part of another commit.
         """
-        if other["commit"] != self.commit:
-            raise ValueError(f"results of {other['commit']} cannot be joined to those of {self.commit}")
+        for part in _parts(other):
+            commit = other.get("commits", {}).get(part, other["commit"])
+            if self.commits.setdefault(part, commit) != commit:
+                raise ValueError(f"{part} of {commit} cannot be joined to those of {self.commits[part]}")
         for row in other["verbs"]:
             key = row["phase"], row["verb"]
             self.tried[key] += row["tried"]
@@ -103,6 +108,12 @@ class Results:
         self.found += [Run(**{**row, "executed": tuple(row["executed"])}) for row in other["found"]]
         self.parsers += [Fuzzed(**row) for row in other["parsers"]]
         self.scanners += [Scanner(**row) for row in other["scanners"]]
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the attack that have results."""
+        fuzzed = {"parsers": self.parsers, "scanners": self.scanners}
+        return [*self.cases, *(part for part, rows in fuzzed.items() if rows)]
 
     @property
     def faults(self) -> int:
@@ -125,6 +136,7 @@ class Results:
         return {
             "machine": self.machine,
             "commit": self.commit,
+            "commits": {part: self.commits.get(part, self.commit) for part in self.parts},
             "cases": self.cases,
             "runs": sum(self.tried.values()),
             "faults": self.faults,
@@ -136,6 +148,21 @@ class Results:
             "parsers": [row.to_json() for row in self.parsers],
             "scanners": [row.to_json() for row in self.scanners],
         }
+
+
+def _parts(results: dict[str, Any]) -> list[str]:
+    """The parts that results, as JSON, are of."""
+    return [*results["cases"], *(part for part in ("parsers", "scanners") if results[part])]
+
+
+def _commits(found: Results) -> str:
+    """The commit, or each part's commit if there are several."""
+    by_commit: dict[str, list[str]] = {}
+    for part, commit in found.to_json()["commits"].items():
+        by_commit.setdefault(commit, []).append(part)
+    if len(by_commit) < 2:
+        return f"Commit {next(iter(by_commit), found.commit)}"
+    return "Commits " + ", ".join(f"{commit} ({', '.join(parts)})" for commit, parts in by_commit.items())
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
@@ -155,7 +182,7 @@ def _page(found: Results) -> Iterator[str]:
     yield "# What hostile files do to wherry"
     yield ""
     yield "Written by `infra/attack`; docs/security.md explains the columns."
-    yield f"Commit {found.commit}, {found.machine}."
+    yield f"{_commits(found)}, {found.machine}."
     yield ""
     yield "## Verbs"
     yield ""

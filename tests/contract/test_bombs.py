@@ -10,7 +10,11 @@ import pytest
 
 import wherry
 from tests.support.infra import load
+from wherry.errors import HostileError
 from wherry.formats.discover import DEEPEST
+from wherry.integrations.containers.msgpack import index as msgpack_index
+from wherry.integrations.containers.orbax import tree
+from wherry.storage.stores import locate
 from wherry.text import json_scan, limits
 
 LOWERED = {
@@ -63,9 +67,30 @@ def lowered(monkeypatch):
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_by_what_it_becomes(name, lowered, tmp_path, monkeypatch):
     bombs = load("attacks.bombs", monkeypatch)
-    found = wherry.detect(getattr(bombs, name)(tmp_path / "bomb", BOMBS[name]))
+    bomb = getattr(bombs, name)(tmp_path / "bomb", BOMBS[name])
+    found = wherry.detect(bomb)
     assert found.verdict == "malicious", found.reason
     assert "exceeds the limit of" in found.reason
+    with pytest.raises(HostileError, match="exceeds the limit of"):
+        wherry.inspect(bomb)
+
+
+def test_a_tree_that_was_refused_is_not_parsed_again(lowered, tmp_path, monkeypatch):
+    bombs, read, calls = load("attacks.bombs", monkeypatch), tree.read_tree, []
+    monkeypatch.setattr(tree, "read_tree", lambda place: calls.append(place) or read(place))
+    with pytest.raises(HostileError, match="exceeds the limit of 1,000 entries") as caught:
+        wherry.inspect(bombs.orbax_rows(tmp_path / "bomb", 3000))
+    assert "WHERRY_LIMITS" in caught.value.cure
+    assert len(calls) == 1
+
+
+def test_a_msgpack_map_is_refused_before_its_first_key(lowered, tmp_path, monkeypatch):
+    bombs, key, read = load("attacks.bombs", monkeypatch), msgpack_index.Walk._key, []
+    monkeypatch.setattr(msgpack_index.Walk, "_key", lambda walk, path: read.append(1) or key(walk, path))
+    file = next(bombs.msgpack_keys(tmp_path / "bomb", 3000).parent.rglob("checkpoint_1"))
+    with pytest.raises(HostileError, match="exceeds the limit of"):
+        msgpack_index.index_file(locate(str(file)))
+    assert read == [1]  # that of the map around it
 
 
 @pytest.mark.parametrize(
@@ -99,8 +124,9 @@ def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, deep):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("orbax_metadata", 80_000_000), ("sidecar", 60_000_000), ("safetensors_header", 1_600_000),
-     ("pickle_dicts", 19_000_000), ("gguf_keys", 4_000_000), ("msgpack_keys", 3_900_000), ("ocdbt_keys", 20_000_000)],
+    [("orbax_metadata", 80_000_000), ("orbax_rows", 1_500_000), ("sidecar", 60_000_000),
+     ("safetensors_header", 1_600_000), ("pickle_dicts", 19_000_000), ("gguf_keys", 4_000_000),
+     ("msgpack_keys", 3_900_000), ("ocdbt_keys", 20_000_000)],
 )  # fmt: skip
 def test_no_verb_takes_more_than_the_promised_memory_and_time(name, count, tmp_path, monkeypatch):
     bombs, probe = load("attacks.bombs", monkeypatch), load("attacks.probe", monkeypatch)

@@ -134,7 +134,7 @@ def test_files_are_chosen_evenly(attacks):
     assert Counter(one.kind for one in found) == {"a": 6, "b": 3, "c": 6}
 
 
-def test_results_of_parts_are_joined_if_they_are_of_one_commit(attacks):
+def test_results_are_joined_if_those_of_a_part_are_of_one_commit(attacks):
     from attacks.case import Run
     from attacks.report import Results, markdown
 
@@ -147,5 +147,8 @@ def test_results_of_parts_are_joined_if_they_are_of_one_commit(attacks):
     assert (first.faults, first.peak, first.codes) == (1, 5.0, {0: 1, 70: 1})
     assert [run.case for run in first.found] == ["b"]
     assert "| files | 1 | 2 |" in markdown(first)
-    with pytest.raises(ValueError, match="cannot be joined"):
-        first.join(Results("m", "d").to_json())
+    assert "Commit c, m." in markdown(first)
+    first.join(Results("m", "d", cases={"bombs": 3}).to_json())
+    assert "Commits c (files), d (bombs), m." in markdown(first)
+    with pytest.raises(ValueError, match="files of d cannot be joined to those of c"):
+        first.join(Results("m", "d", cases={"files": 1}).to_json())

@@ -91,7 +91,7 @@ class Walk:
         if head.kind == "map":
             return self._table(head, path, depth)
         if head.kind == "array":
-            self._check_count(head.length, path)
+            self._check_count(head.length, head.length, path)
             return Sequence(tuple(self.node((*path, str(n)), depth + 1) for n in range(head.length)))
         if head.kind == "ext":
             return self._ext(head, path)
@@ -107,7 +107,7 @@ class Walk:
             raise self._hostile(f"{DEEPEST} levels", path)
 
     def _table(self, head: Head, path: KeyPath, depth: int) -> Node:
-        self._check_count(2 * head.length, path)
+        self._check_count(head.length, 2 * head.length, path)
         entries: dict[str, Node] = {}
         mark = 0
         for number in range(head.length):
@@ -254,14 +254,22 @@ class Walk:
             raise self._corrupt("expected non-negative integers as shape", path)
         return node.value
 
-    def _check_count(self, children: int, path: KeyPath) -> None:
-        """Check a number of children against the remaining bytes: each takes at least one."""
-        if children > self.source.size - self.source.position:
+    def _check_count(self, children: int, objects: int, path: KeyPath) -> None:
+        """Check the declared children before the first is read.
+
+        Args:
+            children: their number; a glance reads as far as its bytes go.
+            objects: their number with that of their keys; each takes at least one byte.
+            path: of the parent.
+        """
+        if objects > self.source.size - self.source.position:
             self.source.cut = True
             raise self._corrupt(
-                f"expected {children} objects in the remaining {self.source.size - self.source.position} bytes",
+                f"expected {objects} objects in the remaining {self.source.size - self.source.position} bytes",
                 path,
             )
+        if self.paths is None and self._nodes + children > self._most_nodes:
+            raise self._hostile(f"{self._most_nodes} nodes", path)
 
     @staticmethod
     def _decoded(data: bytes) -> str | None:

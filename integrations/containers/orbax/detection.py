@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damage
 from wherry.core.steps import step_number
-from wherry.errors import AmbiguousError, WherryError
+from wherry.errors import AmbiguousError, IncompleteError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
@@ -80,7 +80,7 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     location, names = glimpse.location, set(glimpse.entries)
     marks_of_step = (layout.COMMITTED, layout.V1_MARKER, layout.CHECKPOINT)
     around = {name for name in marks_of_step if location.parent.join(name).exists()}
-    verdict, reason, metadata = _verdict(location, item, names, around)
+    verdict, refused, metadata = _verdict(location, item, names, around)
     writer, signs = layout.generation(item, names | around, metadata)
     own = own_notes(metadata)
     evidence = [Evidence(".", f"{sign} is written by {writer}") for sign in sorted(signs)]
@@ -105,8 +105,9 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
         step=step_of(location, inside_step=bool(around) or location.name in layout.PREFERRED_ITEMS),
         kind=tree.kind_of(leaves.arrays, leaves.strings) if leaves else None,
         verdict=verdict,
-        reason=reason,
+        reason=refused.what if refused else None,
         evidence=(*_presence(item), *evidence),
+        cure=refused.cure if refused else None,
     )
     return FoundItem(detection, location, item, metadata, leaves)
 
@@ -134,8 +135,8 @@ def _presence(item: layout.OrbaxItem) -> list[Evidence]:
 
 def _verdict(
     location: Location, item: layout.OrbaxItem, names: set[str], around: set[str]
-) -> tuple[Verdict, str | None, layout.JsonObject]:
-    """The verdict from names and `_METADATA`; a msgpack tree alone is taken as complete until it is opened."""
+) -> tuple[Verdict, WherryError | None, layout.JsonObject]:
+    """The verdict from names and `_METADATA`, and its error; a msgpack tree alone is complete until it is opened."""
     metadata: layout.JsonObject = {}
     try:
         if item.tree:
@@ -147,13 +148,10 @@ def _verdict(
     except OSError:
         raise
     except WherryError as error:
-        return verdict_of_damage(error.verdict), error.what, metadata
+        return verdict_of_damage(error.verdict), error, metadata
     if location.store.protocol in layout.RENAMELESS and layout.COMMITTED not in names | around:
-        return (
-            "incomplete",
-            f"file not found: {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://",
-            metadata,
-        )
+        words = f"file not found: {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://"
+        return "incomplete", IncompleteError(words, uri=location.uri), metadata
     return "ok", None, metadata
 
 

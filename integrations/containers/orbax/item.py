@@ -15,7 +15,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
-from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
+from wherry.errors import CorruptError, HostileError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
@@ -48,8 +48,11 @@ def open_item(
         IncompleteError: it was never committed, or its tree, OCDBT manifest or array metadata is missing.
         CorruptError: its metadata is invalid.
         UnsupportedError: it has a type that is not supported.
-        HostileError: a name points outside the folder, or a size exceeds its limit.
+        HostileError: a name points outside the folder, or a size exceeds its limit; what the detection refused is not
+            read again.
     """
+    if detection.verdict == "malicious":
+        raise HostileError(str(detection.reason), uri=detection.uri, cure=detection.cure)
     glimpse = Glimpse(location)
     item = layout.look_at_item(glimpse)
     if uncommitted:

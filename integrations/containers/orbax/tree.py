@@ -45,6 +45,7 @@ _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "N
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
 _MOST_UNKNOWN = 8  # fields of a row that are reported
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
+_PLAIN = frozenset({str, int, type(None)})  # types of a key and of its kind
 _ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
 _LONGEST_TYPE = 100  # characters
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
@@ -131,23 +132,28 @@ class _RowReduction:
     def __init__(self) -> None:
         self._keys: dict[tuple[Any, Any], JsonObject] = {}
         self._values: dict[tuple[Any, ...], JsonObject] = {}
+        self._last: tuple[Any, JsonObject | None] = (None, None)
 
     def __call__(self, _key: Any, row: Any) -> Any:
         if type(row) is not dict or type(row.get("key_metadata")) is not list:
             return None  # which `parse_tree` refuses
         value = row.get("value_metadata")
-        return {
-            "key_metadata": list(map(self._key, row["key_metadata"])),
-            "value_metadata": self._value(value) if type(value) is dict else None,
-        }
+        if value != self._last[0]:
+            self._last = (value, self._value(value) if type(value) is dict else None)
+        return {"key_metadata": list(map(self._key, row["key_metadata"])), "value_metadata": self._last[1]}
 
     def _key(self, key: Any) -> Any:
-        if type(key) is not dict or not _is_plain(key.get("key")) or not _is_plain(key.get("key_type")):
+        if type(key) is not dict:
             return None
-        known = key.get("key"), key.get("key_type")
-        if known not in self._keys:
-            self._keys[known] = {name: key[name] for name in ("key", "key_type") if name in key}
-        return self._keys[known]
+        name, kind = key.get("key"), key.get("key_type")
+        if type(name) not in _PLAIN or type(kind) not in _PLAIN:
+            return None
+        found = self._keys.get((name, kind))
+        if found is None:
+            found = self._keys[name, kind] = {
+                field: key[field] for field in ("key", "key_type") if field in key
+            }
+        return found
 
     def _value(self, value: JsonObject) -> JsonObject:
         word, skipped = value.get("value_type"), bool(value.get("skip_deserialize"))
@@ -158,10 +164,6 @@ class _RowReduction:
         if known not in self._values:
             self._values[known] = {"value_type": word, "skip_deserialize": skipped, **dict.fromkeys(unknown)}
         return self._values[known]
-
-
-def _is_plain(value: object) -> bool:
-    return type(value) in (str, int, type(None))
 
 
 def read_strings(location: Location, tree: ItemTree) -> dict[KeyPath, str]:
