@@ -67,11 +67,7 @@ def open_item(
     arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
-    shardings, unknown = (
-        tree.read_shardings(location, set(leaves.arrays.values()))
-        if layout.SHARDING in glimpse.entries
-        else ({}, frozenset())
-    )
+    shardings, unknown = _shardings(glimpse, leaves)
     own = own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
     reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
@@ -94,6 +90,13 @@ def open_item(
     version = version if leaves.tensors else detection.format_version
     precise = replace(detection.seen(*notes), kind=manifest.kind, format_version=version)
     return Opened(precise, manifest, reader)
+
+
+def _shardings(glimpse: Glimpse, leaves: tree.ItemTree) -> tuple[dict[str, Sharding], frozenset[str]]:
+    """The shardings of the arrays, and the types of those that are unknown; both empty without `_sharding`."""
+    if layout.SHARDING not in glimpse.entries:
+        return {}, frozenset()
+    return tree.read_shardings(glimpse.location, set(leaves.arrays.values()))
 
 
 def _reader(
