@@ -95,8 +95,8 @@ class BaseWriter:
 
     def home(self, path: KeyPath, where: Region | Span) -> Location | None:
         """The only file of the byte ranges, where these are known."""
-        places = {one.location for one in self.extents(path, where) or ()}
-        return places.pop() if len(places) == 1 else None
+        places = {one.location.path: one.location for one in self.extents(path, where) or ()}
+        return next(iter(places.values())) if len(places) == 1 else None
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  of the protocol
         """No encoded chunks are named."""

@@ -90,7 +90,8 @@ def target_files(plan: Plan) -> TargetFiles:
     names = {path: frozenset[str]().union(*(row.files for row in rows)) for path, rows in found.items()}
     homes = {path: next(iter(files)) for path, files in names.items() if len(files) == 1}
     spread = {path: rows for path, rows in found.items() if path not in homes}
-    return TargetFiles(sizes, homes, f"{row.name} is one file" if len(sizes) == 1 else "", spread)
+    single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
+    return TargetFiles(sizes, homes, single if len(sizes) == 1 else "", spread)
 
 
 def _rows(home: HomeFunction, plan: Plan) -> Iterator[tuple[KeyPath, Iterator[FilesOfMove]]]:
@@ -110,8 +111,8 @@ def _rows(home: HomeFunction, plan: Plan) -> Iterator[tuple[KeyPath, Iterator[Fi
 
 
 def _of_move(home: HomeFunction, spec: TensorSpec, move: Move) -> FilesOfMove:
-    assert spec.chunks is not None and move.region is not None, "moves to chunks are regions"
-    places = [_names(home(spec.path, cell)) for cell in cells(move.region, spec.chunks)]
+    region = move.region or spec.whole  # moves to chunks are regions
+    places = [_names(home(spec.path, cell)) for cell in cells(region, spec.chunks or ())]
     return FilesOfMove(move.span, move.box, frozenset().union(*places) if all(places) else frozenset())
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
 
+
 class ChunkStore(Protocol):
     """Takes chunks and small values by key."""
 
