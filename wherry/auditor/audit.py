@@ -30,12 +30,15 @@ from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compared
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, required, survey_roots
+from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_budget
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
+from wherry.units.cut import UNIT_BYTES
+from wherry.verifier.full_read import ReadOptions
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ class _AuditRequest:
     anchor: str | None
     tracking_uri: str | None
     registry_uri: str | None
-    memory: int
+    how: ReadOptions
     key: str | None
     record: bool
     progress: OnProgress | None
@@ -92,6 +95,8 @@ def audit(
     key: str | None = None,
     record: bool = True,
     progress: OnProgress | None = None,
+    on: str = THREADS,
+    unit_bytes: int = UNIT_BYTES,
 ) -> AuditReport:
     """Audit checkpoints, registrations and the ledger itself.
 
@@ -112,6 +117,8 @@ def audit(
             Without a key, signatures are not checked.
         record: write the outcome to the ledger, and on the model versions that are altered or proved.
         progress: called a few times a second while bytes are read.
+        on: the carrier whose workers read the bytes at level `digest`; see `wherry.carriers.carrier`.
+        unit_bytes: what one worker reads at a time.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -123,11 +130,14 @@ def audit(
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
-    for name, given in (("--sample", sample is not None), ("--deep", deep)):
+    for name, given in (("--sample", sample is not None), ("--deep", deep), ("--on", on != THREADS)):
         if given and level != "digest":
             raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    if on != THREADS:
+        carrier_of(on)
     asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
-                   registry_uri, parse_budget(memory), required_key(key), record, progress)  # fmt: skip
+                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key), record,
+                   progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -223,7 +233,7 @@ def _read(
     asked: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
 ) -> str:
     return read_all(
-        looked, found, sample=asked.sample, deep=asked.deep, memory=asked.memory, ledger=kept,
+        looked, found, sample=asked.sample, deep=asked.deep, how=asked.how, ledger=kept,
         progress=asked.progress,
     )  # fmt: skip
 
