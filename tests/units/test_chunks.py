@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.corpus import needs_corpus, place
-from tests.support.jobs import as_dead, killed
+from tests.support.jobs import Killed, as_dead, changed, killed, receipts
+from tests.support.object_stores import left_beside
 from wherry.core.request import TargetRequest, convert_request
 from wherry.core.services import service
+from wherry.errors import MismatchError
 from wherry.units.commit import commit
 from wherry.units.split_job import split
 from wherry.units.work import work
@@ -104,6 +107,51 @@ def test_a_unit_of_chunks_whose_worker_was_killed_is_made_again(model, target, t
         killed(target, patch, step, 2)
     work(target)
     require_same(target, model, "orbax", CASES["ocdbt"], tmp_path / "alone")
+
+
+def test_two_units_with_one_move_must_agree_about_it(model, target):
+    """One of them has read something else at the edge."""
+    job = job_of(model, target, "orbax", CASES["ocdbt"])
+    work(target)
+    found = {row["unit"]: (name, row) for name, row in receipts(target).items()}
+    shared = {tuple(move[:3]) for move in found[0][1]["moves"]} & {
+        tuple(move[:3]) for move in found[1][1]["moves"]
+    }
+    assert shared
+    assert len(job.units) > 2
+    name, row = found[0]
+    moves = [
+        [*move[:4], _other(move[4]), *move[5:]] if tuple(move[:3]) in shared else move
+        for move in row["moves"]
+    ]
+    changed(target, name, moves=moves)
+    with pytest.raises(MismatchError, match="two workers have read different bytes"):
+        commit(str(target))
+
+
+def _other(text):
+    raw = bytearray(base64.b64decode(text))
+    raw[0] ^= 1
+    return base64.b64encode(raw).decode()
+
+
+def test_a_commit_of_a_database_that_was_killed_is_taken_up(model, target, tmp_path, monkeypatch):
+    job_of(model, target, "orbax", CASES["ocdbt"])
+    work(target)
+    for call in ("wherry.converter.passes.complete", "wherry.units.records.Records.end"):
+        with monkeypatch.context() as patch:
+            patch.setattr(call, _killed)
+            with pytest.raises(Killed):
+                commit(str(target))
+    [receipt] = commit(str(target)).receipts
+    assert receipt.already
+    assert left_beside(target) == []
+    alone = wherry.convert(model, tmp_path / "alone", to="orbax", options=CASES["ocdbt"], lineage=False)
+    assert receipt.target.checkpoint_digest == alone.target.checkpoint_digest
+
+
+def _killed(*_arguments):
+    raise Killed
 
 
 BETWEEN_SYSTEMS = {

@@ -112,6 +112,21 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, tmp_path, monkeypatch, hours):
+    """It neither takes a claim for an old one, nor waits for the time that its clock is behind."""
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        killed(target, patch, "finish", 1)
+    real, begun = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    work(target, expiry=0.3)
+    assert 0.3 < time.monotonic() - begun < 60
+    monkeypatch.setattr(time, "time", real)
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
 def test_a_slow_worker_whose_claim_has_expired_changes_nothing(source, target, tmp_path, monkeypatch):
     """It comes back from the dead after its unit was made by another, with the same bytes."""
     made_job(source, target)

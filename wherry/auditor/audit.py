@@ -43,7 +43,7 @@ from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from wherry.core.progress import OnProgress
     from wherry.ledger.record import Ledger
@@ -117,8 +117,7 @@ def audit(
             Without a key, signatures are not checked.
         record: write the outcome to the ledger, and on the model versions that are altered or proved.
         progress: called a few times a second while bytes are read.
-        on: the carrier whose workers read the bytes at level `digest`; see `wherry.carriers.carrier`.
-        unit_bytes: what one worker reads at a time.
+        on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -128,13 +127,7 @@ def audit(
     """
     from wherry.ledger.record import open_ledger
 
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
-    for name, given in (("--sample", sample is not None), ("--deep", deep), ("--on", on != THREADS)):
-        if given and level != "digest":
-            raise UsageError(f"{name} requires level digest", cure="add --level digest")
-    if on != THREADS:
-        carrier_of(on)
+    _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
     asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
                    registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key), record,
                    progress)  # fmt: skip
@@ -146,6 +139,17 @@ def audit(
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
         return _recorded(report, ledger, sha256) if record else report
+
+
+def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
+    """Refuse an unknown level or engine, and options that are given without the level that they are for."""
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
+    for name, is_given in given.items():
+        if is_given and level != "digest":
+            raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    if on != THREADS:
+        carrier_of(on)
 
 
 def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:

@@ -6,7 +6,7 @@ import json
 import sys
 from importlib import import_module
 
-_MODULES = ("wherry.carriers.reading", "wherry.carriers.on_worker")
+_MODULES = ("wherry.carriers.hash_on", "wherry.carriers.on_worker")
 
 
 def main() -> None:

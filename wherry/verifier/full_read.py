@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wherry.carriers.carrier import THREADS
-from wherry.carriers.reading import Reading, hash_on, source_of
+from wherry.carriers.hash_on import ReadOrder, hash_on, source_of
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
@@ -139,7 +139,7 @@ def hashed(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
     """The digests of all tensors, read by this process or by the workers of a carrier."""
     if how.on == THREADS or how.source is None:
         return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
-    reading = Reading(source_of(how.source), how.unit_bytes, algorithm, how.memory)
+    reading = ReadOrder(source_of(how.source), how.unit_bytes, algorithm, how.memory)
     return hash_on(checkpoint, reading, how.on, progress=how.progress)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wherry.formats.format import Option
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look
+from wherry.integrations.containers.orbax.layout import DATA_FILE_SIZE
 from wherry.integrations.containers.orbax.partitioning import ruled
 from wherry.integrations.containers.zarr.new import IN_STORE
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 STEP_ITEM = "default"
 CHUNK_HELP = "chunk size: auto (4 to 8 MiB), store (up to 32 MiB), whole, or a number of MiB"
-DATA_FILE_SIZE = "1GiB"
 FILE_OPTION = Option(DATA_FILE_SIZE, "maximum size of a data file of an OCDBT database, for example 256MiB")
 OPTIONS = {
     "zarr": Option("2", "zarr version", ("2", "3")),

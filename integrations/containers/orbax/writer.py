@@ -24,13 +24,12 @@ from wherry.formats.reader import Extent
 from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.orbax import layout, partitioning
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
-from wherry.integrations.containers.orbax.row import DATA_FILE_SIZE
 from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
 from wherry.integrations.containers.orbax.tree import stored_name, tree_json
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
-from wherry.integrations.containers.zarr.store import ChunkStore, open_chunks, sync_everything
+from wherry.integrations.containers.zarr.store import open_chunks, sync_everything
 from wherry.integrations.containers.zarr.stream import StoredChunk, encoded_chunk
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import make_folder
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
     from wherry.formats.reader import EncodedChunk
+    from wherry.integrations.containers.zarr.chunk_store import ChunkStore
     from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
@@ -57,7 +57,7 @@ class OrbaxWriter(BaseWriter):
         self._manifest = manifest
         self._ocdbt: bool = options["ocdbt"]
         self._version = int(options["zarr"])
-        self._file_bytes = parse_size(options.get("data_file_size", DATA_FILE_SIZE))
+        self._file_bytes = parse_size(options.get("data_file_size", layout.DATA_FILE_SIZE))
         self._finished = False
         self._syncing = threading.Lock()
         self._started = time.time_ns()

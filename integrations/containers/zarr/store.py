@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError, storage_error, storage_errors
 from wherry.integrations.containers.flat.files import FlatFiles, require_local
@@ -39,31 +39,8 @@ from wherry.upload.staged_objects import is_staged
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from wherry.integrations.containers.zarr.chunk_store import ChunkStore
     from wherry.storage.location import Location
-
-
-class ChunkStore(Protocol):
-    """Takes chunks and small values by key."""
-
-    def put(self, key: str, data: memoryview, size: int = 0) -> None:
-        """Write a chunk, padded with zeros to `size`; thread-safe and repeatable."""
-
-    def place(self, key: str) -> Reference:
-        """The byte range of a chunk that was put; the file is relative to the store's folder."""
-        ...
-
-    def stored(self, key: str) -> bool:
-        """Whether a chunk that was put is durable after a `sync`; in a store of objects, its bytes have to be sent."""
-        ...
-
-    def sync(self) -> None:
-        """Make every chunk durable whose `put` has returned."""
-
-    def finish(self, values: Mapping[str, bytes]) -> None:
-        """Write the small values and complete the store; idempotent."""
-
-    def close(self) -> None:
-        """Release the resources."""
 
 
 class _LocalChunks:

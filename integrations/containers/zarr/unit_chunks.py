@@ -22,7 +22,7 @@ from wherry.upload.staged_objects import is_staged, run_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.integrations.containers.zarr.store import ChunkStore
+    from wherry.integrations.containers.zarr.chunk_store import ChunkStore
     from wherry.storage.location import Location
 
 

@@ -17,7 +17,7 @@ import wherry
 from tests.support.command import command
 from tests.support.worker_pools import ImaginaryPool
 from wherry.auditor.audit import audit
-from wherry.carriers import child_pool, coordinator, reading
+from wherry.carriers import child_pool, coordinator, hash_on
 from wherry.core.digest import LEAF, leaf_count
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import TensorSpec
@@ -65,7 +65,7 @@ def pools(monkeypatch):
             def __exit__(self, *_):
                 return None
 
-        monkeypatch.setattr(reading, "_pool", lambda _on: Opened())
+        monkeypatch.setattr(hash_on, "_pool", lambda _on: Opened())
         return pool
 
     return use
@@ -75,8 +75,8 @@ def hashed(model, on="dask", unit=UNIT, algorithm="blake3"):
     source = SourceRequest(str(model))
     with open_source(source) as checkpoint:
         expected = hash_checkpoint(checkpoint, algorithm, memory=64 * MIB)
-        how = reading.Reading(reading.source_of(source), unit, algorithm, 64 * MIB)
-        return reading.hash_on(checkpoint, how, on), expected
+        how = hash_on.ReadOrder(hash_on.source_of(source), unit, algorithm, 64 * MIB)
+        return hash_on.hash_on(checkpoint, how, on), expected
 
 
 @pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
@@ -102,13 +102,13 @@ def test_what_a_lost_worker_was_reading_goes_to_another(model, pools):
 
 @pytest.mark.parametrize("field", ["version", "units", "state"])
 def test_a_worker_that_sees_something_else_is_left_out(model, pools, monkeypatch, caplog, field):
-    real = reading.prove_reading
+    real = hash_on.prove_reading
 
     def faults(worker, _function, call):
         return {**real(pool.reading), field: "other"} if worker == "b" and call <= 2 else None
 
     pool = pools(_Pool("ab", faults))
-    pool.reading = reading.Reading(SourceRequest(str(model)), UNIT, "blake3", 64 * MIB).to_json()
+    pool.reading = hash_on.ReadOrder(SourceRequest(str(model)), UNIT, "blake3", 64 * MIB).to_json()
     found, expected = hashed(model)
     assert found == expected
     assert pool.units_of("b") == []
@@ -118,14 +118,14 @@ def test_a_worker_that_sees_something_else_is_left_out(model, pools, monkeypatch
 def test_a_worker_that_answers_with_other_hashes_does_not_get_through(model, pools):
     """Its hashes are not those of the record."""
     pool = pools(_Pool("a"))
-    real = reading.read_unit
+    real = hash_on.read_unit
 
     def lies(*arguments):
         answer = real(*arguments)
         return {**answer, "hashes": ["AAAA" + text[4:] for text in answer["hashes"]]}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "read_unit", lies)
+        patch.setattr(hash_on, "read_unit", lies)
         outcome = wherry.verify(model, level="digest", on="dask:1", unit_bytes=UNIT)
     assert outcome.verdict == "altered"
     assert pool.units_of("a")
@@ -152,7 +152,7 @@ def test_damage_that_workers_find_is_the_verdict_of_one_process(model, pools, tm
 def test_a_worker_that_is_wrong_about_damage_is_not_believed(model, pools):
     pool = pools(_Pool("a"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "read_unit", lambda *_: {"hashes": None, "seconds": 0.1})
+        patch.setattr(hash_on, "read_unit", lambda *_: {"hashes": None, "seconds": 0.1})
         found, expected = hashed(model)
     assert found == expected
     assert pool.units_of("a")

@@ -1,4 +1,4 @@
-"""reading: has the bytes of a checkpoint read and hashed by the workers of a carrier.
+"""hash_on: has the bytes of a checkpoint read and hashed by the workers of a carrier.
 
 A checkpoint that is read is cut at leaves of its digests. Workers answer with hashes, which merge in any order; they
 write nothing, so there is no job, and a unit that was lost is read again. Each worker first shows that it has the same
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOrder:
     """How a checkpoint is read by several workers.
 
     Attributes:
@@ -62,10 +62,10 @@ class Reading:
         return asdict(self)
 
 
-class ReadingWork:
+class ReadWork:
     """The units of a checkpoint that is read; the result of each is its number and its raw hashes. See Workload."""
 
-    def __init__(self, reading: Reading, checkpoint: Checkpoint, units: tuple[ReadUnit, ...]) -> None:
+    def __init__(self, reading: ReadOrder, checkpoint: Checkpoint, units: tuple[ReadUnit, ...]) -> None:
         self._reading, self._units, self.uri = reading, units, checkpoint.uri
         self._seen = {"version": __version__, "units": units_digest(units), "state": _state(checkpoint)}
         self.names = [f"{number:05d}-{secrets.token_hex(2)}" for number in range(len(units))]
@@ -104,7 +104,7 @@ class ReadingWork:
 
 
 def hash_on(
-    checkpoint: Checkpoint, reading: Reading, on: str, *, progress: OnProgress | None = None
+    checkpoint: Checkpoint, reading: ReadOrder, on: str, *, progress: OnProgress | None = None
 ) -> Hashes:
     """Read every tensor of a checkpoint with a carrier; see `hash_checkpoint`.
 
@@ -125,7 +125,7 @@ def hash_on(
     }
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
     with _pool(on) as pool:
-        for number, hashes in carried(ReadingWork(reading, checkpoint, units), pool):
+        for number, hashes in carried(ReadWork(reading, checkpoint, units), pool):
             unit = units[number]
             for (path, rows), own in zip(
                 unit.parts.items(), _hashes(checkpoint, reading, unit, hashes), strict=True
@@ -150,7 +150,7 @@ def source_of(source: SourceRequest) -> SourceRequest:
 
 
 def _hashes(
-    checkpoint: Checkpoint, reading: Reading, unit: ReadUnit, answer: list[str] | None
+    checkpoint: Checkpoint, reading: ReadOrder, unit: ReadUnit, answer: list[str] | None
 ) -> list[list[bytes]]:
     if answer is None:  # a worker found damage; if this process finds none, the worker was wrong
         own = hash_leaves(checkpoint, reading.algorithm, unit.parts, memory=reading.memory)
@@ -173,7 +173,7 @@ def prove_reading(reading: Mapping[str, Any]) -> dict[str, Any]:
     """On a worker: show that it sees the checkpoint.
 
     Args:
-        reading: as `Reading.to_json` gives it.
+        reading: as `ReadOrder.to_json` gives it.
 
     Returns:
         What it sees, or in `problem` why it cannot read.
@@ -191,7 +191,7 @@ def read_unit(reading: Mapping[str, Any], number: int) -> dict[str, Any]:
     """On a worker: read and hash a unit.
 
     Args:
-        reading: as `Reading.to_json` gives it.
+        reading: as `ReadOrder.to_json` gives it.
         number: of the unit.
 
     Returns:
@@ -215,6 +215,6 @@ def end_reading() -> dict[str, Any]:
     return {}
 
 
-def _reading(row: Mapping[str, Any]) -> Reading:
+def _reading(row: Mapping[str, Any]) -> ReadOrder:
     source: dict[str, Any] = {**row["source"], "opaque": tuple(row["source"]["opaque"])}
-    return Reading(SourceRequest(**source), row["unit_bytes"], row["algorithm"], row["memory"])
+    return ReadOrder(SourceRequest(**source), row["unit_bytes"], row["algorithm"], row["memory"])
