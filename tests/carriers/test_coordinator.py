@@ -202,8 +202,8 @@ def test_what_a_worker_writes_must_hold_the_secret(source, target):
     assert challenges(target) == []
 
 
-def test_a_unit_is_not_put_back_while_another_worker_makes_it(source, target):
-    queue = unit_queue.UnitQueue(job_of(source, target))
+def test_a_unit_is_not_put_back_while_another_worker_makes_it():
+    queue = unit_queue.UnitQueue("memory://job", tuple(f"unit {number}" for number in range(12)))
     queue.fill(range(2, 12))
     assert [queue.waiting.popleft() for _ in range(queue.due())] == [0, 1]
     queue.try_again(0, [0, None], at_once=True)

@@ -19,6 +19,7 @@ from tests.support.object_stores import (
     watched,
 )
 from wherry.integrations.containers.zarr.object_chunks import PlacedChunks
+from wherry.integrations.containers.zarr.places import places_of
 from wherry.objects.memory import MemoryObjects
 from wherry.staging.object_journal import ObjectJournal
 from wherry.storage.location import Location
@@ -260,7 +261,7 @@ def test_gaps_between_chunks_are_filled_at_once(tmp_path, monkeypatch):
     sender = Sender(1 << 20, 2)
     using = UploadContext(MemoryObjects(place.store), "run", sender, PartLog(), "memory")
     run = UploadRun(place, f"{place.path}-area", using)
-    chunks = PlacedChunks(Location(StagedObjects(place.store, run), place.path), sizes)
+    chunks = PlacedChunks(Location(StagedObjects(place.store, run), place.path), places_of(sizes))
     for key, size in sizes.items():
         chunks.put(key, memoryview(bytes(size)))
     sender.drain()

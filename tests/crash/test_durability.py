@@ -146,13 +146,10 @@ def test_a_takeover_by_copy_loses_no_progress_to_a_loss_of_power(small, tmp_path
         assert wherry.verify(root / name, level="digest", against=source).ok, loss.call
 
 
-def test_a_later_data_file_of_a_database_has_its_name_before_the_journal_speaks_of_it(
-    small, tmp_path, monkeypatch
-):
+def test_a_later_data_file_of_a_database_has_its_name_before_the_journal_speaks_of_it(small, tmp_path):
     source, root = small("orbax"), tmp_path / "disk"
     root.mkdir()
-    monkeypatch.setattr(places, "FILE_BYTES", 1000)
-    grown = {"verify": "none", "options": {"compression": "zstd"}}
+    grown = {"verify": "none", "options": {"compression": "zstd", "data_file_size": "1000"}}
     found, _digest = losses(source, root, root / "orbax", **grown)
     assert len(list((root / "orbax" / places.DATA).iterdir())) > 2, "the tree and more than one file of data"
     for loss in found:

@@ -46,17 +46,18 @@ ROOMS: Mapping[str, str] = {
     " ledger",
     "merger": "errors core storage formats mover view converter",
     "units": "errors version core remote storage objects upload staging formats mover ledger converter",
-    "carriers": "errors version core runtime config converter units",
+    "carriers": "errors version core runtime formats mover config ledger converter units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
-    " compare",
+    " units carriers compare",
     "live": "errors text core runtime remote storage staging formats tree mover view ledger converter",
     "models": "errors text core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger"
     " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
-    "auditor": "errors version text core runtime storage formats tree mover config ledger converter verifier",
+    "auditor": "errors version text core runtime storage formats tree mover config ledger converter units"
+    " carriers verifier",
     "site": "errors version core ledger catalog lineage",
     "watch": "errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",

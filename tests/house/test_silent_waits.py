@@ -23,6 +23,7 @@ ALLOWED = {
     # work goes on meanwhile, and its progress is shown
     ("wherry/carriers/coordinator.py", "_ended"): "units are made meanwhile",
     ("wherry/carriers/processes.py", "carry_with_processes"): "units are made meanwhile",
+    ("wherry/carriers/child_pool.py", "_call"): "a unit is read meanwhile",
     ("wherry/mover/pool.py", "reserved"): "other ranges are moved meanwhile",
     ("wherry/mover/spill.py", "_wait"): "ranges are written meanwhile",
     ("wherry/upload/sender.py", "_reserved"): "parts are sent meanwhile",

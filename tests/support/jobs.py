@@ -15,12 +15,14 @@ from wherry.units.split_job import split
 from wherry.units.unit_receipt import done
 from wherry.units.work import work
 
-SIZES = {"hf": {"max_shard_size": "250KB"}, "dcp": {"shard_size": "250KB"}}
+SIZES = {
+    "hf": {"max_shard_size": "250KB"}, "dcp": {"shard_size": "250KB"}, "orbax": {"data_file_size": "250KB"},
+}  # fmt: skip
 
 
 def requested(source, target, to="hf", **more):
     """The request of a conversion whose target has several files."""
-    ignore = () if to in ("hf", "dcp") else ("companions",)
+    ignore = () if to in ("hf", "dcp", "orbax") else ("companions",)
     common = {"lineage": False, "ignore": ignore, **more}
     return convert_request(str(source), [TargetRequest(str(target), to, SIZES.get(to, {}))], **common)
 

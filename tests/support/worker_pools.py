@@ -10,6 +10,7 @@ from tests.support.jobs import undisturbed
 from wherry.carriers import on_worker
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.coordinator import Coordinator, carry_with_pool
+from wherry.carriers.workload import JobWork
 from wherry.core.request import TargetRequest, convert_request
 from wherry.units.commit import commit
 from wherry.units.split_job import split
@@ -73,9 +74,9 @@ def carried(made, pool):
 def coordinated(made, pool):
     """The coordinator that has carried a job."""
     with challenge_of(made) as challenge:
-        coordinator = Coordinator(made, pool, challenge)
+        coordinator = Coordinator(JobWork(challenge), pool)
         try:
-            assert len(list(coordinator.receipts())) == len(made.units)
+            assert len(list(coordinator.results())) == len(made.units)
         finally:
             coordinator.close()
     return coordinator

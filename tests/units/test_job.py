@@ -26,6 +26,7 @@ from tests.support.jobs import (
 from tests.support.object_stores import left_beside, uploads_below
 from tests.support.waits import told_at_once
 from wherry.core.digest import sha256_of
+from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import (
     HostileError,
     IncompleteError,
@@ -47,7 +48,7 @@ from wherry.units.unit_receipt import receipt_from
 from wherry.units.work import work
 
 
-@pytest.mark.parametrize("to", ["hf", "dcp", "safetensors", "npz", "torch-zip"])
+@pytest.mark.parametrize("to", ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip"])
 def test_units_make_what_one_process_makes(source, target, tmp_path, to):
     job = made_job(source, target, to)
     report = work(target)
@@ -108,6 +109,21 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
         report = work(target, expiry=0.3)
     assert time.monotonic() - begun > 0.3
     assert set(lines) == {f"{report.job}: waiting for units that other workers make"}
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, tmp_path, monkeypatch, hours):
+    """It neither takes a claim for an old one, nor waits for the time that its clock is behind."""
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        killed(target, patch, "finish", 1)
+    real, begun = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    work(target, expiry=0.3)
+    assert 0.3 < time.monotonic() - begun < 60
+    monkeypatch.setattr(time, "time", real)
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
@@ -317,8 +333,13 @@ def test_a_target_that_exists_is_refused(source, target):
 
 
 def test_a_format_that_one_process_writes_is_refused(source, tmp_path):
-    with pytest.raises(UnsupportedError, match="orbax cannot be written by several processes"):
-        made_job(source, tmp_path / "out", "orbax")
+    """Compressed chunks are appended as they come, so their places cannot be known."""
+    target = TargetRequest(str(tmp_path / "out"), "orbax", {"compression": "zstd"})
+    request = convert_request(str(source), [target], lineage=False)
+    with pytest.raises(
+        UnsupportedError, match="orbax cannot be written by several processes here: the sizes"
+    ):
+        split(request, 300_000)
 
 
 def test_a_worker_tries_again_after_an_error_that_a_retry_can_fix(source, target, monkeypatch):

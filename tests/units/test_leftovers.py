@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import as_dead, killed, made_job
+from tests.support.jobs import Killed, as_dead, killed, made_job
 from tests.support.object_stores import uploads_below
 from wherry.staging.clean import clean
 from wherry.storage.stores import locate
+from wherry.units.commit import commit
 from wherry.units.work import work
 
 
 def everything_below(target):
     return sorted(entry.name for entry in locate(target).parent.walk())
+
+
+def stopped(*_arguments):
+    raise Killed
 
 
 def aged(target):
@@ -26,20 +31,26 @@ def aged(target):
             os.utime(path, (time.time() - 7200,) * 2)
 
 
-@pytest.mark.parametrize("state", ["split", "killed", "made"])
+@pytest.mark.parametrize("state", ["split", "killed", "made", "committing"])
 def test_clean_removes_a_job_that_nobody_works_on(source, target, monkeypatch, state):
     made_job(source, target)
     if state == "killed":
         with monkeypatch.context() as patch:
             as_dead(patch)
             killed(target, patch, "_made", 2)
-    if state == "made":
+    if state in ("made", "committing"):
         work(target)
+    if state == "committing":
+        with monkeypatch.context() as patch:
+            patch.setattr("wherry.converter.passes.complete", stopped)
+            with pytest.raises(Killed):
+                commit(target)
     aged(target)
     before = everything_below(target)
     assert any(name.startswith(".wherry-out.job/") for name in before)
-    [report] = clean(locate(target).parent.uri, min_age=0)
-    assert report.removed
+    reports = clean(locate(target).parent.uri, min_age=0)
+    assert reports
+    assert all(report.removed for report in reports)
     assert everything_below(target) == []
     assert uploads_below(target) == [] if not target.startswith("/") else True
 

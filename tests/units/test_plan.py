@@ -55,10 +55,20 @@ def test_a_format_of_one_file_is_one_unit(source, to):
     assert (shared.workers, shared.whole) == (1, f"{to} is one file")
 
 
-def test_a_format_that_needs_a_file_system_has_no_units(source):
-    _plan, shared = planned(source, "orbax", {})
+@pytest.mark.parametrize(("options", "count"), [({"data_file_size": "1MB"}, 6), ({"ocdbt": False}, 12)])
+def test_units_of_orbax_are_data_files_or_groups_of_chunk_files(source, tmp_path, options, count):
+    _plan, shared = planned(source, "orbax", options)
+    wherry.convert(source, tmp_path / "out", to="orbax", options=options, lineage=False)
+    for file in (file for unit in shared.units for file in unit.files):
+        assert (tmp_path / "out" / file.name).stat().st_size == file.nbytes
+    assert sum(len(unit.files) for unit in shared.units) == count
+    assert len(shared.units) == 6
+
+
+def test_a_format_whose_bytes_have_no_known_places_has_no_units(source):
+    _plan, shared = planned(source, "orbax", {"compression": "zstd"})
     assert shared.units == ()
-    assert shared.whole == "orbax is written through a file system, by one process"
+    assert shared.whole == "the sizes of compressed chunks are not known before they are written"
     assert shared.seconds > 0
 
 

@@ -19,7 +19,7 @@ from wherry.units.records import records_beside
 from wherry.units.split_job import split
 from wherry.units.unit_receipt import done
 
-FORMATS = ["hf", "dcp", "safetensors", "npz", "torch-zip", "flax-msgpack"]
+FORMATS = ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip", "flax-msgpack"]
 
 
 def made_by_processes(target, seed):
@@ -60,7 +60,7 @@ def twice(make, tmp_path):
 @pytest.mark.parametrize("to", FORMATS)
 def test_every_unit_is_the_same_in_other_processes(source, tmp_path, to):
     first, second = twice(lambda target: made_job(source, target, to), tmp_path)
-    assert len(first) == (6 if to in ("hf", "dcp") else 1)
+    assert len(first) == (6 if to in ("hf", "dcp", "orbax") else 1)
     assert first == second
     assert all(files for files, _moves, _hashed in first.values())
 
@@ -81,8 +81,10 @@ def test_every_unit_of_a_lingua_step_is_the_same(tmp_path):
 
 
 def test_the_formats_that_can_be_cut_are_those_of_files_at_known_offsets():
-    """Their bytes and places follow from the plan; the list here has all of them, and chunks are no such files."""
-    tested = {"huggingface", "dcp", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
-    one_file_of_torch = {"lingua-consolidated"}
-    chunks = {"orbax", "t5x-legacy", "t5x-orbax", "paxml", "maxtext", "penzai", "huggingface-flax"}
-    assert {row.name for row in formats().values() if row.streams} - chunks == tested | one_file_of_torch
+    """Their bytes and places follow from the plan; the list here has all of them, by what makes their units."""
+    tested = {"huggingface", "dcp", "orbax", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
+    as_torch_zip, as_msgpack = {"lingua-consolidated"}, {"huggingface-flax"}
+    as_orbax = {"t5x-legacy", "t5x-orbax", "paxml", "maxtext", "penzai"}  # `test_chunks` has each of them
+    assert {row.name for row in formats().values() if row.streams} == (
+        tested | as_torch_zip | as_msgpack | as_orbax
+    )

@@ -30,17 +30,20 @@ from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compared
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, required, survey_roots
+from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_budget
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
+from wherry.units.cut import UNIT_BYTES
+from wherry.verifier.full_read import ReadOptions
 from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from wherry.core.progress import OnProgress
     from wherry.ledger.record import Ledger
@@ -70,7 +73,7 @@ class _AuditRequest:
     anchor: str | None
     tracking_uri: str | None
     registry_uri: str | None
-    memory: int
+    how: ReadOptions
     key: str | None
     record: bool
     progress: OnProgress | None
@@ -92,6 +95,8 @@ def audit(
     key: str | None = None,
     record: bool = True,
     progress: OnProgress | None = None,
+    on: str = THREADS,
+    unit_bytes: int = UNIT_BYTES,
 ) -> AuditReport:
     """Audit checkpoints, registrations and the ledger itself.
 
@@ -112,6 +117,7 @@ def audit(
             Without a key, signatures are not checked.
         record: write the outcome to the ledger, and on the model versions that are altered or proved.
         progress: called a few times a second while bytes are read.
+        on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -121,13 +127,10 @@ def audit(
     """
     from wherry.ledger.record import open_ledger
 
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
-    for name, given in (("--sample", sample is not None), ("--deep", deep)):
-        if given and level != "digest":
-            raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
     asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
-                   registry_uri, parse_budget(memory), required_key(key), record, progress)  # fmt: skip
+                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key), record,
+                   progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -136,6 +139,17 @@ def audit(
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
         return _recorded(report, ledger, sha256) if record else report
+
+
+def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
+    """Refuse an unknown level or engine, and options that are given without the level that they are for."""
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
+    for name, is_given in given.items():
+        if is_given and level != "digest":
+            raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    if on != THREADS:
+        carrier_of(on)
 
 
 def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
@@ -223,7 +237,7 @@ def _read(
     asked: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
 ) -> str:
     return read_all(
-        looked, found, sample=asked.sample, deep=asked.deep, memory=asked.memory, ledger=kept,
+        looked, found, sample=asked.sample, deep=asked.deep, how=asked.how, ledger=kept,
         progress=asked.progress,
     )  # fmt: skip
 

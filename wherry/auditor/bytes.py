@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.places import PlaceAudit, about, troubled
 from wherry.auditor.report import UNCHANGED, Finding
+from wherry.carriers.carrier import THREADS
 from wherry.config.settings import configured
 from wherry.converter.references import digested, reference
 from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import counted, short
 from wherry.errors import (
@@ -43,6 +45,7 @@ from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
+from wherry.verifier.full_read import hashed
 from wherry.verifier.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
     from wherry.ledger.replay import CheckpointRecord, LedgerState
+    from wherry.verifier.full_read import ReadOptions
 
 
 # Verdicts after which it is still useful to read the bytes.
@@ -68,7 +72,7 @@ def read_all(
     *,
     sample: str | None,
     deep: bool,
-    memory: int,
+    how: ReadOptions,
     ledger: Ledger | None,
     progress: OnProgress | None,
 ) -> str:
@@ -79,7 +83,7 @@ def read_all(
         known: the ledger state as of the audit's date.
         sample: how many; see `wherry.auditor.audit.audit`.
         deep: whether objects are read too whose bytes were verified in their present state.
-        memory: budget in bytes.
+        how: memory, and the workers that read.
         ledger: where outcomes are recorded; None records none.
         progress: called a few times a second.
 
@@ -92,7 +96,7 @@ def read_all(
     chosen = readable[: size_of(sample, len(readable))]
     meter = _Meter(progress, sum(looked[uri].row.nbytes for uri in chosen))
     for uri in chosen:
-        done = read_bytes_of(looked[uri], known, memory=memory, progress=meter.report)
+        done = read_bytes_of(looked[uri], known, how=replace(how, progress=meter.report))
         meter.done += done.row.nbytes
         looked[uri] = done if ledger is None else _noted(done, known, ledger)
     return f"{len(chosen)} of {counted(len(readable), 'readable checkpoint')}, those with the oldest verification first"
@@ -142,17 +146,18 @@ def size_of(sample: str | None, count: int) -> int:
     return min(int(wanted), count)
 
 
-def read_bytes_of(
-    looked: PlaceAudit, known: LedgerState, *, memory: int, progress: OnProgress | None
-) -> PlaceAudit:
+def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -> PlaceAudit:
     """Read every byte of a place and compare it with the sidecar, or for a source without one with the ledger."""
     clock, row, state = time.monotonic(), looked.row, ""
     subject = known.checkpoints[row.checkpoint_digest]
     try:
         if not looked.recorded:
-            found, state = _without_sidecar(row, subject, memory, progress)
+            found, state = _without_sidecar(row, subject, how)
         else:
-            outcome = verify(row.uri, level="digest", format=row.format, memory=memory, progress=progress)
+            outcome = verify(
+                row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
+                unit_bytes=how.unit_bytes,
+            )  # fmt: skip
             found, state = list(_failures(row, outcome)), outcome.full_read.state if outcome.full_read else ""
     except WherryError as error:
         found = [troubled(row, error)]
@@ -218,7 +223,7 @@ def _failures(row: CheckpointAudit, outcome: Verification) -> Iterator[Finding]:
 
 
 def _without_sidecar(
-    row: CheckpointAudit, subject: CheckpointRecord, memory: int, progress: OnProgress | None
+    row: CheckpointAudit, subject: CheckpointRecord, how: ReadOptions
 ) -> tuple[list[Finding], str]:
     """Recompute its digest, as the conversion did that read it, and compare it with the ledger's.
 
@@ -230,7 +235,12 @@ def _without_sidecar(
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
         algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
-        found = hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress, paths=paths)
+        if gone or how.on == THREADS:
+            found = hash_checkpoint(
+                checkpoint, algorithm, memory=how.memory, progress=how.progress, paths=paths
+            )
+        else:
+            found = hashed(checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format)))
         beside = tuple(digested(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(found.digests, beside)
         node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)

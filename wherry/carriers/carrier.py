@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     # Raises StorageError if units are left, and UsageError or MissingExtraError at once.
     Carry = Callable[[SplitJob, Workplace], Generator[str]]
 
-THREADS = "threads"
+THREADS, PROCESSES = "threads", "processes"
 CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT, ray:N, ray://HOST:PORT"
 
 
@@ -51,7 +51,7 @@ def _on_engine(name: str, made: SplitJob, where: Workplace) -> Generator[str]:
 
 
 CARRIERS: Mapping[str, UnitCarrier] = {
-    "processes": UnitCarrier(carry_with_processes),
+    PROCESSES: UnitCarrier(carry_with_processes),
     **{name: UnitCarrier(partial(_on_engine, name), remote=True) for name in ("dask", "ray")},
 }
 

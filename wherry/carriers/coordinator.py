@@ -20,17 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.carriers import on_worker
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.unit_queue import UnitQueue
+from wherry.carriers.workload import JobWork
 from wherry.errors import StorageError
-from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from wherry.carriers.challenge import Challenge
-    from wherry.carriers.worker_pool import WorkerFunction, WorkerPool
+    from wherry.carriers.worker_pool import WorkerPool
+    from wherry.carriers.workload import Call, Workload
     from wherry.units.split_job import SplitJob
 
 LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
@@ -64,38 +63,46 @@ class Post:
 def carry_with_pool(made: SplitJob, pool: WorkerPool) -> Generator[str]:
     """Have the units of a job made by a pool; see Carry."""
     with challenge_of(made) as challenge:
-        coordinator = Coordinator(made, pool, challenge)
-        try:
-            yield from coordinator.receipts()
-        finally:
-            coordinator.close()
+        yield from carried(JobWork(challenge), pool)
+
+
+def carried(work: Workload, pool: WorkerPool) -> Generator[Any]:
+    """Have a workload done by a pool; the result of each unit, as they come.
+
+    Raises:
+        StorageError: units are left; `retryable` if another try may help.
+    """
+    coordinator = Coordinator(work, pool)
+    try:
+        yield from coordinator.results()
+    finally:
+        coordinator.close()
 
 
 class Coordinator:
-    """Shares the units of a job out to a pool."""
+    """Shares the units of a workload out to a pool."""
 
-    def __init__(self, made: SplitJob, pool: WorkerPool, challenge: Challenge) -> None:
+    def __init__(self, work: Workload, pool: WorkerPool) -> None:
         """Begin.
 
         Args:
-            made: the job.
+            work: the units, and what workers have to prove.
             pool: the workers.
-            challenge: what they have to prove.
         """
-        self._made, self._pool, self._challenge = made, pool, challenge
-        self._queue = UnitQueue(made)
+        self._work, self._pool = work, pool
+        self._queue = UnitQueue(work.uri, tuple(work.names))
         self._posts: dict[str, Post] = {}
         self._usable = time.monotonic()  # when a worker was last there that can make units
         self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
 
-    def receipts(self) -> Iterator[str]:
-        """Have every unit made; the name of the record of each receipt, as they come.
+    def results(self) -> Iterator[Any]:
+        """Have every unit done; the result of each, as they come.
 
         Raises:
             StorageError: units are left; `retryable` if another try may help.
         """
-        finished = done(self._made.records.names())
-        yield from (names[0] for names in finished.values())
+        finished = self._work.finished()
+        yield from finished.values()
         self._queue.fill(finished)
         while self._queue.left:
             self._meet()
@@ -111,7 +118,7 @@ class Coordinator:
                 post.future.cancel()
         with suppress(Exception):  # the engine may be gone
             for post in idle:
-                self._start(post, f"close-{post.name}", on_worker.close, self._challenge.token)
+                self._start(post, f"close-{post.name}", self._work.end())
         wait([post.future for post in idle if post.future is not None], timeout=_CLOSE_SECONDS)
 
     def _meet(self) -> None:
@@ -125,7 +132,7 @@ class Coordinator:
                 self._lose(post.unit, name)
         for name in sorted(present - self._posts.keys() - self.left_out.keys()):
             post = self._posts[name] = Post(name)
-            self._start(post, f"prove-{name}", on_worker.prove, self._made.uri, self._challenge.token)
+            self._start(post, f"prove-{name}", self._work.proof())
 
     def _assign(self) -> None:
         """Give a unit to each idle worker; stragglers when no unit waits."""
@@ -139,11 +146,12 @@ class Coordinator:
         for post, number in zip(idle, numbers, strict=False):
             self._queue.attempts[number] += 1
             title = f"unit-{self._queue.name(number)}-{self._queue.attempts[number]}"
-            self._start(post, title, on_worker.make, self._made.uri, self._challenge.token, number)
+            self._start(post, title, self._work.unit(number))
             post.unit = number
 
-    def _start(self, post: Post, title: str, function: WorkerFunction, *arguments: Any) -> None:
-        post.future, post.since = self._pool.submit(post.name, title, function, *arguments), time.monotonic()
+    def _start(self, post: Post, title: str, call: Call) -> None:
+        post.future = self._pool.submit(post.name, title, call.function, *call.arguments)
+        post.since = time.monotonic()
 
     def _stragglers(self) -> list[int]:
         now, making = time.monotonic(), [post for post in self._posts.values() if post.unit is not None]
@@ -151,8 +159,8 @@ class Coordinator:
         seconds = {post.unit: now - post.since for post in making if post.unit is not None}
         return [number for number in self._queue.stragglers(seconds) if attempts[number] == 1]
 
-    def _ended(self) -> Iterator[str]:
-        """The receipts of what has ended; waits for it a short time."""
+    def _ended(self) -> Iterator[Any]:
+        """The results of what has ended; waits for it a short time."""
         futures = {post.future: post for post in self._posts.values() if post.future is not None}
         if not futures:
             time.sleep(LOOK_SECONDS)
@@ -162,19 +170,19 @@ class Coordinator:
             number, post.future, post.unit = post.unit, None, None
             if number is None:
                 self._admit(post, future)
-            elif (name := self._receipt(post, number, future)) is not None:
-                yield name
+            elif (result := self._result(post, number, future)) is not None:
+                yield result
 
     def _admit(self, post: Post, future: Future[Any]) -> None:
         """Judge the answer of a worker to the challenge."""
         error = future.exception()
-        problem = f"{type(error).__name__}: {error}" if error else self._challenge.problem(future.result())
+        problem = f"{type(error).__name__}: {error}" if error else self._work.problem(future.result())
         if problem:
             self._leave_out(post, problem)
         post.is_proved = not problem
 
-    def _receipt(self, post: Post, number: int, future: Future[Any]) -> str | None:
-        """The receipt of a unit, if the worker has made it, and is the first."""
+    def _result(self, post: Post, number: int, future: Future[Any]) -> Any:
+        """The result of a unit, if the worker has done it, and is the first; else None."""
         if future.exception() is not None:
             self._lose(number, post.name)
             return None
@@ -186,7 +194,8 @@ class Coordinator:
                 self._leave_out(post, str(error["what"]))
         elif not answer.get("busy"):
             post.strikes = 0
-            return answer["receipt"] if self._queue.finish(number, answer["seconds"]) else None
+            first = self._queue.finish(number, answer["seconds"])
+            return self._work.result(number, answer) if first else None
         self._queue.try_again(number, self._running())
         return None
 
@@ -212,7 +221,7 @@ class Coordinator:
             rows += [f"{name} does not answer" for name in self._posts]
             raise StorageError(
                 f"no worker can make units; {'; '.join(rows) or 'there is none'}",
-                uri=self._made.uri,
+                uri=self._work.uri,
                 cure="start workers that see source and target, with the same wherry and WHERRY_KEY",
                 retryable=True,
             )

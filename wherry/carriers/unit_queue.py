@@ -15,8 +15,6 @@ from wherry.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.units.split_job import SplitJob
-
 ALLOWED_LOSSES = (
     10  # of workers that were making the same unit: spot machines die without a fault of the unit
 )
@@ -27,10 +25,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class UnitQueue:
-    """The units of a job, as its coordinator sees them. A unit waits, or is being made, or has a receipt.
+    """The units of a workload, as its coordinator sees them. A unit waits, or is being made, or has a receipt.
 
     Attributes:
-        made: the job.
+        uri: of the workload.
+        names: of its units.
         left: the numbers of units without a receipt.
         waiting: the numbers of units that no worker makes.
         later: number of each unit that is tried again → monotonic time from which on it waits.
@@ -39,7 +38,8 @@ class UnitQueue:
             was not made.
     """
 
-    made: SplitJob
+    uri: str
+    names: tuple[str, ...]
     left: set[int] = field(default_factory=set[int])
     waiting: deque[int] = field(default_factory=deque[int])
     later: dict[int, float] = field(default_factory=dict[int, float])
@@ -50,7 +50,7 @@ class UnitQueue:
 
     def fill(self, finished: Iterable[int]) -> None:
         """Begin with every unit but those that are finished."""
-        self.left = {unit.number for unit in self.made.units}.difference(finished)
+        self.left = set(range(len(self.names))).difference(finished)
         self.waiting.extend(sorted(self.left))
 
     def due(self) -> int:
@@ -63,7 +63,7 @@ class UnitQueue:
 
     def name(self, number: int) -> str:
         """The name of a unit."""
-        return self.made.units[number].name
+        return self.names[number]
 
     def finish(self, number: int, seconds: float | None) -> bool:
         """Note a receipt; False if the unit has one already."""
@@ -102,7 +102,7 @@ class UnitQueue:
         if self.losses[number] > ALLOWED_LOSSES:
             raise StorageError(
                 f"{counted(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",
-                uri=self.made.uri,
+                uri=self.uri,
                 cure="give the workers more memory, or make smaller units: --unit 256MiB",
             )
 
@@ -124,7 +124,7 @@ class UnitQueue:
         if not error["retryable"] or self.failures[number] > ALLOWED_FAILURES:
             raise StorageError(
                 f"unit {self.name(number)} cannot be made; worker {worker}: {error['what']}",
-                uri=error.get("uri") or self.made.uri,
+                uri=error.get("uri") or self.uri,
                 cure=error.get("cure"),
                 retryable=bool(error["retryable"]),
             )

@@ -48,7 +48,7 @@ from wherry.cli.options import (
 )
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
-from wherry.cli.units import commit, on_engine, split, unit_size, work
+from wherry.cli.units import commit, on_engine, on_readers, split, unit_size, work
 from wherry.console.say import explain, say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
@@ -253,11 +253,13 @@ def convert(
     is_flag=True,
     help="Record the outcome in the ledger, and the identity of what it does not know yet.",
 )
+@on_readers
+@unit_size
 @memory
 @quiet
 @chosen
 @as_json
-def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
+def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
     """Verify that the checkpoint at URI is complete and matches what was recorded.
 
     Level digest reads every byte. If nothing was recorded about the checkpoint, the verdict is `read`: the checksums
@@ -270,7 +272,9 @@ def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **argument
         tables.committed(results.show_verification, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
-        verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
+        verification = verify_source(
+            SourceRequest(uri, **given), progress=progress, unit_bytes=parse_size(unit), **arguments
+        )
     results.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet
+from wherry.cli.units import on_readers, unit_size
 from wherry.console.say import say, say_lines
+from wherry.core.units import parse_size
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,11 +61,14 @@ _SHOWN = 50  # findings on a terminal
 )
 @click.option("--no-record", is_flag=True, help="Do not record the audit in the ledger.")
 @click.option("--check", metavar="BUNDLE", help="Instead, check evidence that --bundle wrote, offline.")
+@on_readers
+@unit_size
 @memory
 @quiet
 @as_json
 def audit(
     roots: Sequence[str],
+    unit: str,
     registered: bool,
     markdown_: str | None,
     no_record: bool,
@@ -88,7 +93,9 @@ def audit(
         raise UsageError("--registered cannot be combined with ROOT", cure="leave out one of them")
     scope = list(roots) or ("registered" if registered else "all")
     with tables.bar(quiet=quiet or json_) as progress:
-        report = look(scope, record=not no_record, progress=progress, **arguments)
+        report = look(
+            scope, record=not no_record, progress=progress, unit_bytes=parse_size(unit), **arguments
+        )
     if markdown_ is not None:
         Path(markdown_).write_text(markdown(report))
     _show(report, json_=json_)

@@ -21,7 +21,7 @@ unit_size = click.option(
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Size of a unit: files of the target that one worker makes; a larger file is one unit.",
+    help="Size of a unit: what one worker makes, or reads, at a time; a larger file of a target is one unit.",
 )
 
 on_engine = click.option(
@@ -31,6 +31,14 @@ on_engine = click.option(
     show_default=True,
     help="What makes the target: threads of this process; or processes:N, dask:N or ray:N (a cluster on this machine), "
     "dask://HOST:PORT or ray://HOST:PORT, whose workers share the units of the plan.",
+)
+
+on_readers = click.option(
+    "--on",
+    metavar="ENGINE",
+    default="threads",
+    show_default=True,
+    help="What reads the bytes at level digest: threads of this process, or workers as for `convert --on`.",
 )
 
 

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
     from wherry.formats.reader import EncodedChunk, Extent
+    from wherry.storage.location import Location
 
     PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
+    HomeFunction: TypeAlias = Callable[[KeyPath, Region | Span], Location | None]
     # Start, stop and checksum of pieces of a tensor.
     Checks: TypeAlias = Sequence[tuple[int, int, int]]
     EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
@@ -39,6 +41,9 @@ class Writer(Protocol):
 
         None if the bytes are encoded before they are written.
         """
+
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The only file that gets the bytes of a region or span, known before they are written; else None."""
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """A chunk that `write` got and encoded into one byte range of a staged file; None for other chunks."""
@@ -88,6 +93,11 @@ class BaseWriter:
         """Bytes are encoded before they are written."""
         return None
 
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The only file of the byte ranges, where these are known."""
+        places = {one.location.path: one.location for one in self.extents(path, where) or ()}
+        return next(iter(places.values())) if len(places) == 1 else None
+
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  of the protocol
         """No encoded chunks are named."""
         return None
@@ -120,6 +130,10 @@ class WriterOver(BaseWriter):
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
         """The byte ranges of the other writer."""
         return self._item.extents(path, where)
+
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The file of the other writer."""
+        return home_of(self._item)(path, where)
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """The encoded chunk of the other writer."""
@@ -158,6 +172,11 @@ def place_of(writer: Any) -> PlaceFunction:
 def extents_of(writer: Any) -> ExtentsFunction:
     """The `extents` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "extents", BaseWriter().extents)
+
+
+def home_of(writer: Any) -> HomeFunction:
+    """The `home` method of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "home", BaseWriter().home)
 
 
 def encoded_of(writer: Any) -> EncodedFunction:

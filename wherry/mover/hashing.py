@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.core.digest import LeafHasher, tensor_digest
+from wherry.core.digest import LEAF, LeafHasher, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.move import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,40 @@ def hash_checkpoint(
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         carrier.carry(digest_moves(specs.values(), source))
     return Hashes.of(specs, carrier.hashers, algorithm)
+
+
+def hash_leaves(
+    checkpoint: Checkpoint, algorithm: str, parts: Mapping[KeyPath, range], *, memory: int
+) -> dict[KeyPath, tuple[bytes, ...]]:
+    """Read some leaves of tensors and hash them; moves that hold a part of them are read whole.
+
+    Args:
+        checkpoint: the checkpoint to read.
+        algorithm: of the hashes.
+        parts: key path → numbers of leaves.
+        memory: the budget in bytes.
+
+    Returns:
+        Key path → the raw hashes of these leaves.
+
+    Raises:
+        DamagedError: bytes are missing or corrupt.
+        StorageError: the storage failed.
+    """
+    specs = _chosen(checkpoint, parts)
+    meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), None)
+    with Source(checkpoint.reader, Pool(memory), straight=True) as source:
+        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
+        moves = digest_moves(specs.values(), source)
+        carrier.carry(move for move in moves if _has_leaf(move, parts[move.source]))
+    return {
+        path: tuple(leaf or b"" for leaf in carrier.hashers[path].leaves[rows.start : rows.stop])
+        for path, rows in parts.items()
+    }
+
+
+def _has_leaf(move: Move, leaves: range) -> bool:
+    return move.span.start < leaves.stop * LEAF and move.span.stop > leaves.start * LEAF
 
 
 def _chosen(checkpoint: Checkpoint, paths: Collection[KeyPath] | None) -> dict[KeyPath, TensorSpec]:

@@ -275,6 +275,7 @@ def finished_journal(
     members: tuple[str, ...],
     runs: Sequence[str],
     rows: Iterable[DurableMove],
+    notes: Iterable[list[Any]] = (),
 ) -> None:
     """Write the journal of a run that was interrupted after its last move; an existing one is left.
 
@@ -287,12 +288,13 @@ def finished_journal(
         members: names of commit members of the target.
         runs: ids of the runs that have made the objects; at least one.
         rows: the moves.
+        notes: of the writers.
 
     Raises:
         StorageError: the storage failed.
     """
     first = {**header, "members": members, "run": runs[0]}
-    groups = [{"uploads": [], "parts": [], "done": [encode(row) for row in rows]}]
+    groups = [{"uploads": [], "parts": [], "notes": list(notes), "done": [encode(row) for row in rows]}]
     lines: list[bytes] = []
     key, mac = journal_key(), FIRST_MAC
     for line in (first, *({"run": run} for run in runs[1:]), *groups):

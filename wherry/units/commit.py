@@ -18,7 +18,7 @@ from wherry.converter.convert import convert_all
 from wherry.converter.job import inside
 from wherry.core.units import counted
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
-from wherry.staging.area import JOURNAL, left_for
+from wherry.staging.area import JOURNAL, LOG_SUFFIX, left_for
 from wherry.staging.journal import open_journal
 from wherry.staging.object_journal import finished_journal
 from wherry.staging.object_staging import is_committed
@@ -30,6 +30,7 @@ from wherry.units.unit_receipt import (
     UnitReceipt,
     done,
     merged_hashes,
+    merged_moves,
     receipt_from,
     require_equal,
     require_whole,
@@ -185,10 +186,11 @@ def _object(split: SplitJob, name: str) -> str:
 def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
     """Leave files, objects and a journal as a run does that was interrupted after its last move."""
     area, store = staging_of(split), split.records.store
-    rows = [row for receipt in receipts for row in receipt.moves]
+    rows = merged_moves(receipts, split.uri)
     if store is not None:
         runs = [receipt.token for receipt in receipts]
-        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows)
+        notes = [note for receipt in receipts for note in receipt.notes]
+        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows, notes)
         return
     if _is_composed(split):
         return  # another commit has done it
@@ -224,6 +226,16 @@ def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
                 os.link(made, place)
             except FileNotFoundError as error:  # another commit was faster
                 raise _taken(split) from error
+        _gather_logs(origin, draft)
+
+
+def _gather_logs(origin: Path, draft: Path) -> None:
+    """Join the logs in which writers have noted where things lie in the files of their unit."""
+    for log in sorted(origin.rglob(f"*{LOG_SUFFIX}")):
+        place = draft / log.relative_to(origin)
+        make_folders(place.parent)
+        with place.open("ab") as file:
+            file.write(log.read_bytes())
 
 
 def _taken(split: SplitJob) -> TargetInUseError:

@@ -1,7 +1,8 @@
 """cut: cuts a plan into units. A pure function: the same plan gives the same units everywhere.
 
 A unit is one file of the target, or several small ones that together stay below the size that was chosen. Files are
-never cut, so no unit needs bytes of another; a format whose target is one file is one unit.
+never cut, so no unit needs bytes of another; a format whose target is one file is one unit. A tensor may lie in the
+files of several units: `spread` shares it out.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.units.spread import shares
 from wherry.units.unit import Unit, UnitFile, UnitPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.units.target_files import TargetFiles
@@ -52,15 +54,15 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
         unit_bytes: size of a unit; a larger file is one unit.
 
     Returns:
-        The units, in the order of the target's files. Every file and every tensor with elements is in exactly one.
+        The units, in the order of the target's files. Every file is in exactly one, and so is every tensor with
+        elements whose files are.
     """
-    inside = _inside(contents, files)
     groups = [list(files.sizes)] if files.whole else list(_groups(files.sizes, unit_bytes))
-    parts = [[part for name in names for part in inside.get(name, ())] for names in groups]
+    parts, beside = _parts(contents, files, groups)
     sources = [
         tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
     ]
-    moved = [sum(part.nbytes for part in row) for row in parts]
+    moved = [sum(part.nbytes for part in (*own, *more)) for own, more in zip(parts, beside, strict=True)]
     hashed = _hashed(contents, sources, moved) if contents.is_view else [[] for _ in groups]
     return tuple(
         Unit(
@@ -71,6 +73,7 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
             sources=sources[number],
             hashed=tuple(hashed[number]),
             nbytes_in=moved[number] + sum(contents.stored[path] for path in hashed[number]),
+            beside=tuple(beside[number]),
         )
         for number, names in enumerate(groups)
     )
@@ -92,15 +95,23 @@ def _hashed(
     return hashed
 
 
-def _inside(contents: PlanContents, files: TargetFiles) -> dict[str, list[UnitPart]]:
-    """File → the tensors in it, in the order of the target."""
-    first = next(iter(files.sizes), ".")
-    inside: dict[str, list[UnitPart]] = {}
+def _parts(
+    contents: PlanContents, files: TargetFiles, groups: Sequence[Sequence[str]]
+) -> tuple[list[list[UnitPart]], list[list[UnitPart]]]:
+    """What each unit writes, in the order of the target, and what it reads beside that."""
+    unit_of = {name: number for number, names in enumerate(groups) for name in names}
+    parts, beside = [list[UnitPart]() for _ in groups], [list[UnitPart]() for _ in groups]
     for target, source in contents.pairs.items():
         nbytes = contents.nbytes[target]
-        if nbytes:
-            inside.setdefault(files.homes.get(target, first), []).append(UnitPart(source, 0, nbytes))
-    return inside
+        if not nbytes:
+            continue
+        if target not in files.spread or len(groups) == 1:
+            parts[unit_of.get(files.homes.get(target, ""), 0)].append(UnitPart(source, 0, nbytes))
+            continue
+        for share in shares(files.spread[target], unit_of):
+            parts[share.unit] += [UnitPart(source, *span) for span in share.own]
+            beside[share.unit] += [UnitPart(source, *span) for span in share.beside]
+    return parts, beside
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:

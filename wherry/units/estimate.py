@@ -100,8 +100,8 @@ def units_of(seen: Checkpoint, plan: Plan, unit_bytes: int = UNIT_BYTES) -> tupl
         unit_bytes: size of a unit.
     """
     files = target_files(plan)
-    if files is None:
-        return (), f"{plan.to} is written through a file system, by one process"
+    if not files.sizes:
+        return (), files.whole
     contents = PlanContents(
         plan=plan.digest,
         pairs=plan.pairs,

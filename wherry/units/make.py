@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.job import finish, inside, targets_of
 from wherry.converter.passes import Pass, move
@@ -59,11 +59,11 @@ class UnitJournal(Journal):
 
     def has(self, source: KeyPath, span: Span) -> bool:
         """Whether a move is done, or belongs to another unit."""
-        return not self.unit.has(source, span)
+        return not self.unit.reads(source, span)
 
     def record(self, rows: Iterable[DurableMove]) -> None:
-        """Note moves that were made."""
-        self.rows += rows
+        """Note moves that were made; those that were only read are nobody's work."""
+        self.rows += [row for row in rows if self.unit.has(row.source, row.span)]
 
 
 class _AttemptPlace(NamedTuple):
@@ -100,6 +100,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
         finish(writer)
         files = tuple(_made(area.staged, file.name) for file in unit.files)
+        notes = _notes(area.staged)
     _require_moved(unit, journal.rows)
     hashed = {
         algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
@@ -113,6 +114,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         files=files,
         moves=tuple(journal.rows),
         hashed=hashed,
+        notes=notes,
         worker=f"process {os.getpid()} on {socket.gethostname()}",
         seconds=round(time.monotonic() - clock, 3),
     )
@@ -204,6 +206,11 @@ def _made(staged: Location, name: str) -> MadeFile:
     if entry is None:
         raise StorageError("the file was not made", uri=place.uri, cure="run `wherry work` again")
     return MadeFile(name, entry.size, entry.mark)
+
+
+def _notes(staged: Location) -> tuple[list[Any], ...]:
+    """What the writer has noted about its objects, for the commit; on a file system it leaves a log."""
+    return tuple(staged.store.run.new_notes()) if isinstance(staged.store, SelectedObjects) else ()
 
 
 def _require_moved(unit: Unit, rows: list[DurableMove]) -> None:

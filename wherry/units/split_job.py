@@ -26,11 +26,10 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.units.estimate import units_of
 from wherry.units.records import JOB, Records, records_beside, target_of
-from wherry.units.target_files import target_files
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
     from wherry.converter.job import Job
     from wherry.units.unit import Unit
@@ -143,19 +142,19 @@ def _planned(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
     """The job that this process would make of a request."""
     with settled_checkpoint(lambda: open_source(named(request.source))) as checkpoint, in_use(checkpoint.uri):
         [job] = plan_jobs(checkpoint, request, RunContext.begun())
-        _require_written_in_parts(job)
-        units, _whole = units_of(job.checkpoint, job.plan, unit_bytes)
+        units, whole = units_of(job.checkpoint, job.plan, unit_bytes)
+        _require_units(job, units, whole)
         algorithms = algorithms_of(job.algorithm, read_sidecar(locate(checkpoint.uri)))
         records = records_beside(job.committed)
         header = header_of(job, algorithms)
         yield SplitJob(job, units, records, header, algorithms, request, unit_bytes)
 
 
-def _require_written_in_parts(job: Job) -> None:
+def _require_units(job: Job, units: Sequence[Unit], whole: str) -> None:
     local = job.committed.store.capabilities.local
-    if target_files(job.plan) is None or not (local or streams(job.row.name, job.committed)):
+    if not units or not (local or streams(job.row.name, job.committed)):
         raise UnsupportedError(
-            f"{job.row.name} cannot be written by several processes here",
+            f"{job.row.name} cannot be written by several processes here{whole and ': '}{whole}",
             uri=job.target.uri,
             cure="use `wherry convert`",
         )

@@ -14,7 +14,7 @@ from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.core.tensorspec import Span
     from wherry.mover.move import Move
@@ -59,6 +59,7 @@ class Unit:
         plan: digest of the plan.
         files: the files of the target that it makes, whole.
         parts: the tensors, or parts of them, that it moves.
+        beside: parts that it reads because they share a leaf of the digest with its own, and does not write.
         sources: the stored tensors of the source that these are made of.
         hashed: the stored tensors whose digests it computes, where the source is seen through another layout.
         nbytes_in: bytes that are read from the source.
@@ -71,13 +72,15 @@ class Unit:
     sources: tuple[KeyPath, ...]
     hashed: tuple[KeyPath, ...]
     nbytes_in: int
+    beside: tuple[UnitPart, ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """Identifies the unit; the same on every machine."""
         parts = [[list(part.source), part.start, part.stop] for part in self.parts]
         hashed = [list(path) for path in self.hashed]
-        return sha256_of("unit", [self.plan, [list(file) for file in self.files], parts, hashed])
+        beside = [[list(part.source), part.start, part.stop] for part in self.beside]
+        return sha256_of("unit", [self.plan, [list(file) for file in self.files], parts, hashed, beside])
 
     @property
     def name(self) -> str:
@@ -90,15 +93,20 @@ class Unit:
         return sum(file.nbytes for file in self.files)
 
     @cached_property
-    def _by_source(self) -> Mapping[KeyPath, tuple[UnitPart, ...]]:
-        found: dict[KeyPath, tuple[UnitPart, ...]] = {}
-        for part in self.parts:
-            found[part.source] = (*found.get(part.source, ()), part)
-        return found
+    def _by_source(self) -> Mapping[KeyPath, list[UnitPart]]:
+        return _by_source(self.parts)
+
+    @cached_property
+    def _beside_by_source(self) -> Mapping[KeyPath, list[UnitPart]]:
+        return _by_source(self.beside)
 
     def has(self, source: KeyPath, span: Span) -> bool:
         """Whether a move belongs to the unit."""
-        return any(part.start <= span.start < part.stop for part in self._by_source.get(source, ()))
+        return _begins_in(self._by_source.get(source, ()), span)
+
+    def reads(self, source: KeyPath, span: Span) -> bool:
+        """Whether a move belongs to the unit, or is read beside it."""
+        return self.has(source, span) or _begins_in(self._beside_by_source.get(source, ()), span)
 
     def takes(self, move: Move) -> bool:
         """Whether a move belongs to the unit."""
@@ -115,3 +123,14 @@ class Unit:
             "tensors": len(self._by_source),
             "sources": [render(path) for path in self.sources],
         }
+
+
+def _by_source(parts: Iterable[UnitPart]) -> dict[KeyPath, list[UnitPart]]:
+    found: dict[KeyPath, list[UnitPart]] = {}
+    for part in parts:
+        found.setdefault(part.source, []).append(part)
+    return found
+
+
+def _begins_in(parts: Iterable[UnitPart], span: Span) -> bool:
+    return any(part.start <= span.start < part.stop for part in parts)

@@ -20,7 +20,7 @@ from wherry.staging.journal import DurableMove, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.tensorspec import TensorSpec
+    from wherry.core.tensorspec import Span, TensorSpec
     from wherry.units.unit import Unit
 
 _RECEIPT = re.compile(r"receipt-(?P<unit>\d+)-(?P<token>[0-9a-f]{8})")
@@ -52,6 +52,7 @@ class UnitReceipt:
         files: what it has made.
         moves: the moves, with the hashes of their leaves.
         hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
+        notes: what the writer has noted about objects, for the commit.
         worker: host and process.
         seconds: how long it took.
     """
@@ -65,6 +66,7 @@ class UnitReceipt:
     hashed: Mapping[str, Mapping[KeyPath, bytes]]
     worker: str
     seconds: float
+    notes: tuple[list[Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ class UnitReceipt:
             "files": [list(file) for file in self.files],
             "moves": [encode(move) for move in self.moves],
             "hashed": hashed,
+            "notes": list(self.notes),
             "worker": self.worker,
             "seconds": self.seconds,
         }
@@ -112,6 +115,7 @@ def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
             hashed=hashed,
             worker=row["worker"],
             seconds=row["seconds"],
+            notes=tuple(row["notes"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"invalid receipt of a unit: {error!r}", uri=uri, cure="remove it") from error
@@ -167,6 +171,26 @@ def require_whole(receipt: UnitReceipt, unit: Unit, uri: str) -> None:
             uri=uri,
             cure=f"remove {receipt.name} and run `wherry work` again",
         )
+
+
+def merged_moves(receipts: Iterable[UnitReceipt], uri: str) -> list[DurableMove]:
+    """The moves of all units, each once: one with chunks of two units was made by both.
+
+    Raises:
+        MismatchError: two workers have read different bytes.
+    """
+    found: dict[tuple[KeyPath, Span], tuple[DurableMove, UnitReceipt]] = {}
+    for receipt in receipts:
+        for move in receipt.moves:
+            other, maker = found.setdefault((move.source, move.span), (move, receipt))
+            if other != move:
+                raise MismatchError(
+                    f"two workers have read different bytes: {maker.worker} and {receipt.worker}",
+                    uri=uri,
+                    path=render(move.source),
+                    cure=f"check both machines, remove {maker.name} and {receipt.name}, and run `wherry work` again",
+                )
+    return [move for move, _receipt in found.values()]
 
 
 def merged_hashes(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from wherry.carriers.carrier import THREADS
+from wherry.carriers.hash_on import ReadOrder, hash_on, source_of
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
@@ -24,6 +26,7 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
+from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.records import LedgerEntry, contradictions, entry_at, replaced
 
 if TYPE_CHECKING:
@@ -42,10 +45,21 @@ EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a checkpoint is read: the memory budget in bytes, and a function that is called a few times a second."""
+    """How a checkpoint is read.
+
+    Attributes:
+        memory: the budget in bytes, of each worker.
+        progress: called a few times a second.
+        on: the carrier whose workers read it; see `wherry.carriers.carrier`.
+        unit_bytes: what one worker reads at a time.
+        source: the checkpoint, as workers open it; needed if `on` is not `threads`.
+    """
 
     memory: int
     progress: OnProgress | None = None
+    on: str = THREADS
+    unit_bytes: int = UNIT_BYTES
+    source: SourceRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
     """
     sidecar, entry = read_sidecar(locate(checkpoint.uri)), entry_at(checkpoint.uri)
     pin = object_pin(checkpoint)
-    found = _hashed(checkpoint, _algorithm(sidecar, entry), how)
+    found = hashed(checkpoint, _algorithm(sidecar, entry), how)
     present = _present(checkpoint, sidecar, found)
     failed = [] if sidecar is None else list(_recorded(checkpoint, found, sidecar))
     word, changed = _with_the_ledger(checkpoint, sidecar, entry, present, how)
@@ -121,8 +135,12 @@ def _algorithm(sidecar: Sidecar | None, entry: LedgerEntry) -> str:
     return digest_choice().algorithm if entry.node is None else entry.node.algorithm
 
 
-def _hashed(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
-    return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
+def hashed(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
+    """The digests of all tensors, read by this process or by the workers of a carrier."""
+    if how.on == THREADS or how.source is None:
+        return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
+    reading = ReadOrder(source_of(how.source), how.unit_bytes, algorithm, how.memory)
+    return hash_on(checkpoint, reading, how.on, progress=how.progress)
 
 
 def _present(checkpoint: Checkpoint, sidecar: Sidecar | None, found: Hashes) -> Manifest:
@@ -155,7 +173,7 @@ def _with_the_ledger(
     if name != node.format:
         return f"not compared: it has the checkpoint as {node.format}; pass --from {node.format}", []
     if sidecar is not None and sidecar.algorithm != node.algorithm:
-        present = present.with_digests(_hashed(checkpoint, node.algorithm, how).digests)
+        present = present.with_digests(hashed(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
     recorded = sidecar is not None

@@ -26,6 +26,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
@@ -39,6 +40,7 @@ from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
 from wherry.text.html import html_table
+from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.full_read import FullRead, Other, ReadOptions, read_all
 from wherry.verifier.records import known_node
 
@@ -158,6 +160,8 @@ def verify(
     item: str | None = None,
     family_file: str | None = None,
     record: bool = False,
+    on: str = THREADS,
+    unit_bytes: int = UNIT_BYTES,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -170,9 +174,12 @@ def verify(
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
+        on: the carrier whose workers read the bytes at level `digest`; see `wherry.carriers.carrier`.
+        unit_bytes: what one worker reads at a time.
 
     Raises:
-        UsageError: the level is unknown, or it is `native` or `logits` and opaque classes are allowed.
+        UsageError: the level is unknown, another level or `against` is combined with `on`, or it is `native` or
+             `logits` and opaque classes are allowed.
         NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
             verdicts here, not errors.
         MismatchError: with `record`, if its files changed while they were read.
@@ -180,7 +187,8 @@ def verify(
     """
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
-        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record
+        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record,
+        on=on, unit_bytes=unit_bytes,
     )  # fmt: skip
 
 
@@ -193,10 +201,14 @@ def verify_source(
     progress: OnProgress | None = None,
     family_file: str | None = None,
     record: bool = False,
+    on: str = THREADS,
+    unit_bytes: int = UNIT_BYTES,
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
     _require_sensible(source, level, against)
-    clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress)
+    if on != THREADS:
+        _require_one_reading(level, against, on)
+    clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress, on, unit_bytes, source)
     other = None if against is None else Other(source.beside(against), family_file)
     try:
         found = _pinned(source, level, other, how) if record else _opened(source, level, other, how)
@@ -218,6 +230,16 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
             f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
             "call what the pickle names",
             cure="leave out --allow-opaque, or pass --level digest",
+        )
+
+
+def _require_one_reading(level: str, against: object, on: str) -> None:
+    """Refuse an engine where it would have nothing to do, or only half of the reading."""
+    carrier_of(on)
+    if level != "digest" or against is not None:
+        raise UsageError(
+            "an engine reads one checkpoint at level digest",
+            cure="pass --level digest without --against, or leave out --on",
         )
 
 

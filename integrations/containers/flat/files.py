@@ -257,6 +257,10 @@ class SelectedFiles:
         assert self._files is not None, "no file is written"
         return self._files.read(name, start, stop)
 
+    def keeps(self, name: str) -> bool:
+        """Whether a file is written here."""
+        return name in self._kept
+
     def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  as UploadedFiles
         """Whether bytes that were written need no other record: they do not, as a unit is made whole or again."""
         return True

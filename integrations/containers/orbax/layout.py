@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 JsonObject: TypeAlias = dict[str, Any]
 
+DATA_FILE_SIZE = "1GiB"  # of an OCDBT database, by default
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
 COMMITTED = COMMIT_SUCCESS

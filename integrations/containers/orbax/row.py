@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wherry.formats.format import Option
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look
+from wherry.integrations.containers.orbax.layout import DATA_FILE_SIZE
 from wherry.integrations.containers.orbax.partitioning import ruled
 from wherry.integrations.containers.zarr.new import IN_STORE
 
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 STEP_ITEM = "default"
 CHUNK_HELP = "chunk size: auto (4 to 8 MiB), store (up to 32 MiB), whole, or a number of MiB"
+FILE_OPTION = Option(DATA_FILE_SIZE, "maximum size of a data file of an OCDBT database, for example 256MiB")
 OPTIONS = {
     "zarr": Option("2", "zarr version", ("2", "3")),
     "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
     "compression": Option("none", "compression of chunks", ("none", "zstd")),
     "chunks": Option("auto", partition.HELP),
+    "data_file_size": FILE_OPTION,
 }
 
 

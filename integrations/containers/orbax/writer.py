@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.core.units import parse_size
 from wherry.errors import UsageError
 from wherry.formats.reader import Extent
 from wherry.formats.writer import BaseWriter
@@ -28,7 +29,7 @@ from wherry.integrations.containers.orbax.tree import stored_name, tree_json
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
-from wherry.integrations.containers.zarr.store import ChunkStore, open_chunks, sync_everything
+from wherry.integrations.containers.zarr.store import open_chunks, sync_everything
 from wherry.integrations.containers.zarr.stream import StoredChunk, encoded_chunk
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import make_folder
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
     from wherry.formats.reader import EncodedChunk
+    from wherry.integrations.containers.zarr.chunk_store import ChunkStore
     from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
@@ -55,6 +57,7 @@ class OrbaxWriter(BaseWriter):
         self._manifest = manifest
         self._ocdbt: bool = options["ocdbt"]
         self._version = int(options["zarr"])
+        self._file_bytes = parse_size(options.get("data_file_size", layout.DATA_FILE_SIZE))
         self._finished = False
         self._syncing = threading.Lock()
         self._started = time.time_ns()
@@ -92,6 +95,12 @@ class OrbaxWriter(BaseWriter):
         stored = self._store.place(self._key(path, where))
         nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(where)))
         return (Extent(self._staging.join(stored.file), stored.offset, nbytes),)
+
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The file of a chunk; None where chunks are compressed, and appended as they come."""
+        if isinstance(where, Span) or not self._encoder.plain:
+            return None
+        return self._staging.join(self._store.place(self._key(path, where)).file)
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """A compressed chunk; None for one that is stored as it is."""
@@ -150,16 +159,17 @@ class OrbaxWriter(BaseWriter):
         return f"{_prefix(path)}{self._arrays[path].key(index)}"
 
     def _open_store(self) -> ChunkStore:
-        if not self._ocdbt or not (self._metadata or self._scalars):
-            return open_chunks(self._staging, ocdbt=False)
-        if not self._encoder.plain:
-            return open_chunks(self._staging, ocdbt=True)
-        sizes = {
+        packed = self._ocdbt and bool(self._metadata or self._scalars)
+        sizes = self._sizes() if self._encoder.plain else None
+        return open_chunks(self._staging, ocdbt=packed, sizes=sizes, file_bytes=self._file_bytes)
+
+    def _sizes(self) -> dict[str, int]:
+        """Key → size of each chunk, where none is compressed."""
+        return {
             f"{_prefix(path)}{key}": array.chunk_nbytes
             for path, array in self._arrays.items()
             for key in array.keys()  # noqa: SIM118  of chunks, not of a mapping
         }
-        return open_chunks(self._staging, ocdbt=True, sizes=sizes)
 
     def _values(self) -> Iterator[tuple[str, bytes]]:
         """The values beside the chunks: metadata of the arrays, and numbers as arrays of rank 0."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference
-from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database, ends_of, places_of
+from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database, ends_of, stops_of
 from wherry.upload import uploaded_file
 from wherry.upload.growing_file import without_gaps
 from wherry.upload.staged_objects import UploadedFiles, run_of
@@ -127,22 +127,17 @@ class _DatabaseChunks(_ObjectStoreChunks):
 class PlacedChunks(_DatabaseChunks):
     """A database of chunks whose sizes, and so places, are known."""
 
-    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
+    def __init__(self, folder: Location, places: Mapping[str, Reference]) -> None:
         """Begin or continue the data files.
 
         Args:
             folder: of the database.
-            sizes: key → size of the chunk.
+            places: key → where the chunk lies.
         """
         super().__init__(folder)
-        self._places = places_of(sizes)
-        ends = ends_of(self._places)
-        following = [*list(self._places.values())[1:], Reference("", 0, 0)]
-        self._stops = {
-            key: after.offset if after.file == place.file else ends[place.file]
-            for (key, place), after in zip(self._places.items(), following, strict=True)
-        }
-        self._files = UploadedFiles(folder, ends)
+        self._places = places
+        self._stops = stops_of(places)
+        self._files = UploadedFiles(folder, ends_of(places))
         self._resume()
 
     def place(self, key: str) -> Reference:

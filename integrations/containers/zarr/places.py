@@ -40,13 +40,18 @@ def encoded_database(values: Mapping[str, Value]) -> EncodedDatabase:
     return EncodedDatabase(nodes, *encode_database(values, nodes, bytes.fromhex(name), time.time_ns()))
 
 
-def places_of(sizes: Mapping[str, int]) -> dict[str, Reference]:
-    """The places of chunks of known sizes, in their order."""
+def places_of(sizes: Mapping[str, int], file_bytes: int = FILE_BYTES) -> dict[str, Reference]:
+    """The places of chunks of known sizes, in their order.
+
+    Args:
+        sizes: key → size of the chunk.
+        file_bytes: size of a data file; a larger chunk has a file of its own.
+    """
     places: dict[str, Reference] = {}
     number = end = 0
     for key, size in sizes.items():
         start = start_after(end, size)
-        if end and start + size > FILE_BYTES:
+        if end and start + size > file_bytes:
             number, start = number + 1, 0
         places[key] = Reference(data_file(number), start, size)
         end = start + size
@@ -56,6 +61,16 @@ def places_of(sizes: Mapping[str, int]) -> dict[str, Reference]:
 def start_after(end: int, nbytes: int) -> int:
     """Offset of a chunk after others: a large chunk begins on a block, for direct I/O."""
     return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
+
+
+def stops_of(places: Mapping[str, Reference]) -> dict[str, int]:
+    """Where the bytes after each chunk end that nobody else writes: at the next chunk, or at the end of the file."""
+    ends = ends_of(places)
+    following = [*list(places.values())[1:], Reference("", 0, 0)]
+    return {
+        key: after.offset if after.file == place.file else ends[place.file]
+        for (key, place), after in zip(places.items(), following, strict=True)
+    }
 
 
 def ends_of(places: Mapping[str, Reference]) -> dict[str, int]:

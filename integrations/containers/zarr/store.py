@@ -8,17 +8,17 @@ chunk that was never written is absent from the tree instead of being zeros.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from wherry.errors import storage_error, storage_errors
+from wherry.errors import UnsupportedError, storage_error, storage_errors
 from wherry.integrations.containers.flat.files import FlatFiles, require_local
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference, Value
 from wherry.integrations.containers.zarr import places
+from wherry.integrations.containers.zarr.chunk_log import LOG, append_to_log, read_log
 from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.integrations.containers.zarr.object_chunks import AppendedChunks, ObjectChunks, PlacedChunks
 from wherry.integrations.containers.zarr.places import (
@@ -29,42 +29,18 @@ from wherry.integrations.containers.zarr.places import (
     places_of,
     start_after,
 )
-from wherry.staging.area import LOG_SUFFIX
+from wherry.integrations.containers.zarr.unit_chunks import DatabasePart, FilesPart, kept_keys
 from wherry.storage.folders import DRAFT, PREFIX, make_folders, sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import locate
+from wherry.upload.selection import is_selected
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from wherry.integrations.containers.zarr.chunk_store import ChunkStore
     from wherry.storage.location import Location
-
-LOG = f"chunks{LOG_SUFFIX}"
-
-
-class ChunkStore(Protocol):
-    """Takes chunks and small values by key."""
-
-    def put(self, key: str, data: memoryview, size: int = 0) -> None:
-        """Write a chunk, padded with zeros to `size`; thread-safe and repeatable."""
-
-    def place(self, key: str) -> Reference:
-        """The byte range of a chunk that was put; the file is relative to the store's folder."""
-        ...
-
-    def stored(self, key: str) -> bool:
-        """Whether a chunk that was put is durable after a `sync`; in a store of objects, its bytes have to be sent."""
-        ...
-
-    def sync(self) -> None:
-        """Make every chunk durable whose `put` has returned."""
-
-    def finish(self, values: Mapping[str, bytes]) -> None:
-        """Write the small values and complete the store; idempotent."""
-
-    def close(self) -> None:
-        """Release the resources."""
 
 
 class _LocalChunks:
@@ -125,20 +101,27 @@ class FileChunks(_LocalChunks):
 class DatabaseChunks(_LocalChunks):
     """Data files of an OCDBT database."""
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chunk_places: Mapping[str, Reference] | None = None,
+        file_bytes: int = places.FILE_BYTES,
+    ) -> None:
         """Create the files, or continue those of an interrupted run.
 
         Args:
             folder: of the database.
-            sizes: key → size of the chunk, if known in advance; else chunks are appended as they arrive.
+            chunk_places: key → where the chunk lies, if known in advance; else chunks are appended as they arrive.
+            file_bytes: size of a data file to which chunks are appended.
         """
         self._folder = folder
-        self._places = places_of(sizes or {})
+        self._file_bytes = file_bytes
+        self._places = chunk_places or {}
         self._known = _recall(folder)
         self._fresh: dict[str, Reference] = {}
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        ends = ends_of(self._places if sizes else self._known)
+        ends = ends_of(self._places or self._known)
         _make(folder / DATA)
         self._files = FlatFiles(folder, ends)
         self._number = self._named = len(ends) - 1
@@ -172,7 +155,7 @@ class DatabaseChunks(_LocalChunks):
         new = {key: place for key, place in fresh.items() if key not in self._known}
         try:
             if new:
-                _append(self._folder / LOG, new)
+                append_to_log(self._folder / LOG, new)
         except OSError as error:
             raise storage_error(error, str(self._folder)) from error
         with self._lock:
@@ -199,7 +182,7 @@ class DatabaseChunks(_LocalChunks):
 
     def _reserve(self, nbytes: int) -> Reference:
         start = start_after(self._end, nbytes)
-        if self._end and start + nbytes > places.FILE_BYTES:
+        if self._end and start + nbytes > self._file_bytes:
             self._number, start = self._number + 1, 0
             self._files.add(data_file(self._number), 0)
         place = Reference(data_file(self._number), start, nbytes)
@@ -208,25 +191,53 @@ class DatabaseChunks(_LocalChunks):
         return place
 
 
-def open_chunks(folder: Location, *, ocdbt: bool, sizes: Mapping[str, int] | None = None) -> ChunkStore:
-    """The chunk store in a local folder, or in the staged objects of a run.
+def open_chunks(
+    folder: Location,
+    *,
+    ocdbt: bool,
+    sizes: Mapping[str, int] | None = None,
+    file_bytes: int = places.FILE_BYTES,
+) -> ChunkStore:
+    """The chunk store in a local folder, in the staged objects of a run, or in the files of one unit of a target.
 
     Args:
         folder: of the arrays.
         ocdbt: whether chunks lie in an OCDBT database.
         sizes: key → size of the chunk, if known in advance.
+        file_bytes: size of a data file of a database.
 
     Raises:
-        UnsupportedError: the folder is neither.
+        UnsupportedError: the folder is none of them, or the chunks of a unit have no known sizes.
         StorageError: the storage is full or failed.
     """
+    placed = None if sizes is None else places_of(sizes, file_bytes)
+    if is_selected(folder):
+        return _of_unit(folder, sizes, placed if ocdbt else None)
     if is_staged(folder):
         if not ocdbt:
             return ObjectChunks(folder)
-        return AppendedChunks(folder) if sizes is None else PlacedChunks(folder, sizes)
+        return AppendedChunks(folder) if placed is None else PlacedChunks(folder, placed)
     require_local(folder)
     local = Path(folder.path)
-    return DatabaseChunks(local, sizes) if ocdbt else FileChunks(local)
+    return DatabaseChunks(local, placed, file_bytes) if ocdbt else FileChunks(local)
+
+
+def _of_unit(
+    folder: Location, sizes: Mapping[str, int] | None, placed: Mapping[str, Reference] | None
+) -> ChunkStore:
+    if sizes is None:
+        raise UnsupportedError(
+            "the sizes of compressed chunks are not known before they are written",
+            uri=folder.uri,
+            cure="omit --set compression",
+        )
+    if placed is not None:
+        return DatabasePart(folder, placed)
+    kept = kept_keys(folder, sizes)
+    inner = None
+    if kept:
+        inner = ObjectChunks(folder) if is_staged(folder) else FileChunks(Path(folder.path))
+    return FilesPart(sizes, kept, inner)
 
 
 def write_database(folder: Path, values: Mapping[str, Value]) -> None:
@@ -247,12 +258,8 @@ def write_database(folder: Path, values: Mapping[str, Value]) -> None:
 
 def _recall(folder: Path) -> dict[str, Reference]:
     """Positions of the chunks of an interrupted run, from its log, or from its database if that exists."""
-    log = folder / LOG
-    if log.exists():
-        data = log.read_bytes()
-        os.truncate(log, data.rfind(b"\n") + 1)  # drop an incomplete last line
-        rows = [json.loads(line) for line in data.split(b"\n")[:-1]]
-        return {key: Reference(*place) for row in rows for key, place in row.items()}
+    if (folder / LOG).exists():
+        return read_log(folder / LOG)
     if not (folder / MANIFEST).exists():
         return {}
     values = list_ocdbt(locate(folder)).values
@@ -261,14 +268,6 @@ def _recall(folder: Path) -> dict[str, Reference]:
         for key, value in values.items()
         if value.file is not None
     }
-
-
-def _append(log: Path, fresh: Mapping[str, Reference]) -> None:
-    with log.open("ab") as file:
-        file.write(json.dumps(fresh).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(log.parent)
 
 
 def sync_everything(folder: Location) -> None:

@@ -89,6 +89,7 @@ FORMATS = (
             "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": Option("auto", orbax.CHUNK_HELP),
+            "data_file_size": orbax.FILE_OPTION,
         },
         loaded_by="orbax-checkpoint 0.12.8 as MaxText calls it: CheckpointManager and v1, item `items`",
         version=version,

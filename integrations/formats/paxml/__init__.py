@@ -112,6 +112,7 @@ FORMATS = (
             ),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": Option("auto", row.CHUNK_HELP),
+            "data_file_size": row.FILE_OPTION,
         },
         loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, called directly)",
         version=version,

@@ -80,6 +80,10 @@ class PaxWriter(StepWriter):
         """The byte range of a chunk."""
         return super().extents(self._inner(path), where)
 
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The file of a chunk."""
+        return super().home(self._inner(path), where)
+
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """A compressed chunk."""
         return super().encoded(self._inner(path), where)
@@ -114,6 +118,7 @@ def state_options(options: Options) -> dict[str, Any]:
         "zarr": "2",
         "compression": options["compression"],
         "chunks": options["chunks"],
+        "data_file_size": options["data_file_size"],
     }
 
 

@@ -212,6 +212,7 @@ FORMATS = (
             "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": _CHUNKS,
+            "data_file_size": orbax.FILE_OPTION,
         },
         loaded_by="T5X from 2024-07 with orbax-checkpoint 0.12.8: PyTreeCheckpointer, CheckpointManager",
         version=lambda manifest, options: orbax.version(manifest, {**options, "zarr": "2"}),

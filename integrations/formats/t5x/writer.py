@@ -97,6 +97,12 @@ class LegacyWriter(BaseWriter):
             return self._arrays.extents((self._names[path],), where)
         return self._file.extents((layout.OPTIMIZER, *path), where)
 
+    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
+        """The file of a chunk; of a span in the msgpack file, that file."""
+        if path in self._names:
+            return self._arrays.home((self._names[path],), where)
+        return self._file.home((layout.OPTIMIZER, *path), where)
+
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """A compressed chunk of an array."""
         return self._arrays.encoded((self._names[path],), where) if path in self._names else None
