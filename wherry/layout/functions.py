@@ -104,6 +104,17 @@ def _t5_projection(name: str, gated: bool) -> str:
     return _GATED + {"gelu_pytorch_tanh": "gelu", "gelu": "gelu_python"}.get(name, name)
 
 
+def _window(sizes: object) -> int:
+    """The positions that a query attends to within a window (left, right) of Megatron, itself included; 0 for all."""
+    if sizes == 0:
+        return 0
+    whole = isinstance(sizes, list) and len(cast("list[Any]", sizes)) == 2  # noqa: PLR2004  left and right
+    left, right = cast("list[Any]", sizes) if whole else (-1, 0)
+    if not isinstance(left, int) or right != 0:
+        raise UnrepresentableError(f"unsupported window {sizes!r}: expected positions to the left, and 0")
+    return left + 1
+
+
 def _windowed(layers: int, period: int) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
@@ -206,6 +217,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "starts": str.startswith,
     "t5_activation": _t5_activation,
     "t5_projection": _t5_projection,
+    "window": _window,
     "windowed": _windowed,
     "windowed_from": _windowed_from,
     "yarn_mscale": _mscale,
