@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Companion, without_chunks
+from wherry.core.manifest import Companion
 from wherry.core.units import parse_size
 from wherry.errors import CorruptError, NotFoundError, UnsupportedError, storage_error
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
 from wherry.formats.systems import TreeForm
-from wherry.integrations.containers.torch.writer import WRITABLE, place_archives
+from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
 from wherry.integrations.formats.dcp.layout import lay_out, metadata
 from wherry.integrations.formats.dcp.writer import DcpWriter
+from wherry.integrations.formats.megatron import ranks
 from wherry.integrations.formats.megatron.arguments import common_pickle, parse_arguments, read_record
 from wherry.integrations.formats.megatron.names import (
     ARGUMENTS,
@@ -177,6 +178,15 @@ def _create(staging: Location, manifest: Manifest, options: Options) -> Megatron
     return MegatronWriter(staging, layout, metadata(layout, {}, options["for_torch"]))
 
 
+def _create_ranks(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
+    make_folder(staging)
+    make_folder(staging.join(ranks.ONE).parent)
+    names = {companion.name for companion in manifest.companions}
+    arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
+    archive = common_pickle(arguments, manifest.step, {path[0]: one for path, one in manifest.tensors.items()})
+    return ArchivesWriter(staging, {ranks.ONE: place_archives([archive])})
+
+
 def is_own(manifest: Manifest) -> bool:
     """Whether a tree has GPTModel's names."""
     return (EMBEDDING,) in manifest.tensors
@@ -199,6 +209,20 @@ FORMATS = (
         loaded_by="Megatron-Core 0.16",
         version=lambda _manifest, _options: _VERSION,
         step_folder=step_name,
-        prepare=lambda manifest, _options: without_chunks(manifest),
+    ),
+    Format(
+        name="megatron-ranks",
+        title="Megatron, a folder for each rank",
+        detect=ranks.detect,
+        open=ranks.open_ranks,
+        create=_create_ranks,
+        streams=True,
+        holds=Holds(dtypes=WRITABLE, depth=1, companions=True),
+        system="megatron",
+        form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),
+        commit_members=(ranks.ONE,),
+        loaded_by="torch 2.13, in the layout of Megatron-Core 0.16",
+        version=lambda _manifest, _options: "mp_rank",
+        step_folder=step_name,
     ),
 )

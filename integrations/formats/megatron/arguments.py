@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _NAMESPACE = "argparse.Namespace"
 _TUPLE = "tuple"
+_MODEL = "model"
 _FORM = 3.0  # of checkpoints since 2021: query, key and value of each group follow one another
 
 
@@ -121,7 +122,10 @@ def parse_arguments(file: Location) -> dict[str, Any]:
     return found
 
 
-def common_pickle(arguments: Mapping[str, Any], step: int | None) -> tuple[bytes, list[TensorSpec]]:
-    """The object of a new `common.pt`."""
+def common_pickle(
+    arguments: Mapping[str, Any], step: int | None, model: Mapping[str, TensorSpec] | None = None
+) -> tuple[bytes, list[TensorSpec]]:
+    """The object of a new `common.pt`, or with a model that of a rank's file."""
     args = {ARGS: TypedObject(_NAMESPACE, dict(arguments))} if arguments else {}
-    return pickled({**args, ITERATION: step or 0, "checkpoint_version": _FORM})
+    own = {_MODEL: dict(model)} if model is not None else {}
+    return pickled({**args, ITERATION: step or 0, "checkpoint_version": _FORM, **own})
