@@ -142,9 +142,7 @@ def _form_of(
 ) -> PieceForm:
     """A parameter as a piece of a tensor with these dimensions; axes without a dimension have size 1, or one index."""
     shown = {axis for one in dimensions for axis in one.names}
-    hidden = tuple(
-        (axis, index if axis == template.each else 0) for axis in layout.held if axis not in shown
-    )
+    hidden = tuple((axis, index if axis == template.each else 0) for axis in layout.held if axis not in shown)
     place = tuple(
         start if dimension == template.along and len(template.parameters) > 1 else 0
         for dimension in range(len(dimensions))
@@ -249,8 +247,8 @@ def _require_all(
             raise IncompleteError(
                 f"missing parameter {name}: {layout.text}", cure="choose the family that fits this checkpoint"
             )
-        parts = (*layout.unrolled, *([template.each] if template.each else []))
-        if len(found) != prod(sizes[axis] for axis in parts):
+        count = sizes[template.each] if template.each else 1
+        if len(found) != count * prod(sizes[axis] for axis in layout.unrolled):
             have = set(found.values())
             first = next(
                 (path for at in layout.places(sizes) if (path := layout.path(at, sizes)) not in have), None

@@ -115,6 +115,21 @@ def _window(sizes: object) -> int:
     return left + 1
 
 
+def _dense_layers(freq: object) -> int:
+    """The layers without experts, the first ones, in Megatron's `moe_layer_freq`: a list of 0 and 1, or 1 for none."""
+    rows = cast("list[Any]", freq) if isinstance(freq, list) else []
+    if freq != 1 and (not rows or rows != sorted(rows) or not {*rows} <= {0, 1}):
+        raise UnrepresentableError(
+            f"unsupported moe_layer_freq {freq!r}: expected layers with experts at the end"
+        )
+    return rows.count(0)
+
+
+def _freq_of_experts(dense: int, experts: int) -> list[int]:
+    """Megatron's `moe_layer_freq` of as many layers without and with experts."""
+    return [0] * dense + [1] * experts
+
+
 def _windowed(layers: int, period: int) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
@@ -203,11 +218,13 @@ _SCALING_RULES: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]]
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "activation": _activation,
     "bfloat16": _bfloat16,
+    "dense_layers": _dense_layers,
     "ffn_multiple": _ffn_multiple,
     "ffn_multiplier": _ffn_multiplier,
     "first": _first,
     "flax_activation": _flax_activation,
     "flax_activations": _flax_activations,
+    "freq_of_experts": _freq_of_experts,
     "int": int,
     "max": max,
     "min": min,

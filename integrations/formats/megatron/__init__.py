@@ -3,10 +3,10 @@
     latest_checkpointed_iteration.txt      in the run's folder: the number of the newest step, or `release`
     iter_0000010/metadata.json             the backend and its version; written last
     iter_0000010/common.pt                 what all ranks share: the arguments of the run, the iteration, schedules
-    iter_0000010/.metadata, *.distcp       tensors whole, whatever parallelism saved them; layers are one tensor or several
+    iter_0000010/.metadata, *.distcp       whole tensors, whatever parallelism saved them
 
-Key paths are those of GPTModel; `names.py` has what is beside the parameters, `arguments.py` the config. A step is
-written as a save of one rank, so that any number of ranks loads it.
+Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` has what is beside the parameters,
+`arguments.py` the config. A step is written as a save of one rank, so that any number of ranks loads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion
 from wherry.core.units import parse_size
-from wherry.errors import CorruptError, NotFoundError, UnsupportedError, storage_error
+from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError, storage_error
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
 from wherry.formats.systems import TreeForm
@@ -100,9 +100,7 @@ def latest(location: Location) -> str:
 def _backend(folder: Location) -> dict[str, Any]:
     """What `metadata.json` says; empty if it is not a table."""
     try:
-        found = parse_json(
-            folder.join(BACKEND).read_whole(_LONGEST), BACKEND, uri=folder.uri, limits=SMALL
-        )
+        found = parse_json(folder.join(BACKEND).read_whole(_LONGEST), BACKEND, uri=folder.uri, limits=SMALL)
     except CorruptError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -112,6 +110,8 @@ def _open(location: Location, detection: Detection) -> Opened:
     names = {entry.name for entry in location.entries()}
     prefix = latest(location) if LATEST in names else ""
     folder = location.join(prefix) if prefix else location
+    if folder.join(BACKEND).stat() is None:
+        raise IncompleteError(_UNCOMMITTED, uri=location.uri, cure="use an earlier step")
     version = _backend(folder).get("sharded_backend_version")
     if version != VERSION:
         raise UnsupportedError(
@@ -183,7 +183,9 @@ def _create_ranks(staging: Location, manifest: Manifest, _options: Options) -> A
     make_folder(staging.join(ranks.ONE).parent)
     names = {companion.name for companion in manifest.companions}
     arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
-    archive = common_pickle(arguments, manifest.step, {path[0]: one for path, one in manifest.tensors.items()})
+    archive = common_pickle(
+        arguments, manifest.step, {path[0]: one for path, one in manifest.tensors.items()}
+    )
     return ArchivesWriter(staging, {ranks.ONE: place_archives([archive])})
 
 

@@ -16,7 +16,11 @@ EMBEDDING = "embedding.word_embeddings.weight"
 SHARDED, VERSION = "torch_dist", 1
 STEP = re.compile(r"iter_(\d{7,})|release")
 LEFT: tuple[tuple[str, str, str], ...] = (
-    (r".*\._extra_state(/.*)?", "state of fp8 recipes", "Transformer Engine makes it anew; it holds no weights"),
+    (
+        r".*\._extra_state(/.*)?",
+        "state of fp8 recipes",
+        "Transformer Engine makes it anew; it holds no weights",
+    ),
     (r"(.*\.)?rng_state(/.*)?", "state of random numbers", "a run draws new ones"),
     (r"rerun_state_machine_state(/.*)?", "state of the checks of a run", "only a run that resumes reads it"),
 )

@@ -1,8 +1,9 @@
 """How tensor-parallel ranks divide each parameter: by its name, as GPTModel's modules do.
 
 A projection `out of` the residual stream is cut along its outputs (dimension 0), one `into` it along its inputs
-(dimension 1). Gate and up are one tensor of each rank, so the whole one is all gates, then all ups. What is equal on all
-ranks is taken from the first. Source: the classes of megatron/core/tensor_parallel/layers.py that each module uses.
+(dimension 1). Gate and up are one tensor of each rank, so the whole one is all gates, then all ups. What is equal
+on all ranks is taken from the first. Source: the classes of megatron/core/tensor_parallel/layers.py that each module
+uses.
 """
 
 from __future__ import annotations
@@ -86,9 +87,7 @@ def _along(
     parts: Sequence[PlacedTensor], axis: int, first: int, step: int
 ) -> Iterator[tuple[Chunk, PlacedTensor]]:
     for number, one in enumerate(parts):
-        offsets = tuple(
-            first + number * step if place == axis else 0 for place in range(len(one.shape))
-        )
+        offsets = tuple(first + number * step if place == axis else 0 for place in range(len(one.shape)))
         yield Chunk(offsets, one.shape), one
 
 

@@ -193,16 +193,16 @@ def _require_all(
             )
     for one in (part for stage in stages for part in stage):
         if any(path[0] == "model0" for path in one.archive.placed if path):
-            raise UnsupportedError("the stages of the pipeline are virtual", uri=one.location.uri, cure=_OTHER)
+            raise UnsupportedError(
+                "the stages of the pipeline are virtual", uri=one.location.uri, cure=_OTHER
+            )
         if not any(True for _row in one.parameters()):
             raise UnsupportedError(
                 "the file has no parameters of GPTModel below `model`", uri=one.location.uri, cure=_OTHER
             )
 
 
-def _whole(
-    stages: Sequence[Sequence[RankPart]], *, tied: bool
-) -> Iterator[tuple[str, list[PlacedTensor]]]:
+def _whole(stages: Sequence[Sequence[RankPart]], *, tied: bool) -> Iterator[tuple[str, list[PlacedTensor]]]:
     """Every parameter under the number that its layer has in the whole model, with the parts of all ranks."""
     before, last = 0, len(stages) - 1
     seen: set[str] = set()
@@ -241,4 +241,6 @@ def _beside(stages: Sequence[Sequence[RankPart]]) -> Iterator[IgnoredEntry]:
     reason = "only parameters are read"
     yield ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, "moments, schedules and random numbers", reason)
     if len(stages) > 1:
-        yield ignored_file(f"*/{FILE}:copies", TRAINING_STATE, "copies of tied embeddings", "the first is read")
+        yield ignored_file(
+            f"*/{FILE}:copies", TRAINING_STATE, "copies of tied embeddings", "the first is read"
+        )
