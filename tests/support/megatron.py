@@ -1,4 +1,4 @@
-"""Megatron's checkpoints of a tiny Llama, imitated by their layout with torch alone, and what Megatron-Core computes."""
+"""Megatron's checkpoints of a tiny Llama, imitated by their layout with torch, and what Megatron-Core computes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _part(name: str, array: np.ndarray, rank: int, count: int) -> np.ndarray:
 def megatron_logits(*jobs: dict[str, Any]) -> list[np.ndarray]:
     """What Megatron-Core computes for the token ids, see `megatron_program`."""
     run = subprocess.run(
-        [str(old_python("megatron")), "-W", "ignore", str(_PROGRAM), json.dumps(jobs), json.dumps(IDS)],
+        [str(old_python("megatron")), "-P", "-W", "ignore", str(_PROGRAM), json.dumps(jobs), json.dumps(IDS)],
         capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]

@@ -31,6 +31,7 @@ from wherry.integrations.formats.megatron.arguments import record_of
 from wherry.integrations.formats.megatron.names import ARGUMENTS, OPAQUE, STEP, left
 from wherry.integrations.formats.megatron.partition import chunks_of
 from wherry.storage.location import Location
+from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -132,18 +133,30 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         for chunk, part in chunks:
             index.stored[name, chunk.offsets] = items.add(part)
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
-    files = tuple(one.entry for stage in stages for one in stage)
-    reader = DcpReader(location, index, items, files, {})  # pyright: ignore[reportArgumentType]  the methods it calls
-    companions: tuple[Companion, ...] = ()
+    beside = tuple(one for one in location.entries() if _is_companion(one))
+    files = (*(one.entry for stage in stages for one in stage), *beside)
+    names = frozenset(one.name for one in beside)
+    reader = DcpReader(location, index, items, files, {}, names)  # pyright: ignore[reportArgumentType]  what it calls
+    companions = tuple(Companion(one.name, one.size) for one in beside if one.name != ARGUMENTS)
     if arguments:
         reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
-        companions = (Companion(ARGUMENTS, len(record.text)),)
+        companions = (*companions, Companion(ARGUMENTS, len(record.text)))
+    elif ARGUMENTS in names:
+        companions = (
+            *companions,
+            *(Companion(one.name, one.size) for one in beside if one.name == ARGUMENTS),
+        )
     step = record.step if detection.step is None else detection.step
     manifest = Manifest(
         {(name,): spec for name, spec in specs.items()}, step=step, kind="params", companions=companions
     )
     seen = Evidence(FILE, f"{len(specs)} parameters of {len(stages[0])} × {len(stages)} ranks")
     return Opened(replace(detection, step=step).seen(seen), manifest, reader, tuple(ignored))
+
+
+def _is_companion(entry: Entry) -> bool:
+    """Whether a file of the step's folder lies beside the ranks."""
+    return not (entry.is_dir or entry.size < 0 or entry.name in OWN_NAMES or entry.name.startswith("."))
 
 
 def _stages(location: Location) -> list[list[RankPart]]:
