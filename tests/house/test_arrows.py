@@ -85,6 +85,7 @@ FORMATS: Mapping[str, str] = {
     "dcp": "huggingface",
     "dcp_safetensors": "dcp huggingface",
     "lingua": "dcp huggingface meta",
+    "megatron": "dcp",
     "meta": "huggingface",
 }
 

@@ -43,6 +43,8 @@ def covered():
         add(of_families(cases.LLAMA_OUT_OF), system, "out_of", FORWARD)
     add(flax_classes.families_of(flax_classes.MODELS), "huggingface-flax", "into", LIBRARY)
     add(flax_classes.families_of(flax_classes.OUT_OF), "huggingface-flax", "out_of", LIBRARY)
+    add(of_families(cases.MEGATRON_INTO), "megatron", "into", LIBRARY)
+    add(of_families(cases.MEGATRON_OUT_OF), "megatron", "out_of", LIBRARY)
     for system, way in cases.GPT3_WAYS:
         add(["gpt3"], system, way, FORWARD)
     return found

@@ -38,6 +38,9 @@ STACKS = {
     ),
     "quantized": ("compressed-tensors==0.20.0", "torch==2.13.0", "transformers==5.23.0"),
     "merges": ("peft==0.21.2", "mergekit==0.1.5", "accelerate==1.15.0", "transformers==5.23.0", "torch==2.13.0"),
+    "megatron": (
+        "megatron-core==0.16.1", "torch==2.13.0", "numpy==2.4.6", "packaging", "psutil",
+    ),
     "deepspeed": ("deepspeed==0.19.8", "torch==2.13.0"),
     "ray": ("ray[client]==2.60.0",),
     "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),

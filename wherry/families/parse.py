@@ -218,10 +218,11 @@ def _row(names: str, row: Any, where: str) -> Row:
         key, axes, *words = (str(part) for part in row)
         return Row(parameters, key, (axes,), words=tuple(words))
     if isinstance(row, dict):
-        _no_others(row, {"key", "axes", "along", "words"}, where)
+        _no_others(row, {"key", "axes", "along", "words", "each"}, where)
         axes = _several(row["axes"])
         if len(axes) == len(parameters):
-            return Row(parameters, row["key"], axes, int(row.get("along", 0)), tuple(row.get("words", ())))
+            along, words = int(row.get("along", 0)), tuple(row.get("words", ()))
+            return Row(parameters, row["key"], axes, along, words, row.get("each"))
     raise UsageError(f"{where}: invalid layout of {names}", cure="write [key path, axes, word …]")
 
 

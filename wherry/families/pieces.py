@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ class PieceForm:
     Attributes:
         parameter: slot and name of the parameter.
         layout: its layout.
-        hidden: axes of size 1 that have no dimension, with their index 0.
+        hidden: axes that have no dimension, with their index: 0 of those of size 1.
         groups, start, words: see TensorPiece.
     """
 
@@ -87,27 +87,62 @@ def _forms(
     system: System, match: Match, sizes: Mapping[str, int], facts: Mapping[str, object]
 ) -> list[PieceForm]:
     template, words = match.template, words_of(match.template, sizes, facts)
-    forms: list[PieceForm] = []
-    start = 0
-    for name, layout in zip(template.parameters, template.layouts, strict=True):
-        dimensions = dimensions_of(system, layout, match) or layout.present(sizes)
-        forms.append(form_of(template, name, layout, dimensions, start, words))
-        start += dimensions[template.along].extent(sizes) if dimensions else 0
-    _check_shape(match, forms[0].groups, sizes, start)
+    rows = [dimensions_of(system, layout, match) or layout.present(sizes) for layout in template.layouts]
+    forms, total = joined(template, rows, sizes, words)
+    _check_shape(match, tuple(one.names for one in rows[0]), sizes, total)
     return forms
 
 
-def form_of(
+def joined(
+    template: Template,
+    rows: Sequence[tuple[Dimension, ...]],
+    sizes: Mapping[str, int],
+    words: tuple[Elementwise, ...],
+) -> tuple[list[PieceForm], int]:
+    """The pieces of a tensor, one after the other along a dimension, and its extent in this dimension.
+
+    Args:
+        template: of the tensor; its axis `each` makes a piece of every index, so that parameters alternate.
+        rows: for each parameter the dimensions that the tensor has.
+        sizes: the extent of every axis.
+        words: value words.
+    """
+    forms: list[PieceForm] = []
+    start = 0
+    for index in range(sizes[template.each]) if template.each else (0,):
+        for name, layout, whole in zip(template.parameters, template.layouts, rows, strict=True):
+            dimensions = _one_of(template, whole)
+            forms.append(_form_of(template, name, layout, dimensions, start, words, index))
+            start += dimensions[template.along].extent(sizes) if dimensions else 0
+    return forms, start
+
+
+def _one_of(template: Template, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    """The dimensions of one index of the axis `each`."""
+    if template.each is None:
+        return dimensions
+    joined_ = dimensions[template.along]
+    if joined_.names[:1] != (template.each,):
+        raise UsageError(
+            f"{'+'.join(template.parameters)}: {template.each} is not the first axis of dimension {template.along}",
+            cure=f"correct the layout {template.layouts[0].text}",
+        )
+    inner = replace(joined_, names=joined_.names[1:])
+    return (*dimensions[: template.along], inner, *dimensions[template.along + 1 :])
+
+
+def _form_of(
     template: Template,
     name: str,
     layout: Layout,
     dimensions: tuple[Dimension, ...],
     start: int,
     words: tuple[Elementwise, ...],
+    index: int,
 ) -> PieceForm:
-    """A parameter as a piece of a tensor with these dimensions; axes without a dimension have size 1."""
+    """A parameter as a piece of a tensor with these dimensions; axes without a dimension have size 1, or one index."""
     shown = {axis for one in dimensions for axis in one.names}
-    hidden = tuple((axis, 0) for axis in layout.held if axis not in shown)
+    hidden = tuple((axis, index if axis == template.each else 0) for axis in layout.held if axis not in shown)
     place = tuple(
         start if dimension == template.along and len(template.parameters) > 1 else 0
         for dimension in range(len(dimensions))
@@ -212,7 +247,8 @@ def _require_all(
             raise IncompleteError(
                 f"missing parameter {name}: {layout.text}", cure="choose the family that fits this checkpoint"
             )
-        if len(found) != prod(sizes[axis] for axis in layout.unrolled):
+        count = sizes[template.each] if template.each else 1
+        if len(found) != count * prod(sizes[axis] for axis in layout.unrolled):
             have = set(found.values())
             first = next(
                 (path for at in layout.places(sizes) if (path := layout.path(at, sizes)) not in have), None

@@ -38,7 +38,7 @@ and pass the same checks. An unknown field is an error.
       untied               parameter → expression over facts and `there.P`: if it is true this system stores even a tied
                            one, as a copy of the parameter that it is tied to
       names                the system's names for axes, if its checkpoints store names
-      layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
+      layouts.P            [key path, axes, word …] of parameter P; {key, axes, along, each} of several, joined by +;
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason, when], …]: tensors that do not belong to the model; ** stands for several
                            parts; with `when`, only if this expression over the config's attributes and the facts is
@@ -195,6 +195,7 @@ class Row:
         key: the key path, with macros.
         axes: of each parameter.
         along: the dimension, if there are several.
+        each: the outermost axis of that dimension for each index of which they follow one another anew.
         words: value words.
     """
 
@@ -203,6 +204,7 @@ class Row:
     axes: tuple[str, ...]
     along: int = 0
     words: tuple[str, ...] = ()
+    each: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
-from wherry.families.pieces import PieceForm, form_of, words_of
+from wherry.families.pieces import joined, words_of
 from wherry.families.scalars import tied_keys
 from wherry.families.templates import replaced, templates
 from wherry.layout.copies import StoredTensor, TensorPiece
@@ -37,15 +37,12 @@ def placed(
     sizes = bound.solved.sizes
     for template in kept:
         sizes = {**_absent(bound, template), **sizes}
-        start, forms, shape, own = 0, list[PieceForm](), list[int](), _dtype(template, pieces, dtype)
-        words = words_of(template, sizes, bound.told.facts)
-        for name, layout in zip(template.parameters, template.layouts, strict=True):
-            dimensions = layout.present(sizes)
-            forms.append(form_of(template, name, layout, dimensions, start, words))
-            start += dimensions[template.along].extent(sizes) if dimensions else 0
-            shape = [_padded(one, sizes, pads) for one in dimensions]
-        if len(forms) > 1:
-            shape[template.along] = start
+        own, words = _dtype(template, pieces, dtype), words_of(template, sizes, bound.told.facts)
+        rows = [layout.present(sizes) for layout in template.layouts]
+        forms, total = joined(template, rows, sizes, words)
+        shape = [_padded(one, sizes, pads) for one in rows[0]]
+        if len(template.parameters) > 1:
+            shape[template.along] = total
         axes = axis_names(system, template.layouts[0].present(sizes), sizes)
         for at in template.layouts[0].places(sizes):
             spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)

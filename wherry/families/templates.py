@@ -29,6 +29,8 @@ class Template:
         layouts: of each.
         along: the dimension along which several are concatenated.
         words: value words, as text.
+        each: the outermost axis of that dimension, for each index of which they follow one another; None if they do
+            so once.
     """
 
     slot: str
@@ -36,6 +38,7 @@ class Template:
     layouts: tuple[Layout, ...]
     along: int
     words: tuple[str, ...]
+    each: str | None = None
 
 
 def form_choices(system: System, given: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -73,7 +76,7 @@ def templates(
         for text in texts:
             around = _replaced(text.removeprefix("+"), system, chosen, {})
             apart = any(one.startswith("+") for one in texts)
-            for row, (key, axes) in rows:
+            for row, (key, axes, along) in rows:
                 if apart and text.startswith("+") != bool(_stacks(system, row, chosen)):
                     continue
                 whole = around.replace("@", key) if not key.startswith("//") else key[2:]
@@ -85,7 +88,7 @@ def templates(
                 if lacking:
                     layouts = tuple(without(layout, lacking) for layout in layouts)
                 words = tuple(_replaced(word, system, chosen, {}) for word in row.words)
-                made.append(Template(slot, row.parameters, layouts, row.along, words))
+                made.append(Template(slot, row.parameters, layouts, along, words, row.each))
     return made
 
 
@@ -94,8 +97,11 @@ def replaced(text: str, system: System, chosen: Mapping[str, str]) -> str:
     return _replaced(text, system, chosen, {})
 
 
-def _row_layouts(system: System, row: Row, chosen: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
-    """Key path and axes of a row; None if it does not exist with these choices."""
+def _row_layouts(
+    system: System, row: Row, chosen: Mapping[str, str]
+) -> tuple[str, tuple[str, ...], int] | None:
+    """Key path, axes and dimension of concatenation of a row; None if it does not exist with these choices."""
+    along = row.along
     stacks = {name: stack for name, stack in system.stacks.items() if f"<{name}>" in row.key}
     spelled = {
         name: stack.stacked if _is_stacked(stack, chosen) else stack.unrolled
@@ -108,8 +114,10 @@ def _row_layouts(system: System, row: Row, chosen: Mapping[str, str]) -> tuple[s
     for stack in stacks.values():
         if _is_stacked(stack, chosen):
             place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
-            axes = [_inserted(one, stack.axis, place) for one in axes]
-    return key, tuple(axes)
+            inserted = [_inserted(one, stack.axis, place) for one in axes]
+            along += 1 if inserted != axes and place <= along else 0
+            axes = inserted
+    return key, tuple(axes), along
 
 
 def _stacks(system: System, row: Row, chosen: Mapping[str, str]) -> list[Stack]:

@@ -104,6 +104,32 @@ def _t5_projection(name: str, gated: bool) -> str:
     return _GATED + {"gelu_pytorch_tanh": "gelu", "gelu": "gelu_python"}.get(name, name)
 
 
+def _window(sizes: object) -> int:
+    """The positions that a query attends to within a window (left, right) of Megatron, itself included; 0 for all."""
+    if sizes == 0:
+        return 0
+    whole = isinstance(sizes, list) and len(cast("list[Any]", sizes)) == 2  # noqa: PLR2004  left and right
+    left, right = cast("list[Any]", sizes) if whole else (-1, 0)
+    if not isinstance(left, int) or right != 0:
+        raise UnrepresentableError(f"unsupported window {sizes!r}: expected positions to the left, and 0")
+    return left + 1
+
+
+def _dense_layers(freq: object) -> int:
+    """The layers without experts, the first ones, in Megatron's `moe_layer_freq`: a list of 0 and 1, or 1 for none."""
+    rows = cast("list[Any]", freq) if isinstance(freq, list) else []
+    if freq != 1 and (not rows or rows != sorted(rows) or not {*rows} <= {0, 1}):
+        raise UnrepresentableError(
+            f"unsupported moe_layer_freq {freq!r}: expected layers with experts at the end"
+        )
+    return rows.count(0)
+
+
+def _freq_of_experts(dense: int, experts: int) -> list[int]:
+    """Megatron's `moe_layer_freq` of as many layers without and with experts."""
+    return [0] * dense + [1] * experts
+
+
 def _windowed(layers: int, period: int) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
@@ -192,11 +218,13 @@ _SCALING_RULES: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]]
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "activation": _activation,
     "bfloat16": _bfloat16,
+    "dense_layers": _dense_layers,
     "ffn_multiple": _ffn_multiple,
     "ffn_multiplier": _ffn_multiplier,
     "first": _first,
     "flax_activation": _flax_activation,
     "flax_activations": _flax_activations,
+    "freq_of_experts": _freq_of_experts,
     "int": int,
     "max": max,
     "min": min,
@@ -206,6 +234,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "starts": str.startswith,
     "t5_activation": _t5_activation,
     "t5_projection": _t5_projection,
+    "window": _window,
     "windowed": _windowed,
     "windowed_from": _windowed_from,
     "yarn_mscale": _mscale,

@@ -21,9 +21,11 @@ from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.containers.torch.writer import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
+    OWN,
     SUFFIX,
     UNCOMMITTED,
     DcpContents,
+    OwnRules,
     metadata_names,
     read_contents,
 )
@@ -88,9 +90,9 @@ def seen(glimpse: Glimpse) -> Evidence | None:
     return None
 
 
-def open_folder(location: Location, detection: Detection) -> Opened:
-    """Open a folder of `.metadata` and `.distcp` files."""
-    contents = read_contents(location)
+def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -> Opened:
+    """Open a folder of `.metadata` and `.distcp` files, by the rules of the system that saved it."""
+    contents = read_contents(location, own)
     index = contents.index
     paths = [_nested(contents, name) for name in index.tensors]
     kind = kind_of(paths, [_nested(contents, name) for name in index.objects])

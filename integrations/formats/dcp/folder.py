@@ -32,7 +32,7 @@ from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
@@ -78,6 +78,22 @@ class DcpContents:
     notes: PickleTree = field(default_factory=PickleTree)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRules:
+    """What a system that stores its checkpoints in DCP folders knows of them.
+
+    Attributes:
+        files: names of its own files, which are no companions.
+        leave: the entry of an object that is not read; None for one that is.
+    """
+
+    files: frozenset[str] = frozenset()
+    leave: Callable[[str], IgnoredEntry | None] = lambda _name: None
+
+
+OWN = OwnRules()
+
+
 def metadata_names(names: Mapping[str, Entry]) -> list[str]:
     """The metadata files of a folder: the one of all ranks, or else one of each rank; empty if there are none."""
     if METADATA in names and not names[METADATA].is_dir:
@@ -85,8 +101,12 @@ def metadata_names(names: Mapping[str, Entry]) -> list[str]:
     return sorted(name for name in names if _OF_RANK.fullmatch(name))
 
 
-def read_contents(location: Location) -> DcpContents:
+def read_contents(location: Location, own: OwnRules = OWN) -> DcpContents:
     """Read the metadata and the objects of a folder.
+
+    Args:
+        location: the folder.
+        own: what a system that stores its checkpoints in such folders knows of them.
 
     Raises:
         IncompleteError: the save was never committed.
@@ -103,17 +123,21 @@ def read_contents(location: Location) -> DcpContents:
             cure="use another checkpoint; data files cannot be read without .metadata",
         )
     with uncollected():
-        return _contents(location, read_index([location.join(name) for name in marks]), names, marks)
+        return _contents(location, read_index([location.join(name) for name in marks]), names, marks, own)
 
 
 def _contents(
-    location: Location, index: DcpIndex, names: Mapping[str, Entry], marks: list[str]
+    location: Location, index: DcpIndex, names: Mapping[str, Entry], marks: list[str], rules: OwnRules
 ) -> DcpContents:
     files = _files(index, location, names)
     _require_inside(index, files, location)
-    own = (*(names[name] for name in marks), *files.values())
+    mine = [name for name in (*marks, *sorted(rules.files)) if name in names]
+    own = (*(names[name] for name in mine), *files.values())
     beside = Surroundings()
-    _look_beside(location, names, set(files) | set(marks), beside)
+    _look_beside(location, names, {*files, *mine}, beside)
+    left = [entry for name in index.objects if (entry := rules.leave(name)) is not None]
+    beside.ignored += left
+    index.objects = [name for name in index.objects if (name,) not in {entry.path for entry in left}]
     contents = DcpContents(
         index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
     )

@@ -75,6 +75,11 @@ class DcpReader(FilesReader):
             path: (ChunkPiece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
             for path, placed in inner.items()
         }
+        self.made: dict[str, Location] = {}  # companions that are parts of other files
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion, beside the files or made of a part of one."""
+        return self.made[name] if name in self.made else super().companion(name)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """The elements of a region, assembled from the chunks that intersect it."""

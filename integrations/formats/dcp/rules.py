@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+PLANNER = "torch.distributed.checkpoint.planner"  # plans that Megatron-Core keeps for its next save
 OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"
 STRIDED = "torch.strided"
 _INTEGER = frozenset({int})
@@ -56,6 +57,7 @@ _RECORDS = (
     (OLD_PROPERTIES, "TensorProperties"),
     (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"),
     (FILESYSTEM, "_StorageInfo"),
+    *((PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
 )
 _MAKERS: dict[tuple[str, str], Maker | None] = {
     ("torch", "Size"): _size,

@@ -127,3 +127,9 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
         bias = leaves[name]
         leaves[name] = np.moveaxis(bias, 0, config.get("param_scan_axis", 1)) if bias.ndim > 1 else bias
     return Leaves(leaves)
+
+
+# Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
+MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
+                 "qwen3-moe")  # fmt: skip
+MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe")

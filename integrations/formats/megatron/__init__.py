@@ -1,0 +1,230 @@
+"""Megatron-Core's checkpoints of the format `torch_dist`: a DCP folder with `common.pt` and `metadata.json`.
+
+    latest_checkpointed_iteration.txt      in the run's folder: the number of the newest step, or `release`
+    iter_0000010/metadata.json             the backend and its version; written last
+    iter_0000010/common.pt                 what all ranks share: the arguments of the run, the iteration, schedules
+    iter_0000010/.metadata, *.distcp       whole tensors, whatever parallelism saved them
+
+Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` has what is beside the parameters,
+`arguments.py` the config. A step is written as a save of one rank, so that any number of ranks loads it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.account import TRAINING_STATE, ignored_file
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion
+from wherry.core.units import parse_size
+from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError, storage_error
+from wherry.formats.companions import MemoryFiles
+from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.systems import TreeForm
+from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.integrations.formats import dcp
+from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
+from wherry.integrations.formats.dcp.layout import lay_out, metadata
+from wherry.integrations.formats.dcp.writer import DcpWriter
+from wherry.integrations.formats.megatron import ranks
+from wherry.integrations.formats.megatron.arguments import common_pickle, parse_arguments, read_record
+from wherry.integrations.formats.megatron.names import (
+    ARGUMENTS,
+    BACKEND,
+    COMMON,
+    EMBEDDING,
+    LATEST,
+    SHARDED,
+    STEP,
+    VERSION,
+    left,
+    step_name,
+)
+from wherry.storage.location import Location
+from wherry.storage.stores import make_folder
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Options
+    from wherry.integrations.formats.dcp.layout import DcpLayout
+
+_VERSION = f"{SHARDED} {VERSION}"
+_LONGEST, _LONGEST_NUMBER = 1 << 12, 32
+_UNCOMMITTED = f"file not found: {BACKEND}; the save was never completed"
+_RULES = OwnRules(frozenset({COMMON, BACKEND}), left)
+_STATE = "schedules and options of the run; its arguments are read as the model's config"
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """Detect a step, or the folder of a run whose file names its newest step."""
+    folder, prefix = glimpse.location, ""
+    names = set(glimpse.entries)
+    if LATEST in names:
+        prefix = latest(glimpse.location)
+        if prefix not in names:
+            return None
+        folder = folder.join(prefix)
+        names = {entry.name for entry in folder.entries()}
+    data = [name for name in names if name == METADATA or name.endswith(SUFFIX)]
+    if COMMON not in names or not data:
+        return None
+    evidence = [Evidence(LATEST, prefix)] if prefix else []
+    if BACKEND in names and _backend(folder).get("sharded_backend") != SHARDED:
+        return None
+    evidence.append(Evidence(f"{prefix}/{COMMON}".lstrip("/"), "what all ranks of Megatron share"))
+    step = STEP.fullmatch(folder.name)
+    found = Detection(
+        glimpse.location.uri, "megatron", format_version=_VERSION, writer="megatron-core",
+        step=int(step[1]) if step and step[1] else None, evidence=tuple(evidence),
+    )  # fmt: skip
+    if BACKEND in names and METADATA in names:
+        return found
+    return replace(found, verdict="incomplete", reason=_UNCOMMITTED)
+
+
+def latest(location: Location) -> str:
+    """The folder of the newest step, as the run's file says; empty if it says nothing."""
+    try:
+        text = location.join(LATEST).read(0, _LONGEST_NUMBER).decode(errors="replace").strip()
+    except NotFoundError:
+        return ""
+    if text == "release":
+        return text
+    return step_name(int(text)) if text.isdecimal() and text.isascii() else ""
+
+
+def _backend(folder: Location) -> dict[str, Any]:
+    """What `metadata.json` says; empty if it is not a table."""
+    try:
+        found = parse_json(folder.join(BACKEND).read_whole(_LONGEST), BACKEND, uri=folder.uri, limits=SMALL)
+    except CorruptError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    names = {entry.name for entry in location.entries()}
+    prefix = latest(location) if LATEST in names else ""
+    folder = location.join(prefix) if prefix else location
+    if folder.join(BACKEND).stat() is None:
+        raise IncompleteError(_UNCOMMITTED, uri=location.uri, cure="use an earlier step")
+    version = _backend(folder).get("sharded_backend_version")
+    if version != VERSION:
+        raise UnsupportedError(
+            f"unsupported version of {SHARDED}: {version}", uri=location.uri,
+            cure="read it with Megatron-Core, and save it again with --ckpt-format torch_dist",
+        )  # fmt: skip
+    opened = dcp.open_folder(folder, detection, _RULES)
+    record = read_record(folder.join(COMMON))
+    step = record.step if detection.step is None else detection.step
+    reader, companions = opened.reader, opened.manifest.companions
+    assert isinstance(reader, dcp.DcpReader)
+    if record.arguments:
+        _require_agreement(folder, ARGUMENTS in {one.name for one in companions}, record.arguments)
+        reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
+        companions = (
+            *(one for one in companions if one.name != ARGUMENTS),
+            Companion(ARGUMENTS, len(record.text)),
+        )
+    reader.files = tuple(replace(one, name=f"{prefix}/{one.name}".lstrip("/")) for one in reader.files)
+    manifest = replace(opened.manifest, step=step, companions=companions)
+    common = ignored_file(f"{COMMON}:state", TRAINING_STATE, "state of the run", _STATE)
+    found = replace(opened.detection, step=step, writer="megatron-core", format="megatron")
+    return Opened(found, manifest, reader, (*opened.ignored, common))
+
+
+def _require_agreement(folder: Location, beside: bool, arguments: dict[str, Any]) -> None:
+    """A file that earlier conversions wrote must state what `common.pt` does."""
+    if beside and parse_arguments(folder.join(ARGUMENTS)) != arguments:
+        raise CorruptError(
+            f"{ARGUMENTS} and {COMMON} state different arguments", uri=folder.uri,
+            cure=f"remove {ARGUMENTS}: Megatron reads {COMMON}",
+        )  # fmt: skip
+
+
+class MegatronWriter(DcpWriter):
+    """Writes the files of DCP, and `metadata.json` last."""
+
+    def __init__(self, folder: Location, layout: DcpLayout, text: bytes) -> None:
+        """See DcpWriter."""
+        super().__init__(folder, layout, text)
+        self._backend = folder.join(BACKEND)
+
+    def finish(self) -> None:
+        """Complete the files; write the mark of a complete save when everything else is durable."""
+        super().finish()
+        words = {
+            "sharded_backend": SHARDED,
+            "sharded_backend_version": VERSION,
+            "common_backend": "torch",
+            "common_backend_version": 1,
+        }
+        try:
+            self._backend.store.put(self._backend.path, json.dumps(words).encode())
+        except OSError as error:
+            raise storage_error(error, self._backend.uri) from error
+
+
+def _create(staging: Location, manifest: Manifest, options: Options) -> MegatronWriter:
+    make_folder(staging)
+    names = {companion.name for companion in manifest.companions}
+    arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
+    layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
+    layout.files[COMMON] = place_archives([common_pickle(arguments, manifest.step)])
+    return MegatronWriter(staging, layout, metadata(layout, {}, options["for_torch"]))
+
+
+def _create_ranks(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
+    make_folder(staging)
+    make_folder(staging.join(ranks.ONE).parent)
+    names = {companion.name for companion in manifest.companions}
+    arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
+    archive = common_pickle(
+        arguments, manifest.step, {path[0]: one for path, one in manifest.tensors.items()}
+    )
+    return ArchivesWriter(staging, {ranks.ONE: place_archives([archive])})
+
+
+def is_own(manifest: Manifest) -> bool:
+    """Whether a tree has GPTModel's names."""
+    return (EMBEDDING,) in manifest.tensors
+
+
+FORMATS = (
+    Format(
+        name="megatron",
+        title="Megatron-Core, torch_dist",
+        detect=detect,
+        open=_open,
+        create=_create,
+        streams=True,
+        holds=Holds(types=True, dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True),
+        refines=("dcp",),
+        system="megatron",
+        form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),
+        commit_members=(BACKEND,),
+        options=dcp.OPTIONS,
+        loaded_by="Megatron-Core 0.16",
+        version=lambda _manifest, _options: _VERSION,
+        step_folder=step_name,
+    ),
+    Format(
+        name="megatron-ranks",
+        title="Megatron, a folder for each rank",
+        detect=ranks.detect,
+        open=ranks.open_ranks,
+        create=_create_ranks,
+        streams=True,
+        holds=Holds(dtypes=WRITABLE, depth=1, companions=True),
+        system="megatron",
+        form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),
+        commit_members=(ranks.ONE,),
+        loaded_by="torch 2.13, in the layout of Megatron-Core 0.16",
+        version=lambda _manifest, _options: "mp_rank",
+        step_folder=step_name,
+    ),
+)

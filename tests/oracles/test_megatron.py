@@ -1,0 +1,71 @@
+"""Megatron-Core itself as the judge: it loads what is written and computes the same logits, and what it saves is read.
+
+Its models are of its own layers (`local`), which run on a processor; Transformer Engine's need a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import wherry
+from tests.support.megatron import ARGS, IDS, megatron_logits
+from tests.support.oracles.cases import MEGATRON_INTO, MEGATRON_OUT_OF
+from tests.support.oracles.huggingface import MODELS, save
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+_DENSE = {**ARGS, "vocab_size": 60, "padded_vocab_size": 60}
+_EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48}
+# The arguments of a model that Megatron-Core makes and saves.
+SAVED = {
+    "llama": _DENSE,
+    "mistral": {**_DENSE, "untie_embeddings_and_output_weights": False},
+    "qwen3": {**_DENSE, "qk_layernorm": True},
+    "qwen2": {**_DENSE, "add_qkv_bias": True},
+    "mixtral": {**_DENSE, **_EXPERTS, "moe_router_pre_softmax": False},
+    "qwen3-moe": {**_DENSE, **_EXPERTS, "qk_layernorm": True, "moe_router_pre_softmax": True},
+}
+
+
+def torch_logits(folder):
+    """What transformers computes for the same token ids."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor(IDS)).logits.numpy()
+
+
+def close(found, wanted):
+    assert np.abs(wanted).max() > 0.01
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_megatron_computes_what_the_source_computed(tmp_path):
+    wanted, jobs = {}, []
+    for label in MEGATRON_INTO:
+        save(label, tmp_path / label)
+        wanted[label] = torch_logits(tmp_path / label)
+        step = tmp_path / f"{label}-megatron"
+        receipt = wherry.convert(
+            tmp_path / label, step, to="megatron", options={"norms": "local"}, lineage=False
+        )
+        assert receipt.lossless
+        jobs.append({"load": str(step)})
+    for label, found in zip(MEGATRON_INTO, megatron_logits(*jobs), strict=True):
+        close(found, wanted[label])
+
+
+def test_transformers_computes_what_megatron_saved(tmp_path):
+    jobs = [{"save": str(tmp_path / label), "args": SAVED[label]} for label in MEGATRON_OUT_OF]
+    for label, wanted in zip(MEGATRON_OUT_OF, megatron_logits(*jobs), strict=True):
+        out = tmp_path / f"{label}-out"
+        receipt = wherry.convert(
+            tmp_path / label, out, to="huggingface", family=MODELS[label].family, lineage=False
+        )
+        assert receipt.lossless
+        assert json.loads((out / "config.json").read_text())["vocab_size"] == 60
+        close(torch_logits(out), wanted)

@@ -1,0 +1,125 @@
+"""Runs where Megatron-Core is installed: loads checkpoints into GPTModel, or saves new ones, and prints logits.
+
+Megatron-Core trains on GPUs. On a processor its own code runs with gloo and one rank, in place of four things of CUDA:
+waiting for a stream, the number of a device, states of random numbers that only dropout draws from, and a product of
+Transformer Engine that its router names without importing it. The program reads a list of jobs as JSON from its first
+argument: {"load": folder} or {"save": folder, "args": arguments}, and the token ids from its second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def start() -> None:
+    """One rank of gloo, and stand-ins for CUDA."""
+    torch.cuda.synchronize = lambda *_args: None
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    place = Path(tempfile.mkdtemp(), "ranks").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.transformer.moe import moe_utils
+
+    CudaRNGStatesTracker.fork = lambda *_args: contextlib.nullcontext()
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    parallel_state.initialize_model_parallel(1, 1)
+
+
+def model_of(args: Namespace) -> Any:
+    """GPTModel as Megatron's training program builds it from these arguments, of Megatron's own layers."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    def said(name: str, otherwise: Any = None) -> Any:
+        return getattr(args, name, otherwise)
+
+    experts = said("num_experts")
+    moe = {
+        "num_moe_experts": experts, "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
+        "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
+        "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
+    } if experts else {}  # fmt: skip
+    config = TransformerConfig(
+        num_layers=args.num_layers, hidden_size=args.hidden_size, num_attention_heads=args.num_attention_heads,
+        num_query_groups=args.num_query_groups, kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
+        normalization=args.normalization, gated_linear_unit=args.swiglu, activation_func=torch.nn.functional.silu,
+        add_bias_linear=args.add_bias_linear, add_qkv_bias=said("add_qkv_bias", False),
+        qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
+        bias_activation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0, attention_softmax_in_fp32=True,
+        rotary_interleaved=args.rotary_interleaved, **moe,
+    )  # fmt: skip
+    spec = get_gpt_layer_local_spec(
+        num_experts=experts,
+        moe_grouped_gemm=False,
+        qk_layernorm=said("qk_layernorm", False),
+        normalization="RMSNorm",
+    )
+    return GPTModel(
+        config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=args.max_position_embeddings,
+        position_embedding_type=args.position_embedding_type, rotary_base=args.rotary_base,
+        rotary_percent=args.rotary_percent, rope_scaling=said("use_rope_scaling", False),
+        rope_scaling_factor=said("rope_scaling_factor") or 8.0,
+        seq_len_interpolation_factor=said("rotary_seq_len_interpolation_factor"),
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+    ).eval()  # fmt: skip
+
+
+def loaded(folder: str) -> Any:
+    """A model with the parameters of a checkpoint; every one must be there, and none be left."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    args = torch.load(Path(folder, "common.pt"), weights_only=False)["args"]
+    model = model_of(args)
+    found, one, other = dist_checkpointing.load(
+        {"model": model.sharded_state_dict()}, folder, strict=StrictHandling.RETURN_ALL
+    )
+    odd = [name for name in (*one, *other) if "_extra_state" not in name]
+    if odd:
+        raise ValueError(f"missing or unexpected: {odd}")
+    model.load_state_dict(found["model"], strict=False)
+    return model
+
+
+def saved(folder: str, args: dict[str, Any]) -> Any:
+    """A model of random parameters, saved as Megatron's training program does."""
+    from megatron.core import dist_checkpointing
+
+    torch.manual_seed(7)
+    model = model_of(Namespace(**args))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    Path(folder).mkdir(parents=True)
+    state = {"args": Namespace(**args), "checkpoint_version": 3.0, "iteration": 10}
+    dist_checkpointing.save({**state, "model": model.sharded_state_dict()}, folder)
+    return model
+
+
+def main() -> None:
+    """Print the logits of every job as JSON, in the last line."""
+    start()
+    jobs, ids = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2]))
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
+    told: list[Any] = []
+    for job in jobs:
+        model = loaded(job["load"]) if "load" in job else saved(job["save"], job["args"])
+        with torch.no_grad():
+            told.append(model(ids, positions, mask).float().tolist())
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
