@@ -1,14 +1,15 @@
 """torchtitan's steps: DCP folders whose model lies at the top, with the train states of the run beside it.
 
-A step is `step-N/`. The model's parameters have their own names (`tok_embeddings.weight`, `layers.0.…`), at the top and
-not below `model`; what else is saved has the names of its objects: `optimizer.state.PARAMETER.exp_avg`,
-`optimizer.param_groups.PARAMETER.lr`, `lr_scheduler.last_epoch`, `train_state.step`, `dataloader.dp_rank_0`. A last step
-has the model alone, perhaps in another element type. 0.3 calls the projections `attention.qkv_linear.wq`, the output
-`lm_head` and the experts `moe.routed_experts.inner_experts.w1_EFD`; 0.2 `attention.wq`, `output`, `moe.experts.w1`.
+A step is `step-N/`. The model's parameters have their own names (`tok_embeddings.weight`, `layers.0.…`), at the
+top and not below `model`; what else is saved has the names of its objects: `optimizer.state.PARAMETER.exp_avg`,
+`optimizer.param_groups.PARAMETER.lr`, `lr_scheduler.last_epoch`, `train_state.step`, `dataloader.dp_rank_0`. A
+last step has the model alone, perhaps in another element type. 0.3 calls the projections
+`attention.qkv_linear.wq`, the output `lm_head` and the experts `moe.routed_experts.inner_experts.w1_EFD`; 0.2
+`attention.wq`, `output`, `moe.experts.w1`.
 
-Nothing in a step says which model it is: `torchtitan_config.json` is wherry's own, in the names of torchtitan's config
-classes. torchtitan builds the model from the Python config of its run, and loads by name with `dcp.load`, which
-requires every name that it asks for.
+Nothing in a step says which model it is: `torchtitan_config.json` is wherry's own, in the names of torchtitan's
+config classes. torchtitan builds the model from the Python config of its run, and loads by name with `dcp.load`,
+which requires every name that it asks for.
 Source: torchtitan 0.3.0, components/checkpointer (base.py, dcp.py), components/optimizer (utils.py), train.py.
 """
 
@@ -30,20 +31,15 @@ from wherry.integrations.formats.dcp.layout import NESTED, VERSION
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
 
 _HEAD = 1 << 18
 _EMBEDDINGS = "tok_embeddings.weight"
 _OF_MODEL = ("tok_embeddings.", "layers.", "norm.", "lm_head.", "output.", "mtp_layers.")
 _OF_STATES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
-# Names that Meta's own parameters, which have the other names of 0.2 too, never have.
-_MARKS = (
-    b"optimizer.state.tok_embeddings.weight.",
-    b".attention.qkv_linear.wq.weight",
-    b".moe.router.gate.weight",
-    b".attention.wkv_a.weight",
-)
+# What else is among the names: a part of the optimizer's state, with which a folder begins, or of a layer.
+_STATES = (b"optimizer.state.tok_embeddings.weight.", b"optimizer.param_groups.tok_embeddings.weight.")
+_LAYER = b"layers.0."
 _STEP_FOLDER = "step-"
 
 
@@ -65,13 +61,14 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _seen(location: Location) -> str | None:
-    """What says that the names are torchtitan's: a mark, or the embeddings at the top in a folder `step-N`."""
+    """What says that the names are torchtitan's: its optimizer's state, or the parameters of a decoder at the top."""
     head = location.join(METADATA).read(0, _HEAD)
-    for mark in _MARKS:
-        if mark in head and (mark.startswith(b"optimizer.") or _at_top(head)):
-            return f"contains {mark.decode().strip('.')}"
-    if _at_top(head) and location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None:
-        return f"contains {_EMBEDDINGS}, in a folder {_STEP_FOLDER}N"
+    state = next((one for one in _STATES if one in head), None)
+    if state is not None:
+        return f"contains {state.decode().strip('.')}"
+    in_step = location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None
+    if _at_top(head) and (in_step or _LAYER in head):
+        return f"contains {_EMBEDDINGS} at the top{f', in a folder {_STEP_FOLDER}N' if in_step else ''}"
     return None
 
 
@@ -132,7 +129,7 @@ FORMATS = (
             values=True,
             empties=True,
             companions=True,
-            names=((_EMBEDDINGS,),),
+            names=((_EMBEDDINGS,), ("layers.0.attention.wo.weight",)),
         ),
         refines=("dcp",),
         system="torchtitan",

@@ -85,6 +85,7 @@ FORMATS: Mapping[str, str] = {
     "dcp_safetensors": "dcp huggingface",
     "lingua": "dcp huggingface meta",
     "meta": "huggingface",
+    "torchtitan": "dcp",
 }
 
 

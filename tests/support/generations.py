@@ -39,6 +39,7 @@ STACKS = {
     "quantized": ("compressed-tensors==0.20.0", "torch==2.13.0", "transformers==5.23.0"),
     "merges": ("peft==0.21.2", "mergekit==0.1.5", "accelerate==1.15.0", "transformers==5.23.0", "torch==2.13.0"),
     "deepspeed": ("deepspeed==0.19.8", "torch==2.13.0"),
+    "torchtitan": ("torchtitan==0.3.0", "torch==2.13.0", "triton==3.9.0"),
     "ray": ("ray[client]==2.60.0",),
     "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),
 }  # fmt: skip

@@ -127,3 +127,8 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
         bias = leaves[name]
         leaves[name] = np.moveaxis(bias, 0, config.get("param_scan_axis", 1)) if bias.ndim > 1 else bias
     return Leaves(leaves)
+
+
+# torchtitan itself loads what wherry wrote, and wherry reads what it saved.
+TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
+              "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -1,9 +1,10 @@
 """What torchtitan itself makes of a checkpoint: a program for the environment that has torchtitan 0.3, and only that.
 
-It reads jobs as JSON. `load` builds torchtitan's model from the config that wherry wrote, loads the DCP folder with
-`dcp.load` (which requires every name), and returns the names and digests of what its own adapter makes of it, and its
-logits. `save` makes a model and its optimizer by torchtitan's own classes, trains one step, and saves with torchtitan's
-own CheckpointManager. Kernels of a GPU are not needed: attention is plain, and groups of experts are multiplied one by one.
+It reads jobs as JSON. `load` builds torchtitan's model from the config that wherry wrote, loads the DCP folder
+with `dcp.load` (which requires every name), and returns the names and digests of what its own adapter makes of it,
+and its logits. `save` makes a model and its optimizer by torchtitan's own classes, trains one step, and saves with
+torchtitan's own CheckpointManager. Kernels of a GPU are not needed: attention is plain, and groups of experts are
+multiplied one by one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,7 +88,8 @@ def deepseek_v3(c):
         num_shared_experts=int(c["num_shared_experts"]), router_top_k=c["top_k"], router_score_func=c["score_func"],
         router_num_expert_groups=c.get("num_expert_groups"), router_num_limited_groups=c.get("num_limited_groups"),
         router_route_scale=c["route_scale"], router_route_norm=c["route_norm"], attn_backend="flex",
-        moe_comm_backend="standard", non_blocking_capacity_factor=None, rope=rope(c, ComplexRoPE, c["qk_rope_head_dim"]),
+        moe_comm_backend="standard", non_blocking_capacity_factor=None,
+        rope=rope(c, ComplexRoPE, c["qk_rope_head_dim"]),
     )  # fmt: skip
     for layer in layers:
         layer.attention.q_norm.eps = layer.attention.kv_norm.eps = c["latent_norm_eps"]
@@ -139,7 +142,7 @@ def digests(state):
 
 
 def load(job):
-    c = json.load(open(job["config"]))
+    c = json.loads(Path(job["config"]).read_text())
     model, adapter = build(c, biased=job["biased"])
     state = model.state_dict()
     dcp.load(state, checkpoint_id=job["dcp"])
@@ -151,9 +154,11 @@ def load(job):
     }  # fmt: skip
 
 
-def plain_grouped_mm(self, *, A, B_t, offs):
+def plain_grouped_mm(self, *, A, B_t, offs):  # noqa: N803  torchtitan's own names
     ends = offs.tolist()
-    parts = [A[start:end] @ B_t[at] for at, (start, end) in enumerate(zip([0, *ends[:-1]], ends))]
+    parts = [
+        A[start:end] @ B_t[at] for at, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    ]
     return torch.cat(parts)
 
 
@@ -166,9 +171,9 @@ def logits(model, job):
         model.eval()
         found = model(tokens, positions=positions, attention_masks=model.get_attention_masks(positions))
         np.save(job["out"], found.float().numpy())
-        return "computed"
     except Exception:
         return traceback.format_exc()
+    return "computed"
 
 
 def save(job):
@@ -177,10 +182,13 @@ def save(job):
     from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 
     torch.manual_seed(job["seed"])
-    c = json.load(open(job["config"]))
+    c = json.loads(Path(job["config"]).read_text())
     model, adapter = build(c, biased=job["biased"])
     with torch.no_grad():
-        for one in (*model.parameters(), *(b for n, b in model.named_buffers() if n.endswith("expert_bias_E"))):
+        for one in (
+            *model.parameters(),
+            *(one for name, one in model.named_buffers() if job["drawn"] and name.endswith("expert_bias_E")),
+        ):
             one.copy_(torch.randn_like(one) * 0.3)
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -192,15 +200,17 @@ def save(job):
     optimizers.step()
     schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=10)
     schedulers.step()
-    config = CheckpointManager.Config(enable=True, interval=1, folder="checkpoint", last_save_model_only=job["model_only"])
+    config = CheckpointManager.Config(
+        enable=True, interval=1, folder="checkpoint", last_save_model_only=job["model_only"]
+    )
     manager = CheckpointManager(
         config, dataloader=Loader(), model_parts=[model], optimizers=optimizers, lr_schedulers=schedulers,
         states={"train_state": Trained()}, sd_adapter=adapter, base_folder=job["folder"],
     )  # fmt: skip
     manager.save(7, last_step=job["model_only"])
     manager.close()
-    save_file({name: one.detach().contiguous().clone() for name, one in adapter.to_hf(dict(model.state_dict())).items()},
-              job["hf"])  # fmt: skip
+    theirs = adapter.to_hf(dict(model.state_dict()))
+    save_file({name: one.detach().contiguous().clone() for name, one in theirs.items()}, job["hf"])
     moments = {name: one for name, one in optimizers.state_dict().items() if torch.is_tensor(one)}
     return {"own": digests(model.state_dict()), "optimizer": digests(moments), "logits": logits(model, job)}
 
