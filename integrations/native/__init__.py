@@ -65,6 +65,6 @@ LOADERS: dict[str, Loader] = {
             "torch.distributed.checkpoint reads the tensors; wherry's reader supplies their metadata from .metadata",
             stores=("gs", "s3"),
         )
-        for name in ("dcp", "lingua")
+        for name in ("dcp", "lingua", "torchtitan")
     },
 }  # fmt: skip

@@ -87,6 +87,7 @@ FORMATS: Mapping[str, str] = {
     "lingua": "dcp huggingface meta",
     "megatron": "dcp",
     "meta": "huggingface",
+    "torchtitan": "dcp",
 }
 
 

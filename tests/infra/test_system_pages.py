@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
-from tests.support import zero
+from tests.support import torchtitan, zero
 from tests.support.corpus import place
 from tests.support.lingua import step_folder
 from tests.support.readme import PAGES, blocks, commands
@@ -59,6 +59,12 @@ def deepspeed(folder):
     zero.save(folder / "runs" / "zero", stage=3, ranks=2)
 
 
+def torchtitan_run(folder):
+    tiny("llama", "hf")(folder)
+    torchtitan.step(folder / "hf", folder / "run" / "checkpoint", 1000)
+    (folder / "run" / "model.json").rename(folder / "model.json")
+
+
 SOURCES = {
     "deepspeed": deepspeed,
     "flax-and-penzai": flax_and_penzai,
@@ -70,6 +76,7 @@ SOURCES = {
     "paxml": paxml,
     "pytorch": pytorch,
     "t5x": t5x,
+    "torchtitan": torchtitan_run,
 }
 
 

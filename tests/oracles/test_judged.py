@@ -36,6 +36,8 @@ def covered():
     add(of_families(label for label, _form in cases.ITSELF_PAIRS), "maxtext", "into", LIBRARY)
     add(of_families(cases.PENZAI_INTO), "penzai", "into", LIBRARY)
     add(of_families(cases.PENZAI_OUT_OF), "penzai", "out_of", LIBRARY)
+    for way in ("into", "out_of"):
+        add(of_families(cases.TORCHTITAN), "torchtitan", way, LIBRARY)
     add(of_families(label for label, _form, _to in cases.T5X_PAIRS), "t5x", "into", FORWARD)
     add(["t5"] if cases.T5X_FORMS else [], "t5x", "out_of", FORWARD)
     for system, labels in zip(cases.LINGUA_SYSTEMS, (cases.LINGUA_INTO, cases.META_INTO), strict=True):

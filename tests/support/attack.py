@@ -282,4 +282,5 @@ ATTACKS = {
     "meta-consolidated": {kind: swapped(kind, "*.pth") for kind in PICKLES},
     "dcp": _DCP,
     "lingua": _DCP,
+    "torchtitan": _DCP,
 }  # fmt: skip

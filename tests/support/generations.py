@@ -42,6 +42,7 @@ STACKS = {
         "megatron-core==0.16.1", "torch==2.13.0", "numpy==2.4.6", "packaging", "psutil",
     ),
     "deepspeed": ("deepspeed==0.19.8", "torch==2.13.0"),
+    "torchtitan": ("torchtitan==0.3.0", "torch==2.13.0", "triton==3.9.0"),
     "ray": ("ray[client]==2.60.0",),
     "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),
 }  # fmt: skip

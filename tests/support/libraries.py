@@ -128,6 +128,7 @@ LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "lingua-consolidated": _torch,
     "dcp": _distributed,
     "lingua": _distributed,
+    "torchtitan": _distributed,
     "orbax": _orbax(""),
     "penzai": _orbax(""),
     "maxtext": _orbax("items"),

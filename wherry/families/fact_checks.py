@@ -30,10 +30,11 @@ _ELSEWHERE = "choose another target"
 def known_names(projected: Projection) -> dict[str, Any]:
     """Sizes and facts of the model, forms and conventions of the target, `there.P`, `source.C`, `dtype`, `moments`.
 
-    A tied parameter that the target stores nevertheless is there.
+    A tied parameter that the target stores nevertheless is there; `copied.P` says that it is one.
     """
     bound = projected.source
-    there = {*bound.present["params"], *copied(bound, projected.system)}
+    copies = copied(bound, projected.system)
+    there = {*bound.present["params"], *copies}
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
     facts = dict(bound.told.facts)
     if ties:
@@ -44,6 +45,7 @@ def known_names(projected: Projection) -> dict[str, Any]:
         **facts,
         **{name: _choice(text) for name, text in projected.chosen.items()},
         "there": dict.fromkeys(there, True),
+        "copied": dict.fromkeys(copies, True),
         "source": dict(bound.chosen),
         "dtype": _dtype(projected),
         "moments": bool(slots - {"params", "scalars"}),

@@ -243,6 +243,7 @@ class Write:
     """How a system's config is written.
 
     Expressions are over axes, facts, forms and conventions of the target, `there.P` (whether parameter P exists),
+    `copied.P` (whether it is stored although it is tied),
     `source.C` (forms and conventions of the source), `dtype` (of the parameters) and `moments`. An attribute
     that begins with / is outside of `config.table`; a dot in it leads one table deeper.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.tensorspec import TensorSpec
+    from wherry.integrations.containers.pickle.values import Rules
     from wherry.storage.location import Location
 
 PICKLE = "/data.pkl"
@@ -123,13 +124,16 @@ def read_archive(location: Location) -> Archive:
     return archive
 
 
-def read_object(location: Location, directory: Directory, known: dict[bytes, PickleTree]) -> Archive:
+def read_object(
+    location: Location, directory: Directory, known: dict[bytes, PickleTree], rules: Rules = RULES
+) -> Archive:
     """Interpret the pickle of an archive that may hold no tensor and may begin anywhere in its file.
 
     Args:
         location: the file.
         directory: the archive's members.
         known: the trees of earlier pickles, by the bytes of these; the new tree is added.
+        rules: what the pickle may contain.
 
     Raises:
         NotACheckpointError, UnsupportedError, HostileError, CorruptError: as `read_archive`.
@@ -138,14 +142,14 @@ def read_object(location: Location, directory: Directory, known: dict[bytes, Pic
     data = _pickle(directory, root, location)
     tree = known.get(data)
     if tree is None:
-        tree = known[data] = _tree(data, location)
+        tree = known[data] = _tree(data, location, rules)
     placer = _Placer(location, directory, root)
     placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
     return Archive(tree, placed, specs_of(placed), _note(directory, f"{root}/version", location))
 
 
-def _tree(data: bytes, location: Location) -> PickleTree:
-    value, end = load(data, replace(RULES, opaque=location.opaque), location.uri)
+def _tree(data: bytes, location: Location, rules: Rules) -> PickleTree:
+    value, end = load(data, replace(rules, opaque=location.opaque), location.uri)
     if end != len(data):
         raise CorruptError(
             f"{len(data) - end} trailing bytes after the pickle",

@@ -70,6 +70,7 @@ ROUTES: dict[str, tuple[Route, ...]] = {
         Route("t5x-orbax", {"heads": "apart"}),
         Route("t5x-legacy", {"scan_layers": "true"}),
     ),
+    "torchtitan": (Route("torchtitan"),),
 }
 
 
