@@ -32,6 +32,9 @@ LATENT = {
 }  # fmt: skip
 
 
+INDEXER = {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 3}
+
+
 PHI3 = {**GATED, "pad_token_id": 0}
 
 
@@ -85,6 +88,7 @@ MODELS = {
     "gemma3-no-remainder": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 6}),
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
     "deepseek-v3": ("DeepseekV3", LATENT),
+    "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),

@@ -32,6 +32,7 @@ _DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
 _GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
 MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA3, "gemma3-no-remainder": _GEMMA3, "deepseek-v3": _DEEPSEEK3, "deepseek-v3-yarn": _DEEPSEEK3,
+    "deepseek-v3.2": {**_DEEPSEEK3, "model_name": "deepseek3.2-671b"},
 }  # fmt: skip
 
 _COMMON = {
@@ -81,6 +82,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v2": {**_LATENT, "routed_score_func": "softmax", "routed_scaling_factor": 1.5},
     "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
                     "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
+    "deepseek-v3.2": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
+                      "use_indexer": True, "indexer_n_heads": 16, "indexer_head_dim": 12, "indexer_topk": 4,
+                      "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
+    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
     "n_routing_groups": -1,
@@ -40,13 +41,15 @@ DEFAULTS: Mapping[str, Any] = {
     "rope_linear_scaling_factor": 1.0, "rope_max_timescale": 10_000, "rope_truncate": True, "rope_type": "default",
     "rope_use_scale": True, "routed_bias": False, "routed_scaling_factor": 1.0, "routed_score_func": "",
     "scan_layers": True, "shared_experts": 0, "sliding_window_size": 0, "topk_routing_group": -1,
-    "trainable_position_size": -1, "use_post_attn_norm": False, "use_post_ffw_norm": False, "use_qk_norm": False,
+    "trainable_position_size": -1, "use_indexer": False,
+    "use_post_attn_norm": False, "use_post_ffw_norm": False, "use_qk_norm": False,
     "v_head_dim": 128,
 }  # fmt: skip
 # Of models/*.yml what a forward pass reads: it holds for the name of a model unless the command line says otherwise.
 _GEMMA3 = {"rope_linear_scaling_factor": 8.0}
 MODEL_FILES: Mapping[str, Mapping[str, Any]] = {
     "gemma3-4b": _GEMMA3, "gemma3-12b": _GEMMA3, "gemma3-27b": _GEMMA3,
+    "deepseek3.2-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True, "use_indexer": True},
     "deepseek3-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True},
 }  # fmt: skip
 CYCLE = 6  # Gemma 3: five local layers and a global one
