@@ -116,11 +116,11 @@ def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
     record = converted.origin.get(RECORD) if converted else None
     if record is None or quantization_of(record) is None:
         return source
-    config = {**_config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
+    config = {**config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
     return dequantized(source, config, record[_TYPES[0]]) or source
 
 
-def _config_beside(source: Checkpoint) -> dict[str, Any]:
+def config_beside(source: Checkpoint) -> dict[str, Any]:
     """The config beside a checkpoint; empty if there is none."""
     if _CONFIG not in {one.name for one in source.manifest.companions}:
         return {}
