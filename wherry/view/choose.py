@@ -112,13 +112,16 @@ def _quantised(
 
 def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoint:
     """The source with plain weights of an element type, as the user asks."""
+    from wherry.quantized.ggml_view import without_blocks
     from wherry.quantized.view import dequantized
     from wherry.view.model import config_of
 
-    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype)
+    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype) or without_blocks(
+        checkpoint, dtype
+    )
     if found is None:
         raise UsageError(
-            "no config next to the source states a quantisation, so nothing can be dequantised",
+            "nothing can be dequantised: no config next to the source states it, and it has no quantised blocks",
             uri=checkpoint.uri,
             cure=f"leave {DEQUANTIZE} out, or pass the model's config.json with --config",
         )
