@@ -63,6 +63,9 @@ GPT_OSS = {
 }  # fmt: skip
 
 
+OLMO3 = {**GATED, "num_hidden_layers": 4, "sliding_window": 4, "pad_token_id": 0, "eos_token_id": 1}
+
+
 MODELS = {
     "llama": ("Llama", GATED),
     "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
@@ -91,6 +94,7 @@ MODELS = {
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "olmo3": ("Olmo3", OLMO3),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),

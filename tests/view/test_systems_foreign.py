@@ -36,7 +36,7 @@ WITHOUT_LAYOUT = [
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
     "Glm4ForCausalLM", "GlmForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
-    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
+    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
     "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
     "RobertaForMaskedLM", "RwkvForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
     "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",

@@ -21,16 +21,16 @@ from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.format import Opened
 from wherry.quantized.coded_reader import CodedReader, Role
 from wherry.quantized.encode import largest_error
-from wherry.quantized.schemes import quantization_of, stated_scheme
-from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
-from wherry.quantized.view import config_beside
-from wherry.quantized.written import (
+from wherry.quantized.rules import (
     config_of_codes,
     laid_down,
     quantised_by,
     quantised_like,
     written_scheme,
 )
+from wherry.quantized.schemes import quantization_of, stated_scheme
+from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
+from wherry.quantized.view import config_beside
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -41,7 +41,7 @@ _FILE = Path(__file__).parent / "schemes.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteRule:
     """How `quantize` writes a scheme.
 
     Attributes:
@@ -91,7 +91,7 @@ class Scheme:
     blocked: bool = False
     transposed: bool = False
     groups: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
-    written: Written | None = None
+    written: WriteRule | None = None
 
 
 @cache
@@ -106,7 +106,7 @@ def _scheme(name: str, row: Mapping[str, Any]) -> Scheme:
     if "written" not in row:
         return Scheme(name=name, **rest)
     table = {key: value if key == "config" else _frozen(value) for key, value in row["written"].items()}
-    return Scheme(name=name, **rest, written=Written(**table))
+    return Scheme(name=name, **rest, written=WriteRule(**table))
 
 
 def _frozen(value: Any) -> Any:

@@ -23,7 +23,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 }
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
-           ("gpt-oss", "unscanned"),
+           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
 RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
@@ -74,6 +74,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_truncate": False, "rope_attention_scaling": True, "max_position_embeddings": 64,
         "original_max_position_embeddings": 16,
     },
+    "olmo3": {
+        **_COMMON, "decoder_block": "olmo3", "base_num_decoder_layers": 8, "sliding_window_size": 4,
+        "use_qk_norm": True,
+        "inhomogeneous_layer_cycle_interval": 4, "rope_type": "default", "model_name": "olmo3-7b-pt",
+        "override_model_config": True,
+    },
     "gemma": {**_COMMON, **_GELU, "decoder_block": "gemma"},
     "gemma2": {**_COMMON, **_POSTS, "decoder_block": "gemma2", "base_num_decoder_layers": 2,
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
@@ -89,7 +95,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 # Where the forms of a family differ most, unscanned too.
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
 # MaxText itself has not computed these yet.
-NOT_BY_ITSELF = {"gpt-oss", "phi3", "granite", "granite-tied"}
+NOT_BY_ITSELF = {"olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
     (label, "unscanned") for label in UNSCANNED
 ]

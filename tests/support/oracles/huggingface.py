@@ -100,6 +100,7 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
     "deepseek-v3.2": Model("DeepseekV32", {**_V32, "rope_parameters": _YARN}, "deepseek"),
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
+    "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),

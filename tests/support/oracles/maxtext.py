@@ -52,6 +52,7 @@ MODEL_FILES: Mapping[str, Mapping[str, Any]] = {
     "deepseek3.2-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True, "use_indexer": True},
     "deepseek3-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True},
 }  # fmt: skip
+OLMO3_CYCLE = 4  # three layers with a window, and one without
 CYCLE = 6  # Gemma 3: five local layers and a global one
 _GEMMA_EPSILON = 1e-6  # what RMSNorm has if a block passes it none, as those of Gemma do
 
@@ -104,6 +105,12 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
         return [
             (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
             for number, take in enumerate(_cycles(leaves, c, CYCLE))
+        ]
+    if c.decoder_block == "olmo3":
+        layers = enumerate(_cycles(leaves, c, OLMO3_CYCLE))
+        return [
+            (take, _olmo3_whole if number % OLMO3_CYCLE == OLMO3_CYCLE - 1 else _olmo3_local)
+            for number, take in layers
         ]
     if c.decoder_block == "gpt_oss":
         pair = (maxtext_gpt_oss.local, maxtext_gpt_oss.whole)
@@ -172,6 +179,27 @@ def _gemma2(take: Part, c: Any, x: Array) -> Array:
     for side, visible in (("_local", causal(length, c.sliding_window_size)), ("_global", causal(length))):
         x = _gemma_half(take, c, x, side, visible, cap=c.attn_logits_soft_cap, local=side == "_local")
     return x
+
+
+def _olmo3_local(take: Part, c: Any, x: Array) -> Array:
+    return _olmo3(take, c, x, causal(x.shape[1], c.sliding_window_size), local=True)
+
+
+def _olmo3_whole(take: Part, c: Any, x: Array) -> Array:
+    return _olmo3(take, c, x, causal(x.shape[1]), local=False)
+
+
+def _olmo3(take: Part, c: Any, x: Array, visible: Array, *, local: bool) -> Array:
+    """Norms after attention and feed-forward layer, none before."""
+
+    def norm(name: str, value: Array) -> Array:
+        return rms_norm(value, take(f"{name}/scale", c.base_emb_dim), c.normalization_layer_epsilon)
+
+    seen = attention(
+        take.under("attention"), c, x, visible=visible, scale=c.head_dim**-0.5, normed=True, local=local
+    )
+    x = x + norm("post_self_attention_layer_norm", seen)
+    return x + norm("post_mlp_layer_norm", _mlp(take.under("mlp"), c, x, c.base_mlp_dim))
 
 
 def _gemma3_local(take: Part, c: Any, x: Array) -> Array:

@@ -17,7 +17,7 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo3"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -50,9 +50,9 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama phi3 granite": [4, 1, None, ABSENT],
+                          "gpt_oss": [2, 3], "olmo3": [8, 3]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo3": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
+    "num_key_value_heads": {"llama phi3 granite olmo3": [4, 1, None, ABSENT],
                             f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
@@ -94,7 +94,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss": [True], f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo3": [True],
+                            f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -116,7 +117,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
+    "attention_bias": {f"llama granite olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
@@ -124,7 +125,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT}": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
@@ -137,7 +138,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
     "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
-                                "gemma3_text": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
+                                "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
     "mlp_bias": {"llama granite deepseek_v2 deepseek_v32": [True]},
     "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
@@ -153,6 +154,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
         "deepseek_v32": [in_file(["indexed_attention"] * 3)],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
+        "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
@@ -160,7 +162,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
     "swiglu_limit": {"gpt_oss": [0.5]},
-    "sliding_window": {"mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+    "sliding_window": {"olmo3": [3, 8],
+                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
     "use_bidirectional_attention": {GEMMAS: [True]},
     "use_sliding_window": {QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
@@ -188,7 +191,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
-    "head_dim": {"qwen2 granite phi3": [16]},
+    "head_dim": {"qwen2 granite phi3 olmo3": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
@@ -232,6 +235,10 @@ _ROPE = {
             to(0.25, {"rope_parameters.rope_type": "proportional", "rope_parameters.rope_theta": 100.0})
         ],
     },
+    "olmo3": {
+        **entries(4, "rope_parameters.full_attention."),
+        **entries(4, "rope_parameters.sliding_attention."),
+    },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
         **entries(8, "rope_parameters.sliding_attention."),
@@ -260,8 +267,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": "positions that are not scaled do not read it"},
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
-    "rope_parameters.full_attention.mrope_section": {"gemma3_text": "of models with images"},
-    "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
+    "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
     "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
@@ -270,8 +277,8 @@ HARMLESS: dict[str, dict[str, str]] = {
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
     },
-    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text": "of models with images"},
-    "rope_parameters.sliding_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
+    "rope_parameters.sliding_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},

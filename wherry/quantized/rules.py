@@ -1,4 +1,4 @@
-"""written: which tensors of a plain Hugging Face checkpoint `quantize` turns into codes and scales, and their shapes.
+"""rules: which tensors of a plain Hugging Face checkpoint `quantize` turns into codes and scales, and their shapes.
 
 A scheme's `written` table decides by names and ranks alone. A checkpoint whose scales were kept has the codes, scales
 and config of the one that keeps them.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.quantized.schemes import Scheme, Written
+    from wherry.quantized.schemes import Scheme, WriteRule
     from wherry.quantized.tensors import QuantizedTensors
 
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -91,7 +91,7 @@ def config_of_codes(
     return {**scheme.written.config, scheme.written.modules: plain}
 
 
-def _chosen(spec: TensorSpec, rule: Written) -> bool:
+def _chosen(spec: TensorSpec, rule: WriteRule) -> bool:
     name = spec.path[-1]
     return (
         len(spec.path) == 1
@@ -103,7 +103,7 @@ def _chosen(spec: TensorSpec, rule: Written) -> bool:
     )
 
 
-def _made(spec: TensorSpec, scheme: Scheme, rule: Written) -> QuantizedTensor:
+def _made(spec: TensorSpec, scheme: Scheme, rule: WriteRule) -> QuantizedTensor:
     stem = spec.path[0] if "{name}" in scheme.plain else spec.path[0].removesuffix(".weight")
 
     def named(template: str) -> KeyPath:
