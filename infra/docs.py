@@ -36,7 +36,15 @@ from wherry.integrations.native import LOADERS
 from wherry.objects.stores import OBJECT_STORES
 from wherry.quantized.schemes import schemes
 from wherry.storage.protocols import PROTOCOLS
-from wherry.view.overview import WAYS, facts_side_by_side, judged, judges, without_layouts
+from wherry.view.overview import (
+    WAYS,
+    blocks_without_layouts,
+    facts_side_by_side,
+    judged,
+    judges,
+    matrix,
+    without_layouts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,6 +142,19 @@ def family_table() -> str:
     rows = [load_family(name) for name in families()]
     told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
     return table(("family", "models", "systems"), told)
+
+
+def matrix_table() -> str:
+    """Family × system: the forms of layers; and the schemes of quantised weights."""
+    columns, *rows = matrix()
+    return table(columns, [(f"`{name}`", *cells) for name, *cells in rows])
+
+
+def blocks_table() -> str:
+    """One row for each decoder block of MaxText that no family declares, and why."""
+    return table(
+        ("decoder block", "why"), [(f"`{name}`", why) for name, why in blocks_without_layouts().items()]
+    )
 
 
 def without_table() -> str:
@@ -405,7 +426,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "errors": error_catalogue,
     "exit_codes": exit_code_table,
     "facts": fact_tables,
+    "blocks": blocks_table,
     "families": family_table,
+    "matrix": matrix_table,
     "schemes": scheme_table,
     "formats": format_table,
     "hooks": hooks,

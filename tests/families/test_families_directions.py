@@ -11,7 +11,9 @@ from wherry.families.templates import form_choices
 # Parameters that exclude each other: a model has those of one row less.
 VARIANTS = {
     "deepseek": [["dense_query", "moe_query"], ["dense_query_down", "dense_query_norm", "dense_query_up",
-                 "moe_query_down", "moe_query_norm", "moe_query_up", "moe_router_bias", "head"]],
+                 "moe_query_down", "moe_query_norm", "moe_query_up", "moe_router_bias", "head",
+                 *(f"{kind}_index_{name}" for kind in ("dense", "moe")
+                   for name in ("query", "key", "norm", "norm_bias", "weights"))]],
     "t5": [["encoder_relpos", "decoder_relpos", "encoder_up", "decoder_up"],
            ["encoder_layer_relpos", "decoder_layer_relpos", "encoder_gate", "encoder_gated_up", "decoder_gate",
             "decoder_gated_up", "logits"]],

@@ -37,6 +37,7 @@ STACKS = {
         "sentencepiece", "sympy", "tensorboardx", "tiktoken", "tokamax==0.0.17", "transformers==5.23.0",
     ),
     "quantized": ("compressed-tensors==0.20.0", "torch==2.13.0", "transformers==5.23.0"),
+    "gguf": ("gguf==0.19.0", "numpy==2.3.5"),
     "merges": ("peft==0.21.2", "mergekit==0.1.5", "accelerate==1.15.0", "transformers==5.23.0", "torch==2.13.0"),
     "megatron": (
         "megatron-core==0.16.1", "torch==2.13.0", "numpy==2.4.6", "packaging", "psutil",

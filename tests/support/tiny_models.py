@@ -32,6 +32,9 @@ LATENT = {
 }  # fmt: skip
 
 
+INDEXER = {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 3}
+
+
 PHI3 = {**GATED, "pad_token_id": 0}
 
 
@@ -60,6 +63,9 @@ GPT_OSS = {
 }  # fmt: skip
 
 
+OLMO3 = {**GATED, "num_hidden_layers": 4, "sliding_window": 4, "pad_token_id": 0, "eos_token_id": 1}
+
+
 MODELS = {
     "llama": ("Llama", GATED),
     "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
@@ -85,8 +91,10 @@ MODELS = {
     "gemma3-no-remainder": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 6}),
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
     "deepseek-v3": ("DeepseekV3", LATENT),
+    "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "olmo3": ("Olmo3", OLMO3),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),

@@ -22,7 +22,7 @@ from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError
 from wherry.families import families_of_system
 from wherry.formats.registry import find_format, formats
-from wherry.view.overview import without_layouts
+from wherry.view.overview import blocks_without_layouts, matrix, without_layouts
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -36,7 +36,7 @@ WITHOUT_LAYOUT = [
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
     "Glm4ForCausalLM", "GlmForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
-    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
+    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
     "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
     "RobertaForMaskedLM", "RwkvForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
     "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",
@@ -167,6 +167,29 @@ def test_models_without_layouts_are_types_of_transformers_that_no_family_has():
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     assert set(rows) == set(without_layouts()) <= set(CONFIG_MAPPING)
     assert "glm4_moe" in subprocess.check_output([sys.executable, "-m", "wherry.cli", "layouts"], text=True)
+
+
+def test_every_block_of_maxtext_s_table_has_a_family_or_a_reason():
+    tables = Path(wherry.families.__file__).parent / "tables"
+    models = tomllib.loads((tables / "maxtext_models.toml").read_text(encoding="utf-8"))
+    bare = {block for block, rows in models.items() if not any(rows.values())}
+    assert set(blocks_without_layouts()) == bare
+
+
+def test_the_matrix_says_what_families_declare():
+    """A cell for each family and system, and no other."""
+    (_corner, *columns), *rows = matrix()
+    assert columns[-1] == "quantised"
+    assert [name for name, *_cells in rows] == list(wherry.families.families())
+    for name, *cells in rows:
+        known = wherry.families.load_family(name).systems
+        held = dict(zip(columns[:-1], cells, strict=False))
+        assert {system for system, cell in held.items() if cell != "-"} == set(known)
+        for system in known:
+            assert (held[system] == "scanned, unrolled") == (
+                len({"scan_layers", "layer_stack"} & set(known[system].forms)) > 0
+            )
+    assert {name: cells[-1] for name, *cells in rows}["gpt-oss"] == "fp8, mxfp4, pack-quantized"
 
 
 # ---- Containers that hold foreign names

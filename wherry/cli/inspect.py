@@ -145,22 +145,28 @@ def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
     from wherry.families import families, load_family
     from wherry.quantized.schemes import schemes
-    from wherry.view.overview import without_layouts
+    from wherry.view.overview import blocks_without_layouts, matrix, without_layouts
 
     rows = [load_family(name) for name in families()]
+    (_corner, *columns), *lines = matrix()
     if json_:
         tables.print_json([
-            {"name": row.name, "about": row.about, "systems": sorted(row.systems)} for row in rows
+            {"name": row.name, "about": row.about, "systems": sorted(row.systems),
+             "forms": dict(zip(columns, cells, strict=True))}
+            for row, (_name, *cells) in zip(rows, lines, strict=True)
         ])  # fmt: skip
         return
     tables.print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
     )
     say("")
+    tables.print_table(["family", *columns], lines)
+    say("")
     tables.print_table(
         ["scheme", "quantised weights that are dequantised"], [[one.name, one.about] for one in schemes()]
     )
     _show_group("model types without layouts", list(without_layouts().items()))
+    _show_group("decoder blocks of MaxText without layouts", list(blocks_without_layouts().items()))
 
 
 def _show_pickles(uri: str, *, json_: bool) -> None:

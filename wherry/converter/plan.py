@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.ignored_entries import require_requested, unprepared, within_source
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
+from wherry.core.account import bound_to_json
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
@@ -378,10 +379,7 @@ class Plan:
             },
             "companions": [companion.name for companion in self.manifest.companions],
             "lossless": not self.lossy,
-            "lossy": {
-                render(path): {"relative": bound.relative, "absolute": bound.absolute}
-                for path, bound in self.lossy.items()
-            },
+            "lossy": {render(path): bound_to_json(bound) for path, bound in self.lossy.items()},
             "layout": self.manifest.origin.get("layout"),
             "notes": list(self.notes),
             "snippet": self.snippet,

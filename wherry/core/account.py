@@ -82,7 +82,20 @@ def _one_row(rows: Sequence[IgnoredEntry]) -> IgnoredEntry:
 
 
 class Bound(NamedTuple):
-    """Limit of a round trip: |restored - value| ≤ relative × |value| + absolute, without overflow or underflow."""
+    """Limit of a round trip: |restored - value| ≤ relative × |value| + absolute, without overflow or underflow.
+
+    `block` is a share of the largest magnitude of the block of values that a scale belongs to, and is added.
+    """
 
     relative: float = 0.0
     absolute: float = 0.0
+    block: float = 0.0
+
+
+def bound_to_json(bound: Bound) -> dict[str, float]:
+    """As plans list it."""
+    return {
+        "relative": bound.relative,
+        "absolute": bound.absolute,
+        **({"block": bound.block} if bound.block else {}),
+    }

@@ -47,6 +47,8 @@ NONE = "none"
 
 SCAN = "scan"
 DEQUANTIZE = "dequantize"
+QUANTIZE = "quantize"
+SCALES = "scales"
 
 
 _KEPT = "Metadata to store in the manifest of the checkpoint."

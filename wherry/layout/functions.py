@@ -135,6 +135,11 @@ def _windowed(layers: int, period: int) -> list[str]:
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
 
 
+def _dense_first(layers: int, dense: int) -> list[str]:
+    """The feed-forward layer of each layer: dense in the first ones, experts in the others."""
+    return ["dense" if number < dense else "sparse" for number in range(layers)]
+
+
 def _windowed_from(layers: int, first: int) -> list[str]:
     """The attention of each layer: those from this index attend within the window."""
     return [_SLIDING if number >= first else _FULL for number in range(layers)]
@@ -236,6 +241,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "t5_projection": _t5_projection,
     "window": _window,
     "windowed": _windowed,
+    "dense_first": _dense_first,
     "windowed_from": _windowed_from,
     "yarn_mscale": _mscale,
 }

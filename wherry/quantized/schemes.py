@@ -15,6 +15,8 @@
     transposed   whether the dequantised tensor has rows and columns exchanged
     groups       what every row of `config_groups` may state: attribute → values; null is always one
     oracle       the software that our arithmetic equals bit by bit, in tests
+    written      how `quantize` writes it: {about, tensors, plain, rank, ragged, code, dtype, scales, block, modules,
+                 config}; none if wherry only reads it
 
 A checkpoint whose config states another way is refused by name; nothing is guessed from names.
 """
@@ -39,6 +41,37 @@ _FILE = Path(__file__).parent / "schemes.toml"
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRule:
+    """How `quantize` writes a scheme.
+
+    Attributes:
+        about: which tensors become codes, for people.
+        tensors: pattern of their names.
+        rank: number of their dimensions.
+        code: the name of the code.
+        dtype: element type of the tensors of codes.
+        scales: element type of the scales.
+        block: rows and columns of the codes that share a scale.
+        modules: the attribute of `quantization_config` that lists the modules that stay plain.
+        config: the rest of `quantization_config`.
+        plain: parts of names that stay plain.
+        ragged: whether the last block may be smaller; tensors with one stay plain otherwise.
+    """
+
+    about: str
+    tensors: str
+    rank: int
+    code: str
+    dtype: str
+    scales: str
+    block: tuple[int, int]
+    modules: str
+    config: Mapping[str, Any]
+    plain: tuple[str, ...] = ()
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scheme:
     """A way of storing quantised weights; the module docstring describes the fields."""
 
@@ -58,15 +91,22 @@ class Scheme:
     blocked: bool = False
     transposed: bool = False
     groups: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    written: WriteRule | None = None
 
 
 @cache
 def schemes() -> tuple[Scheme, ...]:
     """All schemes."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return tuple(
-        Scheme(name=name, **{key: _frozen(value) for key, value in row.items()}) for name, row in rows.items()
-    )
+    return tuple(_scheme(name, row) for name, row in rows.items())
+
+
+def _scheme(name: str, row: Mapping[str, Any]) -> Scheme:
+    rest = {key: _frozen(value) for key, value in row.items() if key != "written"}
+    if "written" not in row:
+        return Scheme(name=name, **rest)
+    table = {key: value if key == "config" else _frozen(value) for key, value in row["written"].items()}
+    return Scheme(name=name, **rest, written=WriteRule(**table))
 
 
 def _frozen(value: Any) -> Any:

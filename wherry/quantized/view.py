@@ -21,6 +21,7 @@ from wherry.formats.format import Opened
 from wherry.layout.words import significant
 from wherry.mover.decode import DecodedReader
 from wherry.quantized.codes import exact
+from wherry.quantized.ggml_view import without_blocks
 from wherry.quantized.reader import DequantizedReader
 from wherry.quantized.schemes import CONFIG_KEYS, quantization_of, stated_scheme, without_quantization
 from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
@@ -114,13 +115,15 @@ def dequantized(
 def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
     """The source as a conversion saw it: dequantised, if the manifest of its target records that."""
     record = converted.origin.get(RECORD) if converted else None
-    if record is None or quantization_of(record) is None:
+    if record is None:
         return source
-    config = {**_config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
+    if quantization_of(record) is None:
+        return without_blocks(source, record[_TYPES[0]]) or source
+    config = {**config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
     return dequantized(source, config, record[_TYPES[0]]) or source
 
 
-def _config_beside(source: Checkpoint) -> dict[str, Any]:
+def config_beside(source: Checkpoint) -> dict[str, Any]:
     """The config beside a checkpoint; empty if there is none."""
     if _CONFIG not in {one.name for one in source.manifest.companions}:
         return {}

@@ -21,6 +21,7 @@ from wherry.formats.companions import digested
 from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.open import named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
+from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.view import as_recorded
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -202,6 +203,8 @@ def _with_another(
     checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar | None, against: Other, how: ReadOptions
 ) -> Iterator[Failure]:
     """The differences from another checkpoint, through the layout or the renaming that the sidecar records."""
+    if sidecar is not None and QUANTIZED in sidecar.manifest.origin:
+        return _quantised_again(found, sidecar, against, how)
     if sidecar is not None and sidecar.manifest.origin.get("layout"):
         return _came_back(checkpoint, sidecar, against, how)
     return _against(found, sidecar, against.source, how)
@@ -264,6 +267,25 @@ def _came_back(
             progress=how.progress,
             measured=against.measured,
         )
+
+
+def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadOptions) -> Iterator[Failure]:
+    """The differences from what the recorded rule makes of the source, and how far that is from the source."""
+    from wherry.quantized.coded_view import as_quantised
+    from wherry.view.inverse import as_laid_out
+
+    origin = sidecar.manifest.origin
+    with open_source(named(against.source)) as other:
+        seen = as_recorded(other, sidecar.manifest)
+        if layout := origin.get("layout"):
+            seen = as_laid_out(seen, {**layout, "family_file": against.family_file})
+        coded = as_quantised(seen, origin)
+        theirs = hash_checkpoint(coded, found.algorithm, memory=how.memory, progress=how.progress)
+    yield from _differences(found, theirs.digests, theirs.leaves)
+    error = coded.measured
+    if error.error > against.measured.error:
+        against.measured.tensors += len(coded.lossy)
+        against.measured.error, against.measured.share = error.error, error.share
 
 
 def _differences(

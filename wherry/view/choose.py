@@ -7,7 +7,8 @@ from one that holds the target's own tree, unless a layout option, an element ty
 families are not imported: that would take longer than copying 100 MB.
 
 Layouts are declared for plain weights, so a quantised checkpoint is dequantised before a layout applies. Where the tree
-does not change, codes and scales stay as they are, unless `--set dequantize=bfloat16` asks for plain weights.
+does not change, codes and scales stay as they are, unless `--set dequantize=bfloat16` asks for plain weights. `--set
+quantize=fp8` quantises what a Hugging Face folder gets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.request import CONTAINERS, DEQUANTIZE, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, QUANTIZE, SCALES, SCAN
 from wherry.errors import UsageError
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.tree.spelling import spelled
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from wherry.core.request import LayoutRequest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
+
+
+_QUANTISED = "huggingface"
 
 
 def relaid(
@@ -60,6 +64,8 @@ def relaid(
         MismatchError: config and shapes contradict each other.
         IncompleteError: a layer is missing.
     """
+    if QUANTIZE in options or SCALES in options:
+        return _quantised(checkpoint, row, options, wish, only, files=files)
     if DEQUANTIZE in options:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
         plain = _plain(checkpoint, wish, str(options[DEQUANTIZE]))
@@ -86,15 +92,36 @@ def relaid(
     return checkpoint, {**own, **asked}, only
 
 
+def _quantised(
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None,
+    *, files: bool,
+) -> tuple[Checkpoint, dict[str, Any], str | None]:  # fmt: skip
+    """See `relaid`, with the weights of the result quantised."""
+    from wherry.quantized.coded_view import quantised
+
+    if row.name != _QUANTISED or QUANTIZE not in options:
+        raise UsageError(
+            f"{QUANTIZE} and {SCALES} write quantised weights into a Hugging Face folder",
+            cure=f"use --to {_QUANTISED} --set {QUANTIZE}=fp8",
+        )
+    rest = {name: value for name, value in options.items() if name not in (QUANTIZE, SCALES)}
+    seen, own, only = relaid(checkpoint, row, rest, wish, only, files=files)
+    scales = None if options.get(SCALES) is None else str(options[SCALES])
+    return quantised(seen, str(options[QUANTIZE]), scales, files=files), own, only
+
+
 def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoint:
     """The source with plain weights of an element type, as the user asks."""
+    from wherry.quantized.ggml_view import without_blocks
     from wherry.quantized.view import dequantized
     from wherry.view.model import config_of
 
-    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype)
+    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype) or without_blocks(
+        checkpoint, dtype
+    )
     if found is None:
         raise UsageError(
-            "no config next to the source states a quantisation, so nothing can be dequantised",
+            "nothing can be dequantised: no config next to the source states it, and it has no quantised blocks",
             uri=checkpoint.uri,
             cure=f"leave {DEQUANTIZE} out, or pass the model's config.json with --config",
         )

@@ -171,6 +171,11 @@ def _family(layout: Mapping[str, Any]) -> Family:
     return load_family_file(declared) if declared else load_family(layout["family"])
 
 
+def as_laid_out(source: Checkpoint, layout: Mapping[str, Any]) -> LayoutView:
+    """The view of a source that a target was written from, reconstructed from the target's manifest."""
+    return LayoutView(source, _forward(source, layout), dtype=layout.get("dtype"), only=layout.get("only"))
+
+
 def _forward(
     source: Checkpoint, layout: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> Projection:

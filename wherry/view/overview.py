@@ -7,6 +7,7 @@ families that come with wherry, not those of a user's file.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry import families
 from wherry.families import side_by_side
 from wherry.layout.expr import names_in
+from wherry.quantized.schemes import schemes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _TABLES = Path(families.__file__).parent / "tables"
 _JUDGED = _TABLES / "judged.toml"
 _WITHOUT = _TABLES / "without_layouts.toml"
+_BLOCKS = _TABLES / "maxtext_blocks.toml"
+_LAYER_FORMS = ("scan_layers", "layer_stack")  # forms in which layers are one tensor or one each
 _JUDGES = {"forward": "forward pass", "library": "own library"}
 _REFERENCE = "huggingface"  # the system with which the others are compared
 WAYS = {"into": "to the system", "out_of": "from the system"}
@@ -67,6 +71,45 @@ def without_layouts() -> Mapping[str, str]:
     known = {kind for name in families.families() for kind in families.load_family(name).model_types}
     rows = tomllib.loads(_WITHOUT.read_text(encoding="utf-8"))
     return {kind: reason for kind, reason in rows.items() if kind not in known}
+
+
+@cache
+def blocks_without_layouts() -> Mapping[str, str]:
+    """Decoder block of MaxText that models of its own table have → why no family declares it."""
+    return tomllib.loads(_BLOCKS.read_text(encoding="utf-8"))
+
+
+def matrix() -> list[list[str]]:
+    """Family × system: in which forms of its layers a system holds a family, after a row with the systems' names.
+
+    `scanned, unrolled` stands for layers that are one tensor or one each, as the user chooses; `yes` for one form. The
+    last column names the schemes in which quantised weights of Hugging Face are read, and those that are written too.
+    """
+    rows = [families.load_family(name) for name in families.families()]
+    names = list(dict.fromkeys(system for row in rows for system in row.systems))
+    return [
+        ["family", *names, "quantised"],
+        *([row.name, *(_cell(row, name) for name in names), _schemes(row)] for row in rows),
+    ]
+
+
+def _cell(family: Family, name: str) -> str:
+    system = family.systems.get(name)
+    if system is None:
+        return "-"
+    return "scanned, unrolled" if any(form in _LAYER_FORMS for form in system.forms) else "yes"
+
+
+def _schemes(family: Family) -> str:
+    """Schemes by which the family's tensors in Hugging Face can be read and written: by names and ranks alone."""
+    system = family.systems.get(_REFERENCE)
+    keys = [row.key for row in system.layouts] if system else []
+    found = [
+        one.name
+        for one in schemes()
+        if one.written and any(re.search(one.written.tensors, re.sub(r"\{[^}]*\}", "0", key)) for key in keys)
+    ]
+    return ", ".join(found) or "-"
 
 
 def judges(row: Mapping[str, tuple[str, ...]], way: str) -> str:

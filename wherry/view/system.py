@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
     convert_layout,
@@ -44,12 +44,19 @@ if TYPE_CHECKING:
 
 
 def layout_options() -> frozenset[str]:
-    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, `scan`, `dequantize`."""
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, and those of values."""
     known = [load_family(name) for name in families()]
     systems = [system for family in known for system in family.systems.values()]
     facts = (name for family in known for name in family.facts)
     return frozenset(
-        [SCAN, DEQUANTIZE, *facts, *(name for one in systems for name in (*one.forms, *one.conventions))]
+        [
+            SCAN,
+            DEQUANTIZE,
+            QUANTIZE,
+            SCALES,
+            *facts,
+            *(name for one in systems for name in (*one.forms, *one.conventions)),
+        ]
     )
 
 

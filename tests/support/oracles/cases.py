@@ -23,7 +23,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 }
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
-           ("gpt-oss", "unscanned"),
+           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
 RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
@@ -32,6 +32,7 @@ _DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
 _GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
 MODEL_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA3, "gemma3-no-remainder": _GEMMA3, "deepseek-v3": _DEEPSEEK3, "deepseek-v3-yarn": _DEEPSEEK3,
+    "deepseek-v3.2": {**_DEEPSEEK3, "model_name": "deepseek3.2-671b"},
 }  # fmt: skip
 
 _COMMON = {
@@ -73,6 +74,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_truncate": False, "rope_attention_scaling": True, "max_position_embeddings": 64,
         "original_max_position_embeddings": 16,
     },
+    "olmo3": {
+        **_COMMON, "decoder_block": "olmo3", "base_num_decoder_layers": 8, "sliding_window_size": 4,
+        "use_qk_norm": True,
+        "inhomogeneous_layer_cycle_interval": 4, "rope_type": "default", "model_name": "olmo3-7b-pt",
+        "override_model_config": True,
+    },
     "gemma": {**_COMMON, **_GELU, "decoder_block": "gemma"},
     "gemma2": {**_COMMON, **_POSTS, "decoder_block": "gemma2", "base_num_decoder_layers": 2,
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
@@ -81,11 +88,14 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v2": {**_LATENT, "routed_score_func": "softmax", "routed_scaling_factor": 1.5},
     "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
                     "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
+    "deepseek-v3.2": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
+                      "use_indexer": True, "indexer_n_heads": 16, "indexer_head_dim": 12, "indexer_topk": 4,
+                      "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
 # MaxText itself has not computed these yet.
-NOT_BY_ITSELF = {"gpt-oss", "phi3", "granite", "granite-tied"}
+NOT_BY_ITSELF = {"olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
     (label, "unscanned") for label in UNSCANNED
 ]

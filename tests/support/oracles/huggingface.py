@@ -37,6 +37,12 @@ _V2 = {
     **_LATENT, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False,
     "routed_scaling_factor": 1.5,
 }  # fmt: skip
+_V32 = {
+    **_V3,
+    "index_n_heads": 16,  # of few heads, none may respond to several keys: a tie
+    "index_head_dim": 12,
+    "index_topk": 4,
+}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -92,7 +98,9 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
+    "deepseek-v3.2": Model("DeepseekV32", {**_V32, "rope_parameters": _YARN}, "deepseek"),
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
+    "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),

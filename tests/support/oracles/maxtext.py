@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
+    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
     "n_routing_groups": -1,
@@ -40,15 +41,18 @@ DEFAULTS: Mapping[str, Any] = {
     "rope_linear_scaling_factor": 1.0, "rope_max_timescale": 10_000, "rope_truncate": True, "rope_type": "default",
     "rope_use_scale": True, "routed_bias": False, "routed_scaling_factor": 1.0, "routed_score_func": "",
     "scan_layers": True, "shared_experts": 0, "sliding_window_size": 0, "topk_routing_group": -1,
-    "trainable_position_size": -1, "use_post_attn_norm": False, "use_post_ffw_norm": False, "use_qk_norm": False,
+    "trainable_position_size": -1, "use_indexer": False,
+    "use_post_attn_norm": False, "use_post_ffw_norm": False, "use_qk_norm": False,
     "v_head_dim": 128,
 }  # fmt: skip
 # Of models/*.yml what a forward pass reads: it holds for the name of a model unless the command line says otherwise.
 _GEMMA3 = {"rope_linear_scaling_factor": 8.0}
 MODEL_FILES: Mapping[str, Mapping[str, Any]] = {
     "gemma3-4b": _GEMMA3, "gemma3-12b": _GEMMA3, "gemma3-27b": _GEMMA3,
+    "deepseek3.2-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True, "use_indexer": True},
     "deepseek3-671b": {"rope_type": "yarn", "routed_score_func": "sigmoid", "routed_bias": True},
 }  # fmt: skip
+OLMO3_CYCLE = 4  # three layers with a window, and one without
 CYCLE = 6  # Gemma 3: five local layers and a global one
 _GEMMA_EPSILON = 1e-6  # what RMSNorm has if a block passes it none, as those of Gemma do
 
@@ -101,6 +105,12 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
         return [
             (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
             for number, take in enumerate(_cycles(leaves, c, CYCLE))
+        ]
+    if c.decoder_block == "olmo3":
+        layers = enumerate(_cycles(leaves, c, OLMO3_CYCLE))
+        return [
+            (take, _olmo3_whole if number % OLMO3_CYCLE == OLMO3_CYCLE - 1 else _olmo3_local)
+            for number, take in layers
         ]
     if c.decoder_block == "gpt_oss":
         pair = (maxtext_gpt_oss.local, maxtext_gpt_oss.whole)
@@ -169,6 +179,27 @@ def _gemma2(take: Part, c: Any, x: Array) -> Array:
     for side, visible in (("_local", causal(length, c.sliding_window_size)), ("_global", causal(length))):
         x = _gemma_half(take, c, x, side, visible, cap=c.attn_logits_soft_cap, local=side == "_local")
     return x
+
+
+def _olmo3_local(take: Part, c: Any, x: Array) -> Array:
+    return _olmo3(take, c, x, causal(x.shape[1], c.sliding_window_size), local=True)
+
+
+def _olmo3_whole(take: Part, c: Any, x: Array) -> Array:
+    return _olmo3(take, c, x, causal(x.shape[1]), local=False)
+
+
+def _olmo3(take: Part, c: Any, x: Array, visible: Array, *, local: bool) -> Array:
+    """Norms after attention and feed-forward layer, none before."""
+
+    def norm(name: str, value: Array) -> Array:
+        return rms_norm(value, take(f"{name}/scale", c.base_emb_dim), c.normalization_layer_epsilon)
+
+    seen = attention(
+        take.under("attention"), c, x, visible=visible, scale=c.head_dim**-0.5, normed=True, local=local
+    )
+    x = x + norm("post_self_attention_layer_norm", seen)
+    return x + norm("post_mlp_layer_norm", _mlp(take.under("mlp"), c, x, c.base_mlp_dim))
 
 
 def _gemma3_local(take: Part, c: Any, x: Array) -> Array:

@@ -61,11 +61,18 @@ def attention(
 
     query, key = project("query", c.base_num_query_heads), project("key", c.base_num_kv_heads)
     if normed:
-        query = rms_norm(query, take("query_norm/scale", dim), c.normalization_layer_epsilon)
-        key = rms_norm(key, take("key_norm/scale", dim), c.normalization_layer_epsilon)
+        query, key = (_normed(take, c, name, one) for name, one in (("query", query), ("key", key)))
     query, key = (_turn(c, one, local=local) for one in (query, key))
     found = attend(query * scale, key, project("value", c.base_num_kv_heads), visible, cap=cap)
     return np.einsum("bthd,hde->bte", found, take("out/kernel", c.base_num_query_heads, dim, c.base_emb_dim))
+
+
+def _normed(take: Part, c: Any, name: str, heads: Array) -> Array:
+    """Each head normalised, or all heads together (`GlobalRMSNorm`), by the model's name."""
+    together = c.model_name.startswith("olmo3")
+    x = heads.reshape(*heads.shape[:2], -1) if together else heads
+    found = rms_norm(x, take(f"{name}_norm/scale", x.shape[-1]), c.normalization_layer_epsilon)
+    return found.reshape(heads.shape)
 
 
 def _turn(c: Any, x: Array, *, local: bool) -> Array:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.oracles.parts import attend, causal, frequencies, rms_norm, turn_halves, turn_neighbours
+from tests.support.oracles.parts import (
+    attend,
+    causal,
+    frequencies,
+    layer_norm,
+    rms_norm,
+    turn_halves,
+    turn_neighbours,
+)
 
 if TYPE_CHECKING:
     from tests.support.oracles.leaves import Part
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
 def latent_attention(take: Part, c: Any, x: Array) -> Array:
     """Self-attention of normalised activations [batch, position, embed]."""
     heads, nope, value_dim = c.base_num_query_heads, c.qk_nope_head_dim, c.v_head_dim
-    query = _query(take, c, x)
+    query, latent = _query(take, c, x)
+    visible = chosen(take.under("indexer"), c, x, latent) if c.use_indexer else causal(x.shape[1])
     query = np.concatenate([query[..., :nope], turn(c, query[..., nope:])], axis=-1) * _scale(c)
     low = x @ take("wkv_a/kernel", c.base_emb_dim, c.kv_lora_rank + c.qk_rope_head_dim)
     shared = turn(c, low[:, :, None, c.kv_lora_rank :])
@@ -31,17 +40,36 @@ def latent_attention(take: Part, c: Any, x: Array) -> Array:
     )
     up = np.einsum("btr,rhd->bthd", low, take("wkv_b/kernel", c.kv_lora_rank, heads, nope + value_dim))
     key = np.concatenate([up[..., :nope], np.repeat(shared, heads, axis=2)], axis=-1)
-    found = attend(query, key, up[..., nope:], causal(x.shape[1]))
+    found = attend(query, key, up[..., nope:], visible)
     return np.einsum("bthd,hde->bte", found, take("out/kernel", heads, value_dim, c.base_emb_dim))
 
 
-def _query(take: Part, c: Any, x: Array) -> Array:
+def _query(take: Part, c: Any, x: Array) -> tuple[Array, Array]:
+    """The query's heads, and the latent query that they are projected from."""
     heads, dim = c.base_num_query_heads, c.qk_nope_head_dim + c.qk_rope_head_dim
     if c.q_lora_rank == 0:
-        return np.einsum("bte,ehd->bthd", x, take("query/kernel", c.base_emb_dim, heads, dim))
+        return np.einsum("bte,ehd->bthd", x, take("query/kernel", c.base_emb_dim, heads, dim)), x
     low = x @ take("wq_a/kernel", c.base_emb_dim, c.q_lora_rank)
     low = rms_norm(low, take("q_norm/scale", c.q_lora_rank), c.normalization_layer_epsilon)
-    return np.einsum("btr,rhd->bthd", low, take("wq_b/kernel", c.q_lora_rank, heads, dim))
+    return np.einsum("btr,rhd->bthd", low, take("wq_b/kernel", c.q_lora_rank, heads, dim)), low
+
+
+def chosen(take: Part, c: Any, x: Array, latent: Array) -> Array:
+    """The keys that each query sees by DeepSeek-V3.2's indexer: [batch, 1, query, key]; its positions turn halves."""
+    heads, dim, turned = c.indexer_n_heads, c.indexer_head_dim, c.qk_rope_head_dim
+    query = np.einsum("btr,rhd->bthd", latent, take("wq_b/kernel", c.q_lora_rank, heads, dim))
+    key = x @ take("wk/kernel", c.base_emb_dim, dim)
+    key = layer_norm(key, take("k_norm/scale", dim), take("k_norm/bias", dim), 1e-6)[:, :, None]
+    shares = x @ take("weights_proj/kernel", c.base_emb_dim, heads) * (heads * dim) ** -0.5
+    query, key = (
+        np.concatenate([turn(c, one[..., :turned], neighbours=False), one[..., turned:]], axis=-1)
+        for one in (query, key)
+    )
+    products = np.maximum(np.einsum("bthd,bsd->bhts", query, key[:, :, 0]), 0)
+    seen = causal(x.shape[1])
+    scores = np.where(seen, np.einsum("bhts,bth->bts", products, shares), -np.inf)
+    last = np.sort(scores, axis=-1)[..., ::-1][..., min(c.indexer_topk, scores.shape[-1]) - 1]
+    return ((scores >= last[..., None]) & seen)[:, None]
 
 
 def _scale(c: Any) -> float:
@@ -52,11 +80,11 @@ def _scale(c: Any) -> float:
     return scale * (0.1 * c.mscale * math.log(c.rope_factor) + 1.0) ** 2
 
 
-def turn(c: Any, x: Array) -> Array:
-    """Heads [batch, position, head, dim] with rotary positions."""
+def turn(c: Any, x: Array, *, neighbours: bool = True) -> Array:
+    """Heads [batch, position, head, dim] with rotary positions; without `neighbours` always of halves."""
     if not c.rope_type.startswith("yarn"):
         return turn_halves(x, frequencies(x.shape[-1], c.rope_max_timescale))
-    found = (turn_neighbours if c.rope_interleave else turn_halves)(x, _yarn(c, x.shape[-1]))
+    found = (turn_neighbours if c.rope_interleave and neighbours else turn_halves)(x, _yarn(c, x.shape[-1]))
     stretched = c.rope_attention_scaling and c.rope_factor > 1
     return found * (0.1 * math.log(c.rope_factor) + 1.0) if stretched else found
 

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.support.tiny_models import CLASSES, COMMON, GATED, GPT_OSS, GRANITE, LATENT, PHI3, T5
+from tests.support.tiny_models import (
+    CLASSES,
+    COMMON,
+    GATED,
+    GPT_OSS,
+    GRANITE,
+    INDEXER,
+    LATENT,
+    OLMO3,
+    PHI3,
+    T5,
+)
 from tests.support.walk.change import ABSENT, Change
 
 if TYPE_CHECKING:
@@ -67,7 +78,9 @@ BASES = {
     "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),
     "deepseek_v2": Base("DeepseekV2", "deepseek", _LATENT),
     "deepseek_v3": Base("DeepseekV3", "deepseek", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "deepseek_v32": Base("DeepseekV32", "deepseek", {**_LATENT, **INDEXER, "n_group": 2, "topk_group": 1}),
     "gpt_oss": Base("GptOss", "gpt-oss", GPT_OSS),
+    "olmo3": Base("Olmo3", "olmo3", OLMO3),
     "t5": Base("T5", "t5", {**T5, "feed_forward_proj": "relu"}),
     "t5_1_1": Base("T5", "t5", {**_GATED_T5, "tie_word_embeddings": False}, untied=True),
     "mt5": Base("MT5", "t5", _GATED_T5, untied=True),

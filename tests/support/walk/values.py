@@ -13,10 +13,11 @@ from tests.support.walk.values_rope import OF_OTHERS, entries, long_entries
 
 GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"
-LATENT = "deepseek_v2 deepseek_v3"
+LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
+V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo3"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -40,7 +41,7 @@ NONE: dict[str, str] = {
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
     "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
-                 "deepseek_v2": [in_file(8), ABSENT], "deepseek_v3": [ABSENT]},
+                 "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
     "n_embd": {"gpt2": [48]},
     "n_head": {"gpt2": [8]},
@@ -49,13 +50,16 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama phi3 granite": [4, 1, None, ABSENT],
-                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1], LATENT: [None, ABSENT]},
+                          "gpt_oss": [2, 3], "olmo3": [8, 3]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo3": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
+    "num_key_value_heads": {"llama phi3 granite olmo3": [4, 1, None, ABSENT],
+                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
+                            "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
-    "q_lora_rank": {LATENT: [None, 8]},
+    "q_lora_rank": {"deepseek_v2 deepseek_v3": [None, 8], "deepseek_v32": [8]},
+    "index_head_dim": {"deepseek_v32": [12]},
+    "index_n_heads": {"deepseek_v32": [12]},
     "qk_head_dim": {LATENT: [in_file(16)]},
     "qk_nope_head_dim": {LATENT: [8]},
     "qk_rope_head_dim": {LATENT: [8]},
@@ -90,7 +94,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss": [True], f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo3": [True],
+                            f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -112,7 +117,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
+    "attention_bias": {f"llama granite olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
@@ -120,9 +125,10 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT}": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
+    "index_topk": {"deepseek_v32": [5, 64]},
     "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
@@ -132,10 +138,10 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
     "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
-                                "gemma3_text": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
+                                "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
-    "mlp_bias": {"llama granite deepseek_v2": [True]},
-    "pretraining_tp": {f"llama {LATENT}": [2]},
+    "mlp_bias": {"llama granite deepseek_v2 deepseek_v32": [True]},
+    "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
     "relative_attention_max_distance": {T5: [24]},
     "rms_norm_eps": {DECODERS: [0.1]},
     "rope_interleave": {"deepseek_v3": [False]},
@@ -146,7 +152,9 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
     "layer_types": {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
+        "deepseek_v32": [in_file(["indexed_attention"] * 3)],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
+        "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
@@ -154,22 +162,24 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
     "swiglu_limit": {"gpt_oss": [0.5]},
-    "sliding_window": {"mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+    "sliding_window": {"olmo3": [3, 8],
+                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
     "use_bidirectional_attention": {GEMMAS: [True]},
     "use_sliding_window": {QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
     "decoder_sparse_step": {"qwen3_moe": [2]},
+    "mlp_layer_types": {"deepseek_v32": [to(["dense", "dense", "sparse"]), to(["sparse", "dense", "sparse"])]},
     "mlp_only_layers": {"qwen3_moe": [to([0])]},
-    "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [4, 1]},
-    "norm_topk_prob": {"deepseek_v2": [True], "qwen3_moe deepseek_v3": [False]},
+    "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [4, 1]},
+    "norm_topk_prob": {"deepseek_v2": [True], f"qwen3_moe {V3S}": [False]},
     "num_experts_per_tok": {"mixtral qwen3_moe gpt_oss": [1, 3], LATENT: [1, 3]},
     "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
     "output_router_logits": {f"mixtral qwen3_moe {LATENT} gpt_oss": [True]},
     "routed_scaling_factor": {LATENT: [2.0]},
     "router_aux_loss_coef": {"mixtral qwen3_moe gpt_oss": [0.5]},
     "router_jitter_noise": {"mixtral": [0.5]},
-    "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], "deepseek_v3": [2]},
+    "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [2]},
     "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
 }  # fmt: skip
 
@@ -181,7 +191,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
-    "head_dim": {"qwen2 granite phi3": [16]},
+    "head_dim": {"qwen2 granite phi3 olmo3": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
@@ -189,6 +199,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "n_ctx": {"gpt2": [in_file(64)]},
     "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": [in_file(0.5)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
+    "pretraining_tp": {"deepseek_v32": [in_file(2)]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
         f"{SCALED} gemma gemma2 {LATENT}": [
@@ -205,7 +216,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "seq_aux": {LATENT: [in_file(False)]},
     "sliding_window_pattern": {"gemma3_text": [in_file(4, {"layer_types": ABSENT})]},
     "tie_last_hidden_states": {f"llama {T5}": [in_file(False)]},
-    "topk_method": {"deepseek_v3": [in_file("noaux_tc")]},
+    "topk_method": {V3S: [in_file("noaux_tc")]},
     "torch_dtype": {EVERY: [in_file("float64")]},
     "use_mrope": {QWENS: [in_file(True)]},
 }  # fmt: skip
@@ -224,6 +235,10 @@ _ROPE = {
             to(0.25, {"rope_parameters.rope_type": "proportional", "rope_parameters.rope_theta": 100.0})
         ],
     },
+    "olmo3": {
+        **entries(4, "rope_parameters.full_attention."),
+        **entries(4, "rope_parameters.sliding_attention."),
+    },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
         **entries(8, "rope_parameters.sliding_attention."),
@@ -239,20 +254,21 @@ HARMLESS: dict[str, dict[str, str]] = {
     "attn_logit_softcapping": {"gemma3_text": "Gemma3Attention does not pass it on"},
     "head_dim": {LATENT: "the class computes it"},
     "hidden_activation": {"gemma": "an attribute of other classes"},
+    "layer_types": {"deepseek_v32": "it chooses a cache"},
+    "mlp_bias": {"mistral": "an attribute of other classes", "deepseek_v32": "the class has no such bias"},
     "intermediate_size": {"qwen3_moe": "the width of dense layers, of which it has none"},
     "max_position_embeddings": {"gpt_oss": "yarn reads original_max_position_embeddings",
                                 "phi3": "positions that are not scaled do not read it"},
-    "mlp_bias": {"mistral": "an attribute of other classes"},
     "moe_layer_freq": {LATENT: "read by DeepSeek's own code alone"},
     "norm_topk_prob": {"deepseek_v2": "the router of transformers does not read it"},
     "num_decoder_layers": {"t5_encoder": "there is no decoder"},
-    "num_key_value_heads": {LATENT: "latent attention has as many as heads"},
+    "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
     "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": "positions that are not scaled do not read it"},
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
-    "rope_parameters.full_attention.mrope_section": {"gemma3_text": "of models with images"},
-    "rope_parameters.full_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
+    "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
     "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
@@ -261,12 +277,12 @@ HARMLESS: dict[str, dict[str, str]] = {
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
     },
-    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text": "of models with images"},
-    "rope_parameters.sliding_attention.truncate": {"gemma3_text": "read beside the tables and not in them"},
+    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
+    "rope_parameters.sliding_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},
-    "topk_method": {"deepseek_v3": "read by DeepSeek's own code alone"},
+    "topk_method": {V3S: "read by DeepSeek's own code alone"},
     "use_bidirectional_attention": {"gemma2": "read by kernels that make no mask, which the class lacks on a CPU"},
     "use_mrope": {QWENS: "of models with images"},
 }  # fmt: skip

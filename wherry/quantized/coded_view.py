@@ -1,0 +1,185 @@
+"""coded_view: a plain Hugging Face checkpoint as if it had been saved quantised; `wherry.quantized.view` inverts it.
+
+`--set quantize=fp8` writes codes and scales by a closed rule, and the `quantization_config` that their owners write.
+What is lost is bounded by the plan and measured when the target is verified against its source. With `--set
+scales=CHECKPOINT` the scales are those of a quantised checkpoint that this one was dequantised from: then the codes
+come back bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.account import Bound
+from wherry.core.manifest import Companion
+from wherry.core.request import SourceRequest
+from wherry.core.units import counted
+from wherry.errors import UsageError
+from wherry.formats.checkpoint import Checkpoint, open_source
+from wherry.formats.format import Opened
+from wherry.quantized.coded_reader import CodedReader, Role
+from wherry.quantized.encode import largest_error
+from wherry.quantized.rules import (
+    config_of_codes,
+    laid_down,
+    quantised_by,
+    quantised_like,
+    written_scheme,
+)
+from wherry.quantized.schemes import quantization_of, stated_scheme
+from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
+from wherry.quantized.view import config_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.reader import Reader
+    from wherry.quantized.coded_reader import QuantisationError
+    from wherry.quantized.tensors import QuantizedTensor
+
+RECORD = "quantized"  # in a manifest's origin
+_CONFIG = "config.json"
+
+
+class CodedView(Checkpoint):
+    """A checkpoint whose weights are quantised; its source must stay open while the view is used."""
+
+    is_view = True
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        found: Mapping[KeyPath, QuantizedTensor],
+        quantization: Mapping[str, Any],
+        record: Mapping[str, Any],
+        kept: Checkpoint | None = None,
+    ) -> None:
+        """Create a view; nothing is read yet.
+
+        Args:
+            source: the plain checkpoint, in the layout of Hugging Face.
+            found: its tensors that are quantised, by key path.
+            quantization: the `quantization_config` of the quantised checkpoint.
+            record: what the manifest records.
+            kept: the checkpoint that has the scales.
+        """
+        self._source, self._kept = source, kept
+        self._roles = {
+            spec.path: Role(name, one)
+            for one in found.values()
+            for name, spec in (("codes", one.codes), ("scales", one.scales), ("shape", one.shape_tensor))
+            if spec is not None
+        }
+        config = {**config_beside(source), "quantization_config": quantization}
+        self._new_files = {_CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+        specs = {spec.path: spec for spec in laid_down(source.manifest.tensors, found)}
+        companions = tuple(
+            Companion(one.name, len(self._new_files[one.name])) if one.name in self._new_files else one
+            for one in source.manifest.companions
+        )
+        origin = {**source.manifest.origin, RECORD: dict(record)}
+        manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
+        super().__init__(Opened(source.detection, manifest, self._over(source.reader), source.ignored))
+        self.laid_out, self.snippet, self.parts = source.laid_out, source.snippet, source.parts
+        self.lossy = source.lossy if kept else _losses(source, found)
+        self.notes = (*source.notes, _note(found, record))
+
+    @property
+    def original(self) -> Checkpoint:
+        """The stored checkpoint."""
+        return self._source.original
+
+    @property
+    def parameters(self) -> int:
+        """The number of elements of the source's tensors."""
+        return self._source.parameters
+
+    def made_of(self, path: KeyPath) -> Collection[KeyPath]:
+        """The stored tensors that a tensor is made of; codes and scales are made of the same."""
+        role = self._roles.get(path)
+        return self._source.made_of(role.tensor.plain.path if role else path)
+
+    @property
+    def measured(self) -> QuantisationError:
+        """How far the codes that were read are from the values."""
+        assert isinstance(self.reader, CodedReader)
+        return self.reader.measured
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """A reader of the view over one of the stored checkpoint."""
+        return self._over(self._source.reader_over(reader))
+
+    def _over(self, reader: Reader) -> Reader:
+        return CodedReader(reader, self._source.manifest.tensors, self._roles, self._new_files, self._kept)
+
+
+def quantised(source: Checkpoint, scheme: str, scales: str | None = None, *, files: bool = True) -> CodedView:
+    """The view of a plain checkpoint as if it had been saved quantised.
+
+    Args:
+        source: the checkpoint, in the layout of Hugging Face with its config.
+        scheme: a scheme that is written.
+        scales: URI of the quantised checkpoint that it was dequantised from; None computes new scales.
+        files: whether the target gets a config, which must state the quantisation.
+
+    Raises:
+        UsageError: the scheme is unknown, there is no config, or the source is quantised already.
+        UnrepresentableError: no tensor is of the kind that the scheme quantises.
+        MismatchError: kept scales are of other tensors.
+    """
+    row, config = written_scheme(scheme), config_beside(source)
+    if files and not config:
+        raise UsageError(
+            "no config.json beside the target's weights would state their quantisation",
+            uri=source.uri, cure="pass the model's config.json with --config",
+        )  # fmt: skip
+    if quantization_of(config) is not None:
+        raise UsageError(
+            "the checkpoint is quantised already", uri=source.uri, cure="add --set dequantize=bfloat16"
+        )
+    record = {"scheme": row.name, **({"scales": scales} if scales else {})}
+    tensors = source.manifest.tensors
+    if scales is None:
+        found = quantised_by(tensors, row, source.uri)
+        return CodedView(source, found, config_of_codes(row, tensors, found), record)
+    kept = open_source(SourceRequest(scales))
+    try:
+        contents, quantization = _kept(kept, row.name)
+        found = quantised_like(tensors, contents, source.uri)
+        return CodedView(source, found, quantization, record, kept)
+    except BaseException:
+        kept.close()
+        raise
+
+
+def as_quantised(source: Checkpoint, origin: Mapping[str, Any]) -> CodedView:
+    """The view that a target was written from, by what its manifest's origin records."""
+    return quantised(source, origin[RECORD]["scheme"], origin[RECORD].get("scales"), files=False)
+
+
+def _kept(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
+    """The quantised tensors of the checkpoint that keeps the scales, and its `quantization_config`."""
+    quantization = quantization_of(config_beside(checkpoint))
+    stated = stated_scheme(quantization, checkpoint.uri) if quantization else None
+    if quantization is None or stated is None or stated.scheme.name != scheme:
+        raise UsageError(
+            f"the checkpoint of the kept scales is not quantised in {scheme}", uri=checkpoint.uri,
+            cure="name the quantised checkpoint that this one was dequantised from",
+        )  # fmt: skip
+    return quantized_tensors(checkpoint.manifest, stated, "bfloat16", checkpoint.uri), quantization
+
+
+def _losses(source: Checkpoint, found: Mapping[KeyPath, QuantizedTensor]) -> dict[KeyPath, Bound]:
+    """The bound of each tensor of codes: a share of the largest magnitude of a block."""
+    plain = {path: bound for path, bound in source.lossy.items() if path not in found}
+    return plain | {one.codes.path: Bound(block=largest_error(one.code)) for one in found.values()}
+
+
+def _note(found: Mapping[KeyPath, QuantizedTensor], record: Mapping[str, Any]) -> str:
+    how = (
+        f"with the scales of {record['scales']}" if "scales" in record else "with a new scale for each block"
+    )
+    return f"{counted(len(found), 'tensor')} are quantised to {record['scheme']} codes, {how}"

@@ -1,0 +1,211 @@
+"""ggml_view: a GGUF file as if its quantised tensors had been saved plain, under the names that they have there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.account import Bound
+from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.core.units import counted
+from wherry.errors import UnrepresentableError
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.format import Opened
+from wherry.formats.reader import Access, ReaderOver
+from wherry.layout.words import significant
+from wherry.mover.regions import read_span
+from wherry.quantized.ggml import RULES, exact, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.reader import Absent, Reader
+    from wherry.storage.location import Entry, Location
+
+RECORD = "dequantized"  # in a manifest's origin
+_PREFIX = "ggml:"
+_BAND = 1 << 18  # elements that are made at a time, or one row
+_WORKING = 16  # bytes of memory for each of them
+
+
+class BlockReader(ReaderOver):
+    """A reader over a file with quantised blocks; used from several threads."""
+
+    def __init__(self, reader: Reader, stored: Mapping[KeyPath, TensorSpec]) -> None:
+        """Read nothing yet.
+
+        Args:
+            reader: of the stored file; it is closed together with this reader.
+            stored: its tensors.
+        """
+        self._reader = reader
+        self._stored = stored
+
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The file's reader."""
+        return self._reader, self._stored[spec.path]
+
+    def access(self, spec: TensorSpec) -> Access:
+        """By region, if the tensor is stored in blocks."""
+        if self._blocks(spec):
+            return Access("regions", gridded=False, computes=True)
+        return super().access(spec)
+
+    def extents(self, spec: TensorSpec) -> Any:
+        """The extents of a plain tensor; None for blocks."""
+        return None if self._blocks(spec) else super().extents(spec)
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self.read(spec, spec.whole).tobytes() if self._blocks(spec) else super().read_bytes(spec)
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """The elements of a region."""
+        import numpy as np
+
+        if not self._blocks(spec):
+            return super().read(spec, region)
+        out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+        self._make(self._stored[spec.path], region, out)
+        return out
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the elements of a region."""
+        import numpy as np
+
+        if not self._blocks(spec):
+            super().fill(spec, region, buffer)
+            return
+        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+        self._make(self._stored[spec.path], region, out)
+
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """Memory for one band of rows."""
+        if not self._blocks(spec):
+            return super().overhead(spec, region)
+        return _WORKING * min(max(_BAND, spec.shape[-1]), spec.size)
+
+    def absent(self) -> Iterable[Absent]:
+        """See the file's reader."""
+        return self._reader.absent()
+
+    def shortfall(self) -> str | None:
+        """See the file's reader."""
+        return self._reader.shortfall()
+
+    def companion(self, name: str) -> Location:
+        """See the file's reader."""
+        return self._reader.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """The file."""
+        return self._reader.members()
+
+    def close(self) -> None:
+        """Close the reader below."""
+        self._reader.close()
+
+    def _blocks(self, spec: TensorSpec) -> bool:
+        return self._stored[spec.path].dtype in RULES
+
+    def _make(self, stored: TensorSpec, region: Region, out: np.ndarray) -> None:
+        import numpy as np
+
+        if 0 in region_shape(region):
+            return
+        extents = self._reader.extents(stored)
+        assert extents is not None
+        elements = dtypes.block_elements(stored.dtype)
+        size = dtypes.canonical_size(stored.dtype, elements)
+        whole = math.prod(stored.shape[-1:]) // elements * size  # bytes of a row
+        first, last = region[-1].start // elements, -(-region[-1].stop // elements)
+        columns = slice(region[-1].start - first * elements, region[-1].stop - first * elements)
+        for rows, place in _runs(stored.shape, region, max(_BAND // max(stored.shape[-1], 1), 1)):
+            held = np.empty((rows.stop - rows.start) * whole, np.uint8)
+            read_span(extents, Span(rows.start * whole, rows.stop * whole), held.data, stored)
+            chosen = held.reshape(rows.stop - rows.start, -1, size)[:, first:last]
+            values = values_of(np.ascontiguousarray(chosen).reshape(-1, size), stored.dtype)
+            made = values.reshape(rows.stop - rows.start, -1)[:, columns]
+            out[place] = made.astype(out.dtype).reshape(out[place].shape)
+
+
+def _runs(shape: tuple[int, ...], region: Region, most: int) -> Iterator[tuple[slice, tuple[Any, ...]]]:
+    """Runs of neighbouring rows, counted from the tensor's first, and where they are in the region."""
+    if len(shape) == 1:
+        yield slice(0, 1), (slice(None),)
+        return
+    for place in product(*(range(part.start, part.stop) for part in region[:-2])):
+        row = 0
+        for index, extent in zip(place, shape[:-2], strict=True):
+            row = row * extent + index
+        lead = tuple(index - part.start for index, part in zip(place, region[:-2], strict=True))
+        for start in range(region[-2].start, region[-2].stop, most):
+            stop, base = min(start + most, region[-2].stop), row * shape[-2]
+            yield (
+                slice(base + start, base + stop),
+                (*lead, slice(start - region[-2].start, stop - region[-2].start)),
+            )
+
+
+class BlockView(Checkpoint):
+    """A file whose blocks are dequantised; the source must stay open while the view is used."""
+
+    is_view = True
+
+    def __init__(self, source: Checkpoint, dtype: str) -> None:
+        """Create a view; nothing is read yet.
+
+        Args:
+            source: the stored file.
+            dtype: element type of the dequantised tensors.
+        """
+        self._source = source
+        stored = source.manifest.tensors
+        specs = {
+            path: replace(spec, dtype=dtype) if spec.dtype in RULES else spec for path, spec in stored.items()
+        }
+        origin = {**source.manifest.origin, RECORD: {"dtype": dtype}}
+        manifest = replace(source.manifest, tensors=specs, origin=origin)
+        super().__init__(Opened(source.detection, manifest, self.reader_over(source.reader), source.ignored))
+        bits = significant(dtype)
+        changed = [path for path, spec in stored.items() if spec.dtype in RULES]
+        self.lossy = {path: Bound(2.0**-bits) for path in changed if not exact(stored[path].dtype, bits)}
+        self.notes = (
+            *source.notes,
+            f"{counted(len(changed), 'tensor')} of blocks are dequantised to {dtype}",
+        )
+
+    @property
+    def original(self) -> Checkpoint:
+        """The stored file."""
+        return self._source
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """A reader of the view over one of the stored file."""
+        return BlockReader(reader, self._source.manifest.tensors)
+
+
+def without_blocks(checkpoint: Checkpoint, dtype: str) -> BlockView | None:
+    """The view of a GGUF file with plain tensors; None if it has no quantised blocks.
+
+    Raises:
+        UnrepresentableError: a tensor is stored in blocks that wherry does not dequantise.
+    """
+    kinds = {
+        spec.dtype: spec for spec in checkpoint.manifest.tensors.values() if spec.dtype.startswith(_PREFIX)
+    }
+    for kind, spec in kinds.items():
+        if kind not in RULES:
+            known = ", ".join(name.removeprefix(_PREFIX) for name in RULES)
+            raise UnrepresentableError(
+                f"blocks of {kind.removeprefix(_PREFIX)} are not dequantised: known are {known}",
+                uri=checkpoint.uri, path=spec.name,
+                cure="dequantise the file with `llama-quantize --allow-requantize FILE OUT F32`",
+            )  # fmt: skip
+    return BlockView(checkpoint, dtype) if kinds else None
