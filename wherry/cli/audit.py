@@ -72,10 +72,10 @@ def audit(
     json_: bool,
     **arguments: Any,
 ) -> None:
-    """Check that the checkpoints in the ledger exist and match what was recorded.
+    """Compare the ledger with the storage and the model registry.
 
-    With ROOT, check only those below each ROOT, and also list checkpoints that were never converted and files that
-    belong to no checkpoint.
+    Checks that the checkpoints in the ledger exist and match what was recorded. With ROOT, checks only those below each
+    ROOT, and also lists checkpoints that were never converted and files that belong to no checkpoint.
     """  # fmt: skip
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle

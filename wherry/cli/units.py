@@ -42,9 +42,10 @@ on_engine = click.option(
 @unit_size
 @as_json
 def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict[str, Any]) -> None:
-    """Cut the conversion of SOURCE to TARGET into units, which any number of `wherry work` make.
+    """Divide the conversion of SOURCE to TARGET into units of work.
 
-    The job is a folder beside TARGET. All workers must see SOURCE and TARGET under these names, and share WHERRY_KEY.
+    Any number of `wherry work` processes then write the units. The job is a folder next to TARGET. All workers must
+    see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
     from wherry.console import tables
     from wherry.units.split_job import split as make_job
@@ -74,9 +75,10 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
 @quiet
 @as_json
 def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None:
-    """Make units of JOB until every unit is made; JOB is its folder, or its target.
+    """Write units of JOB until all are written.
 
-    Any number of processes do this at the same time, on any machines. A unit whose worker has died is made again.
+    JOB is its folder, or its target. Any number of processes can do this at the same time, on any machines. If a
+    worker dies, another one writes its unit.
     """
     from wherry.console import tables
     from wherry.units.work import work as make_units
@@ -99,7 +101,10 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
 @quiet
 @as_json
 def commit(job: str, quiet: bool, json_: bool) -> None:
-    """Prove and commit the target of JOB once every unit is made; JOB is its folder, or its target."""
+    """Verify and commit the target of JOB when all units are written.
+
+    JOB is its folder, or its target.
+    """
     signal.signal(signal.SIGTERM, _stop)
     _commit(job, quiet=quiet, json_=json_)
 
