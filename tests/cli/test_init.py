@@ -96,7 +96,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     [(["--yes"], "missing option '--root'"),
      (["--root", "runs", "--to", "jax", "--yes"], "unknown format 'jax'"),
      (["--root", "runs", "--registry", "elsewhere", "--yes"], "invalid registry 'elsewhere'"),
-     (["--root", "runs", "--target", "runs/", "--yes"], "in one folder"),
+     (["--root", "runs", "--target", "runs/", "--yes"], "the same folder"),
      (["--root", "runs", "--target", "a{b}", "--yes"], "braces")],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_written(words, says, place):

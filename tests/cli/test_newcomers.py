@@ -123,7 +123,7 @@ MISTAKES = [
     # the ledger and its digests
     Mistake("lineage show HOME/run/a.safetensors", 3, "no lineage is recorded", "convert it with wherry",
             "convert HOME/run/a.safetensors HOME/out --to dcp"),
-    Mistake("verify blake3:00000000", 3, "the ledger knows no checkpoint with this digest", "wherry ls"),
+    Mistake("verify blake3:00000000", 3, "no checkpoint with this digest in the ledger", "wherry ls"),
     Mistake("verify DIGEST0", 3, "file or folder not found", "wherry discover", "verify DIGEST"),
     Mistake("register HOME/one.safetensors --name m", 3, "no digests are recorded",
             "wherry inspect --digest --write HOME/one.safetensors", "register HOME/converted --name newcomers"),

@@ -95,7 +95,7 @@ _HELP = ["-h", "--help"]
     is_flag=True,
     expose_value=False,
     callback=explain,
-    help="Say which configuration, ledger and registry are used, and what is waited for.",
+    help="Report which configuration, ledger and registry are used, and what the command waits for.",
 )
 @click.option(
     "--storage-timeout",
@@ -258,7 +258,7 @@ def convert(
 @click.option(
     "--record",
     is_flag=True,
-    help="Record the outcome in the ledger, and the identity of what it does not know yet.",
+    help="Record the outcome in the ledger, and the identity of a checkpoint that is not in it yet.",
 )
 @memory
 @quiet

@@ -35,7 +35,11 @@ _SHOWN = 50  # findings on a terminal
 @click.option(
     "--sample", metavar="N|P%", help="Read only this many checkpoints, those with the oldest proof first."
 )
-@click.option("--deep", is_flag=True, help="Read objects too whose generation or ETag is the verified one.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also read objects whose generation or ETag has not changed since they were verified.",
+)
 @click.option(
     "--native",
     "native_sample",

@@ -65,7 +65,9 @@ def _cells(one: CatalogEntry) -> list[str]:
 @click.argument("root", required=False)
 @click.option("--by", type=click.Choice(_GROUPS), default="run", show_default=True, help="What to sum over.")
 @click.option(
-    "--config", metavar="FILE", help="Path of the wherry.toml whose retention says what can be removed."
+    "--config",
+    metavar="FILE",
+    help="Path of the wherry.toml whose retention rules state what can be removed.",
 )
 @as_json
 def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:

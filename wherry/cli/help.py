@@ -30,13 +30,14 @@ def show_help(context: click.Context, verbs: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    r"""Print the completion script for SHELL.
+    """Print the completion script for SHELL.
 
     It completes commands, options, formats and families.
 
-    \b
     bash: eval "$(wherry completion bash)" in ~/.bashrc
-    zsh:  eval "$(wherry completion zsh)" in ~/.zshrc
+
+    zsh: eval "$(wherry completion zsh)" in ~/.zshrc
+
     fish: wherry completion fish > ~/.config/fish/completions/wherry.fish
     """
     from click.shell_completion import get_completion_class

@@ -38,7 +38,7 @@ _ASKED = {
               help="MLflow server; `embedded` for a file, the default, or `none` to register nothing.")  # fmt: skip
 @click.option("--config", "file", metavar="FILE", default="wherry.toml", show_default=True,
               type=click.Path(path_type=Path), help="File to write.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what is not given.")
+@click.option("--yes", is_flag=True, help="Ask nothing; use the defaults for options that are not given.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @as_json
 def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -> None:

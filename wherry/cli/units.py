@@ -21,7 +21,7 @@ unit_size = click.option(
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Size of a unit: files of the target that one worker makes; a larger file is one unit.",
+    help="Size of a unit: files of the target that one worker writes; a larger file is one unit.",
 )
 
 on_engine = click.option(
@@ -29,8 +29,8 @@ on_engine = click.option(
     metavar="ENGINE",
     default="threads",
     show_default=True,
-    help="What makes the target: threads of this process; or processes:N, dask:N or ray:N (a cluster on this machine), "
-    "dask://HOST:PORT or ray://HOST:PORT, whose workers share the units of the plan.",
+    help="Engine that runs the conversion: threads of this process; processes:N, dask:N or ray:N on this machine; or "
+    "the cluster at dask://HOST:PORT or ray://HOST:PORT. Its workers share the units of the plan.",
 )
 
 
@@ -69,9 +69,9 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="Time without a sign of life after which the unit of another worker is made again.",
+    help="Time without a heartbeat after which the unit of another worker is written again.",
 )
-@click.option("--commit", "commits", is_flag=True, help="Commit the target when every unit is made.")
+@click.option("--commit", "commits", is_flag=True, help="Commit the target when all units are written.")
 @quiet
 @as_json
 def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None:
