@@ -71,7 +71,7 @@ def test_the_unit_of_a_worker_that_is_lost_goes_to_another(source, target, tmp_p
     assert sorted(carried(made, pool)) == list(range(12))
     [lost] = pool.units_of("b")
     assert lost[:-1] + "2" in pool.units_of("a")
-    assert f"worker b was lost while it made unit {lost[5:-2]}" in caplog.text
+    assert f"worker b was lost while it wrote unit {lost[5:-2]}" in caplog.text
     assert any(future.cancelled() for future in pool.futures)
     assert committed_as_by_one(made, source, tmp_path)
 

@@ -98,7 +98,7 @@ class UnitQueue:
         if number not in self.left:
             return
         self.losses[number] += 1
-        _log.warning("worker %s was lost while it made unit %s", worker, self.name(number))
+        _log.warning("worker %s was lost while it wrote unit %s", worker, self.name(number))
         if self.losses[number] > ALLOWED_LOSSES:
             raise StorageError(
                 f"{counted(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",

@@ -186,4 +186,4 @@ def _warn_of_nothing(place: str) -> None:
         say(f"warning: cannot look at {place} from here: {error.what}", err=True)
         return
     if not there:
-        say(f"warning: there is nothing at {place}; the run that the event starts will fail", err=True)
+        say(f"warning: file or folder not found: {place}; the run that the event starts will fail", err=True)

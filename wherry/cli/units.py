@@ -93,7 +93,7 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     elif json_:
         tables.print_json(report.to_json())
     else:
-        say(f"made {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
+        say(f"wrote {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
 
 
 @click.command()
