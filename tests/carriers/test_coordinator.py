@@ -243,7 +243,10 @@ def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
 
 def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source, target):
     made = job_of(source, target)
-    assert "does not see the files that the coordinator wrote" in on_worker.prove(made.uri, "12345678")["problem"]
+    assert (
+        "does not see the files that the coordinator wrote"
+        in on_worker.prove(made.uri, "12345678")["problem"]
+    )
     on_worker.close("12345678")
 
 
