@@ -16,7 +16,7 @@ def main(source: str, target: str, to: str = "orbax") -> None:
     print(f"{receipt.target.uri}: {receipt.target.tensors} tensors, {receipt.target.checkpoint_digest}")
 
     verification = wherry.verify(target, level="roundtrip", against=source)
-    print(f"{verification.verdict}: {verification.checked} tensors are those of {source}")
+    print(f"{verification.verdict}: {verification.checked} tensors are equal to those of {source}")
 
     for step in wherry.why(target).steps:
         print(f"converted from {step.edge.source}, lossless: {step.edge.lossless}")

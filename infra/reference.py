@@ -39,14 +39,14 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
 # Class of errors → what usually leads to one.
 CAUSES = {
     "WherryError": "a process of a job of several failed",
-    "UsageError": "a typing error, an option of another format, or a file of settings that has to be corrected",
+    "UsageError": "a typing error, an option of another format, or an error in a settings file",
     "NotFoundError": "a path that is one level too high or too low, another machine's disk, or a step that was deleted",
     "NotACheckpointError": "a folder above or below the checkpoint, or a file of another kind",
     "UnsupportedError": "a variant that is written on request or by old releases, or objects among the tensors",
     "AmbiguousError": "several checkpoints, items or families fit, or a fact that no file states",
     "IncompleteError": "an interrupted copy, a save that runs or was killed, or missing files of other hosts",
     "CorruptError": "a truncated or altered file: a failed copy, a full disk, a faulty device, or an edit by hand",
-    "HostileError": "a file that was made to attack whoever loads it, or one so damaged that it looks like it",
+    "HostileError": "a file made to attack the software that loads it, or one that is damaged in a similar way",
     "UnrepresentableError": "a target without a place for moments, values, a dtype or a setting of the model",
     "TargetExistsError": "an earlier result at the same place, made from another source or with other options",
     "TargetInUseError": "another run, or one that was killed less than a minute ago",

@@ -106,6 +106,6 @@ def _unreachable(address: str, error: Exception) -> StorageError:
     return StorageError(
         f"the Dask scheduler does not answer: {error}",
         uri=f"dask://{address.rpartition('//')[2]}",
-        cure="check its address; what was made is kept: the same command goes on with it",
+        cure="check its address; run the same command again; written units are kept",
         retryable=True,
     )

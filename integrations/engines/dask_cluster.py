@@ -88,7 +88,7 @@ def _ended(process: Child) -> StorageError:
     said = process.result().errors.strip()[-_LAST:].splitlines()
     return StorageError(
         f"the Dask cluster of this machine has ended: {said[-1] if said else 'it was killed'}",
-        cure="run the same command again: it goes on with what is left",
+        cure="run the same command again; it resumes with the units that are left",
         retryable=True,
     )
 

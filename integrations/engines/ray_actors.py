@@ -166,6 +166,6 @@ def _unreachable(address: str, error: Exception) -> StorageError:
     return StorageError(
         f"the Ray cluster does not answer: {' '.join(str(error).split())}",
         uri=address and f"ray://{address}",
-        cure=f"{'check its address; ' if address else ''}what was made is kept: the same command goes on with it",
+        cure=f"{'check its address; ' if address else ''}run the same command again; written units are kept",
         retryable=True,
     )

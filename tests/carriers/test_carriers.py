@@ -157,7 +157,7 @@ def test_workers_that_fail_are_named(source, target, monkeypatch):
     made = job_of(source, target)
     monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
     with pytest.raises(
-        StorageError, match=r"12 of 12 units are not made; 2 workers failed: .*signed with another key"
+        StorageError, match=r"12 of 12 units are not written; 2 workers failed: .*signed with another key"
     ):
         list(carry_with_processes(made, Workplace(workers=2)))
 

@@ -71,7 +71,7 @@ def test_the_unit_of_a_worker_that_is_lost_goes_to_another(source, target, tmp_p
     assert sorted(carried(made, pool)) == list(range(12))
     [lost] = pool.units_of("b")
     assert lost[:-1] + "2" in pool.units_of("a")
-    assert f"worker b was lost while it made unit {lost[5:-2]}" in caplog.text
+    assert f"worker b was lost while it wrote unit {lost[5:-2]}" in caplog.text
     assert any(future.cancelled() for future in pool.futures)
     assert committed_as_by_one(made, source, tmp_path)
 
@@ -243,7 +243,10 @@ def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
 
 def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source, target):
     made = job_of(source, target)
-    assert "does not see what the coordinator wrote" in on_worker.prove(made.uri, "12345678")["problem"]
+    assert (
+        "does not see the files that the coordinator wrote"
+        in on_worker.prove(made.uri, "12345678")["problem"]
+    )
     on_worker.close("12345678")
 
 

@@ -81,4 +81,4 @@ def test_the_command_prints_a_table_or_json():
         "/checkpoints/exported/llama",
         "/checkpoints/llama/7",
     ]
-    assert "the ledger knows no such checkpoint" in CliRunner().invoke(cli, ["ls", "/nowhere"]).output
+    assert "no matching checkpoints in the ledger" in CliRunner().invoke(cli, ["ls", "/nowhere"]).output

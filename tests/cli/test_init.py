@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 
 import pytest
@@ -42,11 +43,24 @@ def test_options_write_a_configuration_that_works_and_nothing_is_converted(place
     assert (route.root, route.model) == (str(place / "runs"), None)
     assert [(one.format, one.uri) for one in route.targets] == [("huggingface", f"{place}/out/{{name}}")]
     assert "runs/small/1000" in done.output
+    assert "next: run `wherry nightly` when the checkpoints are settled, or set min_age = 0 in" in done.output
     assert sorted(path.name for path in place.iterdir()) == ["runs", "wherry.toml"]
     assert run("routes", "check").exit_code == 0
     (place / "wherry.toml").write_text((place / "wherry.toml").read_text().replace('"15m"', '"0s"'))
     night = run("nightly")
     assert (night.exit_code, (place / "out/small/1000/config.json").exists()) == (0, True), night.output
+
+
+def test_the_last_line_says_what_to_do_now(place):
+    again = run("init", "--root", "nothing", "--yes")
+    assert (
+        "next: correct the root, or save a checkpoint below it; then `wherry nightly --dry-run`"
+        in again.output
+    )
+    for file in (place / "runs").rglob("*"):
+        os.utime(file, (1, 1))
+    settled = run("init", "--root", "runs", "--yes", "--config", "w.toml")
+    assert f"next: `wherry nightly --config {place}/w.toml` converts now; `wherry deploy`" in settled.output
 
 
 def test_questions_are_asked_for_what_no_option_gives(place):
@@ -82,7 +96,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     [(["--yes"], "missing option '--root'"),
      (["--root", "runs", "--to", "jax", "--yes"], "unknown format 'jax'"),
      (["--root", "runs", "--registry", "elsewhere", "--yes"], "invalid registry 'elsewhere'"),
-     (["--root", "runs", "--target", "runs/", "--yes"], "in one folder"),
+     (["--root", "runs", "--target", "runs/", "--yes"], "the same folder"),
      (["--root", "runs", "--target", "a{b}", "--yes"], "braces")],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_written(words, says, place):

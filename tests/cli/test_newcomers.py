@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import socket
+import time
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ import wherry
 from tests.support.command import small
 from tests.support.tiny_models import save_tiny
 from wherry.cli import cli, main
+from wherry.cli.sections import SECTIONS
 from wherry.formats.registry import LIBRARIES, formats
 
 
@@ -121,7 +123,7 @@ MISTAKES = [
     # the ledger and its digests
     Mistake("lineage show HOME/run/a.safetensors", 3, "no lineage is recorded", "convert it with wherry",
             "convert HOME/run/a.safetensors HOME/out --to dcp"),
-    Mistake("verify blake3:00000000", 3, "the ledger knows no checkpoint with this digest", "wherry ls"),
+    Mistake("verify blake3:00000000", 3, "no checkpoint with this digest in the ledger", "wherry ls"),
     Mistake("verify DIGEST0", 3, "file or folder not found", "wherry discover", "verify DIGEST"),
     Mistake("register HOME/one.safetensors --name m", 3, "no digests are recorded",
             "wherry inspect --digest --write HOME/one.safetensors", "register HOME/converted --name newcomers"),
@@ -161,7 +163,7 @@ MISTAKES = [
     Mistake("resolve models:/newcomers", 10, "MLflow does not answer: Connection refused (http://127.0.0.1:9)",
             "start the server, or check MLFLOW_TRACKING_URI", "resolve models:/newcomers",
             {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}),
-    Mistake("ls", 10, "the ledger cannot be used: connection failed",
+    Mistake("ls", 10, "PostgreSQL does not answer: Connection refused (postgresql://127.0.0.1:9/wherry)",
             "start the database server, or check WHERRY_LEDGER", "ls", {"WHERRY_LEDGER": "postgresql://wherry@127.0.0.1:9/wherry"}),
     Mistake("emit HOME/one.safetensors", 2, "PREFECT_API_URL", "set PREFECT_API_URL", "help emit"),
     Mistake("emit HOME/one.safetensors", 10, "Prefect does not answer: Connection refused (http://127.0.0.1:9/api)",
@@ -254,7 +256,10 @@ def test_a_mistake_ends_with_a_cure_that_leads_on(mistake, home, digest, capfd, 
 @pytest.mark.parametrize(
     ("line", "variable", "uri"),
     [("resolve models:/m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
-     ("ls", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w")],
+     ("promote models:/m --name m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
+     ("emit HOME/one.safetensors", "PREFECT_API_URL", "http://127.0.0.1:{}/api"),
+     ("ls", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w"),
+     ("nightly --config HOME/wherry.toml", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w")],
 )  # fmt: skip
 def test_what_hangs_is_named_before_the_command_gives_up(
     line, variable, uri, home, capfd, caplog, monkeypatch
@@ -262,8 +267,11 @@ def test_what_hangs_is_named_before_the_command_gives_up(
     with closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as silent:
         address = uri.format(silent.getsockname()[1])
         monkeypatch.setenv(variable, address)
+        began = time.monotonic()
         code, text = typed(line, home, capfd)
+        took = time.monotonic() - began
     shown = address.replace("w@", "")
+    assert 4 < took < 9, "it gives up after 5 s, once"
     assert (code, f"({shown})" in text, "cure: start the" in text) == (10, True, True)
     assert f"{shown} has not answered for 2 s" in [record.getMessage() for record in caplog.records]
 
@@ -290,6 +298,16 @@ def test_bare_wherry_and_bare_groups_print_their_help(home, capfd):
     for line in ("", "routes", "ledger"):
         code, text = typed(line, home, capfd)
         assert (code, text.startswith(f"Usage: wherry {line}".strip())) == (0, True)
+
+
+def test_the_help_lists_every_command_in_a_section_with_its_whole_first_sentence(home, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert (sorted(listed), len(set(listed))) == (sorted(cli.commands), len(listed))
+    for line in ("--help", "lineage --help", "ledger --help", "routes --help", "config --help"):
+        _, text = typed(line, home, capfd)
+        assert "..." not in text.split("Options:")[1], line
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_help_of_a_command_is_what_its_option_prints(home, capfd):

@@ -119,7 +119,7 @@ def test_weights_stay_behind_only_on_request(name, tmp_path):
         wherry.plan(path, tmp_path / "out", to="orbax", ignore=("others",)).to_json()["ignored"]
     ).items()
     assert (name.startswith(entry), what) == (True, WEIGHTS[name])
-    assert f"weights beside the converted ones would be left out: {entry} ({what})" in str(error.value)
+    assert f"weights next to the converted ones would be left out: {entry} ({what})" in str(error.value)
     assert error.value.cure == 'pass --ignore others to leave them out (in a route: ignore = ["others"])'
     assert list(said(path)) == [entry]
     assert run("convert", path, tmp_path / "out", "--to", "orbax").exception.exit_code == 7

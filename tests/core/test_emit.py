@@ -113,7 +113,7 @@ def test_the_file_works_alone(server, tmp_path):
 def test_the_command(server, monkeypatch):
     done = CliRunner().invoke(cli, ["emit", "/a", "--step", "3", "--json"], standalone_mode=False)
     assert json.loads(done.stdout)["uri"] == "/a"
-    assert "there is nothing at /a" in done.stderr
+    assert "warning: file or folder not found: /a" in done.stderr
     server.answer = 500
     failed = CliRunner().invoke(cli, ["emit", "/a"], standalone_mode=False)
     assert failed.exception.exit_code == 10

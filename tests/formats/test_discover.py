@@ -163,7 +163,7 @@ def test_what_changed_a_moment_ago_counts_only_with_its_commit_member(tmp_path):
     found, skipped = walked(tmp_path, min_age=600)
     assert found == ["old", "proved"]
     assert all(
-        re.search(r"still being written.*; it counts in .* with a min_age of 0", skipped[name])
+        re.search(r"not settled: changed .*; it is settled in .* with min_age = 0", skipped[name])
         for name in ("fresh", "torn")
     )
 
@@ -246,7 +246,7 @@ def test_the_command_line(tmp_path):
     first, second = map(json.loads, lines)
     assert (first["step"], second["skipped"].rsplit("-", 1)[-1]) == (2, "1")
     assert (
-        "still being written"
+        "not settled: changed"
         in CliRunner().invoke(cli, ["discover", str(tmp_path), "--min-age", "600"]).stdout
     )
 

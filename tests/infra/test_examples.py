@@ -34,7 +34,7 @@ def test_there_are_three_scripts_and_two_notebooks():
 def test_a_checkpoint_is_converted_and_verified(tmp_path):
     source = model_folder(tmp_path / "source")
     text = run("convert_and_verify.py", source, tmp_path / "target", folder=tmp_path)
-    assert f"ok: 2 tensors are those of {source}" in text
+    assert f"ok: 2 tensors are equal to those of {source}" in text
     assert "lossless: True" in text
 
 

@@ -45,7 +45,9 @@ def workplace(tmp_path, monkeypatch):
 
 
 def test_the_commands_and_the_library_example(workplace):
-    for line in code(section("Use"), "sh")[0].splitlines():
+    ten, also, *_more = code(section("Use"), "sh")
+    assert len({line.split()[1] for line in ten.splitlines()}) == len(ten.splitlines()) == 10
+    for line in (*ten.splitlines(), *also.splitlines()):
         words = shlex.split(line.partition("#")[0].replace("/checkpoints", "checkpoints"))
         done = subprocess.run(
             [sys.executable, "-m", "wherry.cli", *words[1:]], capture_output=True, text=True, check=False

@@ -245,7 +245,7 @@ def test_a_file_comes_before_a_digest_of_its_name_and_an_unknown_digest_is_said(
     monkeypatch.chdir(tmp_path)
     shutil.copy(Path(converted(tmp_path).target.uri) / "model.safetensors", "0123abcd")
     assert wherry.detect("0123abcd").uri == str(tmp_path / "0123abcd")
-    with pytest.raises(NotFoundError, match="the ledger knows no checkpoint with this digest"):
+    with pytest.raises(NotFoundError, match="no checkpoint with this digest in the ledger"):
         wherry.detect("sha256:0123abcdef")
     with pytest.raises(NotFoundError, match="file or folder not found"):
         wherry.detect("0123abcdef")

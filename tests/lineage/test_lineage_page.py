@@ -42,7 +42,7 @@ def test_hostile_names_stay_data():
 def test_three_checkpoints_are_drawn_and_described(opened):
     seen = opened(small())
     assert len(seen.texts(".card")) == 3
-    assert "asked for" in seen.page.locator(".card.root").evaluate(
+    assert "root" in seen.page.locator(".card.root").evaluate(
         "card => getComputedStyle(card, '::before').content"
     )
     assert seen.page.locator("#lines g").count() == 3

@@ -51,6 +51,6 @@ def test_an_engine_that_is_unknown_is_refused_when_the_file_is_read(tmp_path, en
 
 
 def test_several_targets_need_threads(tmp_path):
-    with pytest.raises(UsageError, match="an engine makes one target at a time"):
+    with pytest.raises(UsageError, match="an engine writes only one target at a time"):
         config(tmp_path, 'engine = "processes:2"', targets=2)
     assert config(tmp_path, "", targets=2).routes[0].engine == "threads"

@@ -62,15 +62,15 @@ def test_a_plan_a_receipt_a_verification_and_the_lineage(source, tmp_path):
     assert repr(verification) == f"<Verification: ok at level digest, 2 tensors of {tmp_path}/out>"
     assert parsed(verification)
     why = wherry.why(tmp_path / "out")
-    assert repr(why).endswith("came out of 1 conversion>")
+    assert repr(why).endswith("result of 1 conversion>")
     assert "1" in parsed(why)
 
 
 def test_a_store(tmp_path):
     store = wherry.Store(tmp_path / "run", to="safetensors")
-    assert repr(store) == f"<Store '{tmp_path}/run': safetensors, steps none>"
+    assert repr(store) == f"<Store '{tmp_path}/run': safetensors, no steps>"
     store.save({"w": np.ones(3)}, 5, metrics={"loss": 0.5}).result(60)
-    assert repr(store).endswith("steps [5]>")
+    assert repr(store).endswith("steps 5>")
     assert "{'loss': 0.5}" in parsed(store)
 
 

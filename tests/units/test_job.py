@@ -163,7 +163,7 @@ def _quietly(target):
 
 def test_nothing_is_committed_while_a_unit_is_missing(source, target):
     made_job(source, target)
-    with pytest.raises(IncompleteError, match=r"6 of 6 units are not made: 00000-\w{8}, .*") as caught:
+    with pytest.raises(IncompleteError, match=r"6 of 6 units are not written: 00000-\w{8}, .*") as caught:
         commit(target)
     assert "wherry work" in caught.value.cure
     assert not locate(target).exists()
@@ -210,7 +210,7 @@ def test_a_file_that_was_changed_after_its_receipt_is_made_again(source, tmp_pat
     work(target)
     [file, *_] = sorted(Path(f"{tmp_path}/.wherry-out.job").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(IncompleteError, match=r"1 of 6 units are not made"):
+    with pytest.raises(IncompleteError, match=r"1 of 6 units are not written"):
         commit(target)
     assert len(work(target).made) == 1
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest

@@ -31,7 +31,7 @@ def test_the_commands_with_a_worker_that_is_killed(source, tmp_path):
     assert len(data["units"]) == 6
     text = command("commit", target)
     assert text.returncode == 5
-    assert "6 of 6 units are not made" in text.stderr
+    assert "6 of 6 units are not written" in text.stderr
     first = worker(target)
     while not records_beside(locate(target)).names()[0].startswith("claim"):
         time.sleep(0.005)

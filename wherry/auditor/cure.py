@@ -53,7 +53,7 @@ _CURES = {
     "record URI` to record it",
     "registration-gone": "register it again: `wherry register URI --name NAME`",
     "registration-unknown": "find out who registered it; `wherry ledger rebuild ROOT` records it in a new ledger",
-    "registration-pending": "run `wherry register` again; it resumes where it stopped",
+    "registration-pending": "run `wherry register` again; it resumes where it was interrupted",
     "registration-altered": "register it again under the recorded digest, and find out who changed the tags",
     "registration-without-bytes": "restore the checkpoint, or delete the model version",
 }

@@ -103,7 +103,7 @@ def answer_to(job: SplitJob, token: str) -> dict[str, Any]:
         )
     row = job.records.read(_record(token, ""))
     if row is None:
-        raise MismatchError("it does not see what the coordinator wrote beside the target")
+        raise MismatchError("it does not see the files that the coordinator wrote next to the target")
     name = secrets.token_hex(4)
     job.records.create(_record(token, name), {"secret": row["secret"], "run": name}, name)
     return {"version": __version__, "plan": job.job.plan.digest, "name": name}

@@ -46,7 +46,9 @@ def convert_on(
         return convert_all(request, progress=progress)
     carrier, where = carrier_of(on)
     if len(request.targets) != 1:
-        raise UsageError("an engine makes one target at a time", cure="give one TARGET, or leave out --on")
+        raise UsageError(
+            "an engine writes only one target at a time", cure="give one TARGET, or leave out --on"
+        )
     try:
         made = split(request, unit_bytes)
     except TargetExistsError:

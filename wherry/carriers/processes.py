@@ -80,10 +80,10 @@ def require_made(made: SplitJob, errors: Sequence[str]) -> None:
     left = len(made.units) - len(done(made.records.names()))
     if left:
         raise StorageError(
-            f"{left} of {counted(len(made.units), 'unit')} are not made; {counted(len(errors), 'worker')} failed"
+            f"{left} of {counted(len(made.units), 'unit')} are not written; {counted(len(errors), 'worker')} failed"
             f"{': ' if errors else ''}{'; '.join(dict.fromkeys(errors))}",
             uri=made.uri,
-            cure="run the same command again: it goes on with what is left",
+            cure="run the same command again; it resumes with the units that are left",
             retryable=True,
         )
 

@@ -98,7 +98,7 @@ class UnitQueue:
         if number not in self.left:
             return
         self.losses[number] += 1
-        _log.warning("worker %s was lost while it made unit %s", worker, self.name(number))
+        _log.warning("worker %s was lost while it wrote unit %s", worker, self.name(number))
         if self.losses[number] > ALLOWED_LOSSES:
             raise StorageError(
                 f"{counted(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",
@@ -120,7 +120,7 @@ class UnitQueue:
         if number not in self.left:
             return
         self.failures[number] += 1
-        _log.warning("unit %s was not made by %s: %s", self.name(number), worker, error["what"])
+        _log.warning("unit %s was not written by %s: %s", self.name(number), worker, error["what"])
         if not error["retryable"] or self.failures[number] > ALLOWED_FAILURES:
             raise StorageError(
                 f"unit {self.name(number)} cannot be made; worker {worker}: {error['what']}",

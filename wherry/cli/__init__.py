@@ -48,6 +48,7 @@ from wherry.cli.options import (
 )
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
+from wherry.cli.sections import Sections, first_sentence
 from wherry.cli.units import commit, on_engine, on_readers, split, unit_size, work
 from wherry.console.say import explain, say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
@@ -62,8 +63,9 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """\b
 Exit codes: 0 success · 1 `doctor` found a fault · 2 usage error · 3 not found
-4 not a checkpoint, unsupported or ambiguous · 5 incomplete or corrupt · 6 hostile
-7 not representable in the target, or unmatched · 8 target exists or is in use
+4 not a checkpoint, unsupported or ambiguous · 5 incomplete or corrupt
+6 hostile · 7 not representable in the target, or unmatched
+8 target exists or is in use
 9 mismatch: intact data differs from what was expected · 10 storage error
 11 missing extra · 12 done, but not recorded or not registered
 70 internal error: a bug in wherry · 130 interrupted"""
@@ -80,7 +82,9 @@ _VERDICT_CODES = {
 _HELP = ["-h", "--help"]
 
 
-@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": _HELP, "max_content_width": 100})
+@click.group(
+    cls=Sections, epilog=EXIT_CODES, context_settings={"help_option_names": _HELP, "max_content_width": 100}
+)
 @click.version_option(__version__, "-V", "--version", prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
@@ -91,7 +95,7 @@ _HELP = ["-h", "--help"]
     is_flag=True,
     expose_value=False,
     callback=explain,
-    help="Say which configuration, ledger and registry are used, and what is waited for.",
+    help="Report which configuration, ledger and registry are used, and what the command waits for.",
 )
 @click.option(
     "--storage-timeout",
@@ -122,7 +126,10 @@ def discover(root: str, json_: bool, **which: Any) -> None:
 @chosen
 @as_json
 def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
-    """Detect the format and version of the checkpoint at URI, with the evidence."""
+    """Detect the format and version of the checkpoint at URI.
+
+    Prints the evidence, too. Reads only metadata.
+    """
     from wherry.console import results
     from wherry.formats.detect import detect_source
     from wherry.ledger.open import named
@@ -162,9 +169,9 @@ def plan(
     source: str, target: str, to: str, json_: bool, price: str | None, workers: int | None, unit: str, rate: str,
     given: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Show what converting SOURCE to TARGET would do, without writing anything.
+    """Show how SOURCE would be converted to TARGET; write nothing.
 
-    Ends with 10 if the disk of TARGET is too small.
+    Exits with 10 if the disk of TARGET is too small.
     """
     from wherry.console import results
     from wherry.converter.plan import plan_request
@@ -251,7 +258,7 @@ def convert(
 @click.option(
     "--record",
     is_flag=True,
-    help="Record the outcome in the ledger, and the identity of what it does not know yet.",
+    help="Record the outcome in the ledger, and the identity of a checkpoint that is not in it yet.",
 )
 @on_readers
 @unit_size
@@ -260,7 +267,7 @@ def convert(
 @chosen
 @as_json
 def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
-    """Verify that the checkpoint at URI is complete and matches what was recorded.
+    """Verify that the checkpoint at URI is complete and unaltered.
 
     Level digest reads every byte. If nothing was recorded about the checkpoint, the verdict is `read`: the checksums
     of its container are intact, and its digests are printed, but nothing is proved. --record records its identity.
@@ -283,7 +290,10 @@ def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any],
 @click.argument("name", required=False)
 @as_json
 def formats(name: str | None, json_: bool) -> None:
-    """List the formats, or show what the format NAME can hold and its options."""
+    """List the formats, or describe the format NAME.
+
+    The description has what it can hold, its options, and which libraries load it.
+    """
     from wherry.console import formats as shown
     from wherry.formats.registry import find_format, formats
 
@@ -352,10 +362,11 @@ cli.add_command(commit)
 def _finish(group: click.Group) -> None:
     """Set `help_option_names` on each command; otherwise click caches those of the command that runs first.
 
-    Its arguments get their completion here, too.
+    Its arguments get their completion here, and lists of commands its whole first sentence, which click would cut.
     """
     for command in group.commands.values():
         command.context_settings.setdefault("help_option_names", _HELP)
+        command.short_help = first_sentence(command)
         complete_arguments(command)
         if isinstance(command, click.Group):
             _finish(command)

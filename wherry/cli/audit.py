@@ -37,7 +37,11 @@ _SHOWN = 50  # findings on a terminal
 @click.option(
     "--sample", metavar="N|P%", help="Read only this many checkpoints, those with the oldest proof first."
 )
-@click.option("--deep", is_flag=True, help="Read objects too whose generation or ETag is the verified one.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also read objects whose generation or ETag has not changed since they were verified.",
+)
 @click.option(
     "--native",
     "native_sample",
@@ -77,10 +81,10 @@ def audit(
     json_: bool,
     **arguments: Any,
 ) -> None:
-    """Check that the checkpoints in the ledger exist and match what was recorded.
+    """Compare the ledger with the storage and the model registry.
 
-    With ROOT, check only those below each ROOT, and also list checkpoints that were never converted and files that
-    belong to no checkpoint.
+    Checks that the checkpoints in the ledger exist and match what was recorded. With ROOT, checks only those below each
+    ROOT, and also lists checkpoints that were never converted and files that belong to no checkpoint.
     """  # fmt: skip
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle

@@ -28,9 +28,9 @@ _GROUPS = ("run", "format", "family", "age")
 def ls(
     root: str | None, format: str | None, family: str | None, model: str | None, deleted: bool, json_: bool
 ) -> None:
-    """List the checkpoints that the ledger knows, all or those below ROOT.
+    """List the checkpoints in the ledger, all or those below ROOT.
 
-    The storage is not read: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
+    Does not read the storage: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
     """
     from wherry.catalog.listing import listing
     from wherry.console import tables
@@ -44,7 +44,8 @@ def ls(
             map(_cells, found),
         )
     else:
-        say("the ledger knows no such checkpoint; conversions and `wherry verify --record` add some")
+        which = "no matching checkpoints" if root or format or family or model else "no checkpoints"
+        say(f"{which} in the ledger; conversions and `wherry verify --record` add some")
 
 
 def _cells(one: CatalogEntry) -> list[str]:
@@ -64,11 +65,13 @@ def _cells(one: CatalogEntry) -> list[str]:
 @click.argument("root", required=False)
 @click.option("--by", type=click.Choice(_GROUPS), default="run", show_default=True, help="What to sum over.")
 @click.option(
-    "--config", metavar="FILE", help="Path of the wherry.toml whose retention says what can be removed."
+    "--config",
+    metavar="FILE",
+    help="Path of the wherry.toml whose retention rules state what can be removed.",
 )
 @as_json
 def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
-    """Sum the bytes of the checkpoints that the ledger knows, all or those below ROOT.
+    """Sum the sizes of the checkpoints in the ledger, all or those below ROOT.
 
     With routes in wherry.toml, the last column is what `wherry prune` would remove.
     """

@@ -51,10 +51,10 @@ def deploy(
     limits: Sequence[str],
     json_: bool,
 ) -> None:
-    """Create or update work pools, limits, deployments and automations in Prefect.
+    """Create or update pools, limits and deployments in Prefect.
 
-    FILE is a prefect.yaml, by default the one that comes with wherry (infra/prefect.yaml). Only the work pools that
-    its deployments use are made. PREFECT_API_URL names the server.
+    Also creates the automations. FILE is a prefect.yaml, by default the one that comes with wherry
+    (infra/prefect.yaml). Only the work pools that its deployments use are created. PREFECT_API_URL names the server.
     """
     from wherry.config.package_data import packaged
     from wherry.core.services import service
@@ -84,7 +84,7 @@ def deploy(
 @click.argument("file", type=_path, default=None, required=False)
 @click.option("--limit", default=2, show_default=True, help="Maximum number of concurrent runs.")
 def serve(file: Path | None, limit: int) -> None:
-    """Serve the deployments in FILE from this process, without a work pool.
+    """Run the deployments in FILE in this process, without a work pool.
 
     FILE is as for `wherry deploy`. The process runs until it is stopped.
     """
@@ -108,7 +108,7 @@ def _beside(file: Path, name: str) -> Path:
               help="Type of the work pool.")  # fmt: skip
 @_json
 def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
-    """Check that workers of a pool type would write to storage that outlives them.
+    """Check that workers of a pool type write to persistent storage.
 
     Checks TARGETS, the ledger and the MLflow stores. The disk of a container is lost with the container.
     """
@@ -186,4 +186,4 @@ def _warn_of_nothing(place: str) -> None:
         say(f"warning: cannot look at {place} from here: {error.what}", err=True)
         return
     if not there:
-        say(f"warning: there is nothing at {place}; the run that the event starts will fail", err=True)
+        say(f"warning: file or folder not found: {place}; the run that the event starts will fail", err=True)

@@ -75,7 +75,8 @@ def _was_printing(error: OSError) -> bool:
 def interrupted() -> InterruptedRunError:
     """The error for Ctrl-C and SIGTERM."""
     return InterruptedRunError(
-        "interrupted before completion", cure="run the same command again; it resumes where it stopped"
+        "interrupted before completion",
+        cure="run the same command again; it resumes where it was interrupted",
     )
 
 

@@ -20,7 +20,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("verbs", nargs=-1, metavar="[COMMAND]...")
 @click.pass_context
 def show_help(context: click.Context, verbs: tuple[str, ...]) -> None:
-    """Show the help of a command, for example `wherry help ledger record`."""
+    """Show the help of a command, as in `wherry help ledger record`."""
     found = context.find_root()
     for verb in verbs:
         found = click.Context(_command(found, verb), parent=found, info_name=verb)
@@ -30,11 +30,14 @@ def show_help(context: click.Context, verbs: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    r"""Print the script with which SHELL completes commands, options, formats and families.
+    """Print the completion script for SHELL.
 
-    \b
+    It completes commands, options, formats and families.
+
     bash: eval "$(wherry completion bash)" in ~/.bashrc
-    zsh:  eval "$(wherry completion zsh)" in ~/.zshrc
+
+    zsh: eval "$(wherry completion zsh)" in ~/.zshrc
+
     fish: wherry completion fish > ~/.config/fish/completions/wherry.fish
     """
     from click.shell_completion import get_completion_class

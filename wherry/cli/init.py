@@ -38,13 +38,13 @@ _ASKED = {
               help="MLflow server; `embedded` for a file, the default, or `none` to register nothing.")  # fmt: skip
 @click.option("--config", "file", metavar="FILE", default="wherry.toml", show_default=True,
               type=click.Path(path_type=Path), help="File to write.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what is not given.")
+@click.option("--yes", is_flag=True, help="Ask nothing; use the defaults for options that are not given.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @as_json
 def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -> None:
-    """Write a commented wherry.toml with one route, check it and show what its first night would do.
+    """Write a commented wherry.toml with one route, and check it.
 
-    Asks for what no option gives. Converts nothing.
+    Asks for what no option gives, and shows what the first night would do. Converts nothing.
     """
     from wherry.config.config import in_force
     from wherry.routes.check import check
@@ -93,8 +93,16 @@ def _show(loaded: Config, problems: list[Problem], report: NightReport, *, json_
         say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
     say("The first night would do this; nothing was converted:")
     results.show_night(report, json_=False)
-    option = (
-        [] if Path("wherry.toml").absolute() == Path(str(loaded.file)) else ["--config", str(loaded.file)]
-    )
-    night = shlex.join(["wherry", "nightly", *option])
-    say(f"next: `{night}` converts; `wherry deploy` makes it a nightly run in Prefect")
+    say(f"next: {_next(loaded, report)}")
+
+
+def _next(loaded: Config, report: NightReport) -> str:
+    """What to do now: a first night that finds nothing to convert is of no use yet."""
+    given = Path("wherry.toml").absolute() != Path(str(loaded.file))
+    night = shlex.join(["wherry", "nightly", *(["--config", str(loaded.file)] if given else [])])
+    if any(plan.works for plan in report.plans):
+        return f"`{night}` converts now; `wherry deploy` schedules it every night in Prefect"
+    if "not settled" in report.counts:
+        now = f"set min_age = 0 in {loaded.file} to convert them now"
+        return f"run `{night}` when the checkpoints are settled, or {now}"
+    return f"correct the root, or save a checkpoint below it; then `{night} --dry-run` shows what would be converted"

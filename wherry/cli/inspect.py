@@ -91,10 +91,10 @@ def _say_written(uri: str) -> None:
 def diff(
     a: str, b: str, no_values: bool, options: Sequence[str], json_: bool, quiet: bool, **arguments: Any
 ) -> None:
-    """Show what differs between the checkpoints A and B: tensors, values, config attributes.
+    """List the differences between the checkpoints A and B.
 
-    If they are of different formats and have no key path in common, B is compared in the layout of A's system, as a
-    conversion would write it. Ends with 9 if anything differs.
+    Compares tensors, their values, and config attributes. If A and B have different formats and no key path in common,
+    B is compared in the layout of A's system, as a conversion would write it. Exits with 9 if anything differs.
     """
     from wherry.compare.differences import diff
     from wherry.console import tables
@@ -113,7 +113,10 @@ def diff(
 @click.option("--family-file", metavar="FILE", help="TOML file that declares or changes a model family.")
 @as_json
 def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
-    """List the families, or show the layouts, facts and judges of FAMILY in all systems side by side."""
+    """List the model families, or show the layouts of FAMILY.
+
+    Shows key paths and axes in every system, the facts of the model, and what judged its conversions.
+    """
     from wherry.console import tables
     from wherry.view.system import table
 

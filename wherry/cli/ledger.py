@@ -35,7 +35,7 @@ _named = click.option(
 
 @click.group()
 def ledger() -> None:
-    """Manage the ledger, the single source of truth for lineage."""
+    """Check, migrate, rebuild and deliver the ledger."""
 
 
 @ledger.command()

@@ -34,7 +34,9 @@ _FEWEST = 3
 def merge(
     places: Sequence[str], to: str, dry_run: bool, quiet: bool, json_: bool, given: dict[str, Any]
 ) -> None:
-    """Merge the SOURCEs into TARGET, verify the result, commit it and record its lineage.
+    """Merge several checkpoints into TARGET.
+
+    Verifies the result, commits it and records its lineage.
 
     `wherry merge 'A*0.5' 'B*0.5' DST --to huggingface` adds checkpoints of one tree, each times its weight.
     `wherry merge BASE ADAPTER DST --to huggingface` puts a PEFT LoRA adapter into the weights of its base.

@@ -29,7 +29,7 @@ _registry = click.option("--registry-uri", help="MLflow registry; the tracking s
 @_registry
 @as_json
 def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
-    """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
+    """Register the checkpoint at URI in MLflow, without copying it."""
     from wherry.console import results
     from wherry.models.register import register as enter
 
@@ -67,7 +67,7 @@ def promote(
     quiet: bool,
     **arguments: Any,
 ) -> None:
-    """Verify SUBJECT again, check it against the policy and set an alias on it.
+    """Verify SUBJECT again, check its policy and set an alias on it.
 
     The version that had the alias becomes `previous`. SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION
     or, with --name, the URI of a checkpoint.
@@ -120,7 +120,7 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
 @quiet
 @as_json
 def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> None:
-    """Copy the checkpoint at URI to TARGET and verify the recorded digests.
+    """Copy the checkpoint at URI to TARGET and verify its digests.
 
     URI may be models:/NAME@ALIAS. An interrupted copy is resumed.
     """

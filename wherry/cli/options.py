@@ -108,7 +108,7 @@ def walking(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--newest", is_flag=True, help="List only the newest complete step of each run."),
         click.option("--min-age", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
-                     help="Skip what changed within the last SECONDS and is not proven to be committed."),
+                     help="Skip checkpoints changed in the last SECONDS, unless known to be committed."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -36,7 +36,7 @@ def rewrite(
     source: str, target: str | None, as_: str, in_place: bool, dry_run: bool, json_: bool, quiet: bool,
     given: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Create TARGET from SOURCE by changing only its small files.
+    """Copy SOURCE to TARGET and change only its small files.
 
     Tensor bytes do not change. Files share their storage with the source where the file system supports it (reflink);
     otherwise they are copied. Within a bucket, the store copies them.

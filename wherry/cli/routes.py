@@ -84,7 +84,7 @@ def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -
 
 @click.group("config")
 def config_group() -> None:
-    """Show the configuration."""
+    """Show the settings and routes in effect, or an example file."""
 
 
 @config_group.command("show")
@@ -207,7 +207,7 @@ def _say_outcome(outcome: WorkOutcome) -> None:
 )
 @as_json
 def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool, json_: bool) -> None:
-    """Remove converted checkpoints that the retention of their route does not keep.
+    """Remove converted checkpoints that no retention rule keeps.
 
     Without --yes this is a dry run. Never removes a source, a model version with an alias, the only copy of a
     checkpoint, or the input of a running job.

@@ -21,7 +21,7 @@ unit_size = click.option(
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Size of a unit: what one worker makes, or reads, at a time; a larger file of a target is one unit.",
+    help="Size of a unit: what one worker writes, or reads, at a time; a larger file of a target is one unit.",
 )
 
 on_engine = click.option(
@@ -29,8 +29,8 @@ on_engine = click.option(
     metavar="ENGINE",
     default="threads",
     show_default=True,
-    help="What makes the target: threads of this process; or processes:N, dask:N or ray:N (a cluster on this machine), "
-    "dask://HOST:PORT or ray://HOST:PORT, whose workers share the units of the plan.",
+    help="Engine that runs the conversion: threads of this process; processes:N, dask:N or ray:N on this machine; or "
+    "the cluster at dask://HOST:PORT or ray://HOST:PORT. Its workers share the units of the plan.",
 )
 
 on_readers = click.option(
@@ -50,9 +50,10 @@ on_readers = click.option(
 @unit_size
 @as_json
 def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict[str, Any]) -> None:
-    """Cut the conversion of SOURCE to TARGET into units, which any number of `wherry work` make.
+    """Divide the conversion of SOURCE to TARGET into units of work.
 
-    The job is a folder beside TARGET. All workers must see SOURCE and TARGET under these names, and share WHERRY_KEY.
+    Any number of `wherry work` processes then write the units. The job is a folder next to TARGET. All workers must
+    see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
     from wherry.console import tables
     from wherry.units.split_job import split as make_job
@@ -76,15 +77,16 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="Time without a sign of life after which the unit of another worker is made again.",
+    help="Time without a heartbeat after which the unit of another worker is written again.",
 )
-@click.option("--commit", "commits", is_flag=True, help="Commit the target when every unit is made.")
+@click.option("--commit", "commits", is_flag=True, help="Commit the target when all units are written.")
 @quiet
 @as_json
 def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None:
-    """Make units of JOB until every unit is made; JOB is its folder, or its target.
+    """Write units of JOB until all are written.
 
-    Any number of processes do this at the same time, on any machines. A unit whose worker has died is made again.
+    JOB is its folder, or its target. Any number of processes can do this at the same time, on any machines. If a
+    worker dies, another one writes its unit.
     """
     from wherry.console import tables
     from wherry.units.work import work as make_units
@@ -99,7 +101,7 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     elif json_:
         tables.print_json(report.to_json())
     else:
-        say(f"made {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
+        say(f"wrote {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
 
 
 @click.command()
@@ -107,7 +109,10 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
 @quiet
 @as_json
 def commit(job: str, quiet: bool, json_: bool) -> None:
-    """Prove and commit the target of JOB once every unit is made; JOB is its folder, or its target."""
+    """Verify and commit the target of JOB when all units are written.
+
+    JOB is its folder, or its target.
+    """
     signal.signal(signal.SIGTERM, _stop)
     _commit(job, quiet=quiet, json_=json_)
 

@@ -50,8 +50,8 @@ Size = Annotated[str, BeforeValidator(_sized)]
 Engine = Annotated[
     str, Field(pattern=r"^(threads|(processes|dask|ray)(:[1-9][0-9]*)?|(dask|ray)://[^\s/].*)$")
 ]
-ENGINE = "What makes the target: threads, processes:N, dask:N, dask://HOST:PORT, ray:N or ray://HOST:PORT."
-UNIT = "Size of a unit: files of the target that one worker of the engine makes."
+ENGINE = "Engine that runs the conversion: threads, processes:N, dask:N, dask://HOST:PORT, ray:N or ray://HOST:PORT."
+UNIT = "Size of a unit: files of the target that one worker of the engine writes."
 Template = Annotated[str, Field(min_length=1), AfterValidator(require_template)]
 Selection = Annotated[str, AfterValidator(_chosen)]
 
@@ -175,7 +175,7 @@ class Route(Section):
     @model_validator(mode="after")
     def _one_target(self) -> Route:
         if self.engine != "threads" and len(self.targets) != 1:
-            raise ValueError("an engine makes one target at a time: make a route for each target")
+            raise ValueError("an engine writes only one target at a time: make a route for each target")
         return self
 
     @property
@@ -279,7 +279,7 @@ class Settings(Section):
     storage_timeout: Annotated[float, BeforeValidator(duration), Field(gt=0)] = Field(
         default=60.0,
         description="Time without progress, in seconds or as 5m, after which a request to a remote store fails. It is "
-        "attempted again until twice this time has passed, 12 times at most.",
+        "repeated until twice this time has passed, at most 12 times.",
     )
     shared_paths: tuple[str, ...] = Field(
         default=(), description="Folders that all workers mount at the same path."

@@ -43,7 +43,7 @@ def require_places(source: Location, target: Location, *, in_place: bool) -> Non
         raise UnsupportedError(
             "a rewrite copies within one file system or one bucket",
             uri=target.uri,
-            cure="choose a target beside the source, then copy it: `wherry fetch SOURCE TARGET`",
+            cure="choose a target next to the source, then copy it: `wherry fetch SOURCE TARGET`",
         )
     if not target.store.capabilities.object_copy or object_store(target.store) is None:
         raise UnsupportedError(

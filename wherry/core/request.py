@@ -209,15 +209,15 @@ class ConvertRequest:
     source: SourceRequest
     targets: tuple[TargetRequest, ...]
     ignore: tuple[str, ...] = option(
-        (), "What to leave out: values, empties and companions that the target cannot hold; others, which are weights "
-        "beside those that are converted (comma-separated).",
+        (), "Entries to leave out, comma-separated: values, empties and companions that the target cannot hold; "
+        "others, which are weights next to those that are converted.",
         metavar="RULES", choices=("values", "empties", "companions", "others"),
-        form="What to leave out if the target cannot hold it, and `others`: weights beside the converted ones.",
-        route="What to leave out if a target cannot hold it, and `others`: weights beside the converted ones.",
+        form="Entries to leave out if the target cannot hold them, and `others`: weights next to the converted ones.",
+        route="Entries to leave out if a target cannot hold them, and `others`: weights next to the converted ones.",
         decides=True, planned=True,
     )  # fmt: skip
     memory: str | int = option(
-        DEFAULT_MEMORY, "Memory budget for data in flight.", stated="", planned=True,
+        DEFAULT_MEMORY, "Memory budget for data in flight.", metavar="SIZE", stated="", planned=True,
     )  # fmt: skip
     as_step: int | None = option(None, "Step number to write, if the source has none.", route=None)
     if_exists: str = option(
@@ -293,7 +293,7 @@ class RewriteRequest:
     in_place: bool = False
     ignore: tuple[str, ...] = _same(
         "ignore",
-        "What to leave behind: others, which are weights of the step beside the item (comma-separated).",
+        "Entries to leave out, comma-separated: others, which are weights of the step next to the item.",
     )
     verify: str = _same("verify", "Read every tensor of source and target and compare them.")
     if_exists: str = _same(

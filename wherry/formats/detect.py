@@ -342,7 +342,7 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
         f"{counted(told.tensors, 'tensor')} in format {told.format} here",
         uri=location.uri,
-        cure="restore its files; `wherry audit` says from where",
+        cure="restore its files; `wherry audit` lists where other copies are",
     )
 
 

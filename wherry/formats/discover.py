@@ -218,8 +218,8 @@ class _Walk:
             return None
         wait = math.ceil(self.min_age - max(age, 0))
         return (
-            f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed; it counts "
-            f"in {show_seconds(wait)} if nothing changes, or at once with a min_age of 0"
+            f"not settled: changed {max(age, 0):.0f} s ago, and no commit member proves that it is complete; it is "
+            f"settled in {show_seconds(wait)} if nothing changes, or at once with min_age = 0"
         )
 
     def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:

@@ -14,6 +14,7 @@ on.
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 import time
@@ -28,6 +29,7 @@ from wherry.config.settings import ledger_url
 from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
+from wherry.remote.probe import ANSWER_SECONDS, SILENT
 from wherry.remote.waits import waiting
 from wherry.storage.home import ensure_home, sqlite_file, without_secrets
 
@@ -60,8 +62,8 @@ class Backend(Protocol):
         """Whether the same operation can succeed a moment later."""
         ...
 
-    def unreached(self, error: DBAPIError) -> bool:
-        """Whether there was no connection to a server."""
+    def silence(self, error: DBAPIError) -> str | None:
+        """Why the server did not answer, in a few words; None if it did, or if there is none."""
         ...
 
 
@@ -217,9 +219,9 @@ class Sqlite:
         """See Backend."""
         return "locked" in str(error.orig)
 
-    def unreached(self, error: DBAPIError) -> bool:  # noqa: ARG002  a file has no server
+    def silence(self, error: DBAPIError) -> str | None:  # noqa: ARG002  a file has no server
         """See Backend."""
-        return False
+        return None
 
 
 def _begin_wal(connection: sqlite3.Connection) -> None:
@@ -249,18 +251,40 @@ def _listen(engine: Engine, backend: Backend) -> None:
 
 @contextmanager
 def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
+    _require_answer(uri)
     try:
         yield
     except DBAPIError as error:
+        reason = backend.silence(error)
+        if reason is not None:
+            _silent[uri] = time.monotonic(), reason
+            raise _unanswered(uri, reason) from error
         busy = backend.busy(error)
-        cure = "check that the ledger can be reached and written, or set WHERRY_LEDGER"
-        if backend.unreached(error):
-            cure = "start the database server, or check WHERRY_LEDGER"
-        elif busy:
-            cure = "try again"
         raise StorageError(
             f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
             uri=uri,
-            cure=cure,
+            cure="try again"
+            if busy
+            else "check that the ledger can be reached and written, or set WHERRY_LEDGER",
             retryable=busy,
         ) from error
+
+
+# URI of a database whose server did not answer → when that was found out, and why.
+_silent: dict[str, tuple[float, str]] = {}
+
+
+def _require_answer(uri: str) -> None:
+    """Fail at once if the server was silent a moment ago: the end of a failed command must not wait for it again."""
+    since, reason = _silent.get(uri, (-math.inf, ""))
+    if reason.startswith(SILENT) and time.monotonic() - since < ANSWER_SECONDS:
+        raise _unanswered(uri, reason)
+
+
+def _unanswered(uri: str, reason: str) -> StorageError:
+    return StorageError(
+        f"the ledger cannot be used: PostgreSQL does not answer: {reason}",
+        uri=uri,
+        cure="start the database server, or check WHERRY_LEDGER",
+        retryable=True,
+    )

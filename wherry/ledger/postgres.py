@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, inspect, make_url
@@ -20,6 +21,7 @@ from sqlalchemy import Engine, create_engine, inspect, make_url
 from wherry.errors import UsageError, missing_extra
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, WRITE
+from wherry.remote.probe import ANSWER_SECONDS, SILENT
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
@@ -81,9 +83,15 @@ class Postgres:
         state = getattr(error.orig, "sqlstate", None)
         return error.connection_invalidated or state is None or state.startswith(_BUSY)
 
-    def unreached(self, error: DBAPIError) -> bool:
-        """See Backend; only a server gives an SQLSTATE."""
-        return getattr(error.orig, "sqlstate", None) is None
+    def silence(self, error: DBAPIError) -> str | None:
+        """See Backend; only a server gives an SQLSTATE, or refuses a connection with `FATAL`."""
+        text = " ".join(str(error.orig).split())
+        if getattr(error.orig, "sqlstate", None) is not None or "FATAL:" in text:
+            return None
+        if "timeout expired" in text:
+            return f"{SILENT} within {ANSWER_SECONDS:g} s"
+        refused = re.search(r".*failed: ([^?]+?)(?: Is the server running|$)", text)
+        return refused[1] if refused else text
 
 
 def connect(url: str) -> tuple[Engine, str, Postgres]:
@@ -108,7 +116,7 @@ def connect(url: str) -> tuple[Engine, str, Postgres]:
             max_overflow=-1,
             pool_pre_ping=True,
             hide_parameters=True,
-            connect_args={"connect_timeout": 10, "application_name": "wherry"},
+            connect_args={"connect_timeout": int(ANSWER_SECONDS), "application_name": "wherry"},
             execution_options={"schema_translate_map": {None: SCHEMA_NAME}},
         )
     except ModuleNotFoundError as error:

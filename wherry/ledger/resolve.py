@@ -203,8 +203,8 @@ def _unknown(text: str) -> WherryError:
     """The error about a text that names no checkpoint."""
     if _DIGEST.fullmatch(text):
         return NotFoundError(
-            "the ledger knows no checkpoint with this digest", uri=text,
-            cure="run `wherry ls` to list the checkpoints that it knows", stage="resolve",
+            "no checkpoint with this digest in the ledger", uri=text,
+            cure="run `wherry ls` to list the checkpoints in the ledger", stage="resolve",
         )  # fmt: skip
     return UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
 

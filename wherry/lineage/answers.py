@@ -80,7 +80,7 @@ class Why:
     origins: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"<Why: {short(self.root)} came out of {counted(len(self.steps), 'conversion')}>"
+        return f"<Why: {short(self.root)}, result of {counted(len(self.steps), 'conversion')}>"
 
     def _repr_html_(self) -> str:
         rows = (

@@ -61,7 +61,9 @@ class RunStore:
         self._last: Export | None = None
 
     def __repr__(self) -> str:
-        return f"<Store {self.root.uri!r}: {self.to}, steps {self.steps() or 'none'}>"
+        steps = self.steps()
+        shown = f"steps {', '.join(map(str, steps))}" if steps else "no steps"
+        return f"<Store {self.root.uri!r}: {self.to}, {shown}>"
 
     def _repr_html_(self) -> str:
         rows = ((step, self.at(step).uri, self.metrics(step) or "") for step in self.steps())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 ANSWER_SECONDS = 5.0
+SILENT = "no response"  # begins the reason of a server that was waited for in vain
 # Port of a database whose URI names none, by the dialect of the URI.
 _PORTS = {"postgresql": 5432, "postgres": 5432, "mysql": 3306, "mssql": 1433}
 
@@ -74,5 +75,5 @@ def reason_of(error: Exception, seconds: float = 0) -> str:
     """
     cause: object = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, TimeoutError):
-        return f"no response within {seconds or ANSWER_SECONDS:g} s"
+        return f"{SILENT} within {seconds or ANSWER_SECONDS:g} s"
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(cause).__name__

@@ -125,7 +125,7 @@ def _require_range(status: int, start: int) -> None:
     """
     if start and status == _WHOLE_OBJECT:
         raise StorageError(
-            f"the store sent the whole object; the range that begins at byte {start} was asked for",
+            f"the store sent the complete object instead of the requested range, which begins at byte {start}",
             cure=RANGE_CURE,
         )
 

@@ -114,7 +114,7 @@ def _require_registry(registry: str) -> None:
 def _require_apart(root: str, target: str) -> None:
     if locate(root).uri.rstrip("/") == locate(target).uri.rstrip("/"):
         raise UsageError(
-            "checkpoints and converted checkpoints would lie in one folder",
+            "root and target are the same folder",
             uri=root,
             cure="give another --target",
         )

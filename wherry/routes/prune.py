@@ -309,7 +309,7 @@ def _of_group(rules: Retention, group: list[RetentionEntry], now: datetime) -> M
     if rules.keep_days is not None:
         since = now - timedelta(days=rules.keep_days)
         young = (one for one in group if datetime.fromisoformat(one.time) >= since)
-        reasons |= {one.uri: f"made within {rules.keep_days:g} days" for one in young}
+        reasons |= {one.uri: f"converted within {rules.keep_days:g} days" for one in young}
     if rules.keep_best is not None:
         reasons |= _best(rules, newest)
     if rules.keep_last is not None:

@@ -38,7 +38,7 @@ def page_at(path: str, query: Mapping[str, str], contents: SiteContents) -> Page
         return _lineage(rest)
     draw = _PAGES.get(path)
     if draw is None:
-        raise NotFoundError("there is no such page", uri=path, cure="choose a page above")
+        raise NotFoundError("page not found", uri=path, cure="choose a page above")
     return draw(contents, query)
 
 
@@ -66,7 +66,7 @@ def _runs(contents: SiteContents, query: Mapping[str, str]) -> Page:
         body = _rows(rows, len(contents.runs), "no run")
         return shell("Runs", body, ledger=contents.ledger, here="/runs")
     if run not in contents.runs:
-        raise NotFoundError("the ledger knows no such run", uri=run, cure="choose one on the page of runs")
+        raise NotFoundError("run not found in the ledger", uri=run, cure="choose one on the page of runs")
     entries = contents.runs[run]
     body = f"{timeline(entries)}{_rows(_entries(entries), len(entries), 'no checkpoint')}"
     return shell(f"Run {run}", body, ledger=contents.ledger, here="/runs")
@@ -119,7 +119,7 @@ def _lineage(digest: str) -> Page:
         known = digest_starting(ledger, digest)
         if known is None:
             raise NotFoundError(
-                "the ledger knows no checkpoint with this digest", uri=digest, cure="search for it"
+                "no checkpoint with this digest in the ledger", uri=digest, cure="search for it"
             )
         html = page(tree_of(ledger, known, None))
     policy = _POLICY.search(html)

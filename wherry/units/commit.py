@@ -107,7 +107,7 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
             _make_again(split, unit, finished[unit.number])
     more = ", …" if len(missing) > _NAMED else ""
     raise IncompleteError(
-        f"{len(missing)} of {counted(len(split.units), 'unit')} are not made: {', '.join(missing[:_NAMED])}{more}",
+        f"{len(missing)} of {counted(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
         uri=split.uri,
         cure=f"run `wherry work {split.job.committed.uri}`",
     )

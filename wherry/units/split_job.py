@@ -174,7 +174,9 @@ def _record(records: Records) -> dict[str, Any]:
     row = records.read(JOB)
     if row is None:
         raise NotFoundError(
-            "no job found", uri=records.folder.uri, cure="make one: `wherry split SOURCE TARGET --to FORMAT`"
+            "no job found",
+            uri=records.folder.uri,
+            cure="create one: `wherry split SOURCE TARGET --to FORMAT`",
         )
     return row
 

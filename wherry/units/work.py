@@ -144,7 +144,7 @@ class _Worker:
 
     def _failed(self, unit: Unit, error: WherryError | None = None) -> None:
         self._failures += 1
-        _log.warning("unit %s was not made: %s", unit.name, error or "another attempt has made it")
+        _log.warning("unit %s was not written: %s", unit.name, error or "another attempt has written it")
         if self._failures >= _MOST_FAILURES:
             raise error or TargetExistsError(
                 f"the objects of unit {unit.name} were made by somebody else",

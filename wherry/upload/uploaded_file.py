@@ -83,7 +83,7 @@ class UploadContext:
     def lost(self, path: str) -> StorageError:
         """The error for an upload that the store no longer has, or not as it was sent."""
         return StorageError(
-            "the store no longer has what was sent of an object",
+            "the store no longer has the uploaded parts of an object",
             uri=f"{self.protocol}://{path}",
             cure="run the conversion again; it sends what is missing",
             retryable=True,

@@ -103,7 +103,7 @@ def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
         note_run(flow, ok=ok, counts=counts)
         publish()
     except WherryError as error:
-        _log.warning("the end of the run was not recorded for the metrics: %s", error)
+        _log.warning("the end of the run was not recorded for the metrics: %s", error.what)
         return f"not recorded: {error.what}"
     return "recorded"
 

@@ -350,7 +350,7 @@ def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
             f"{' and '.join(render(path) for path in shared)} have the same stored name {names[shared[0]]!r}: "
             "Orbax kept only one of them when it saved this checkpoint",
             uri=uri,
-            cure="rename the leaves and save again; the checkpoint does not say which tensor was kept",
+            cure="rename the leaves and save again; the checkpoint does not record which tensor was kept",
         )
 
 

@@ -104,7 +104,7 @@ function conversions(title, edges, end, more) {
 }
 function tell(node) {
   const version = node.format_version ? ` (${node.format_version})` : "";
-  const asked = node.checkpoint_digest === data.root ? "The checkpoint that was asked for. " : "";
+  const first = node.checkpoint_digest === data.root ? "The root of this page. " : "";
   const stack = stackOf.get(node.checkpoint_digest);
   const rest = (name) => (node.more?.[name] ? [`and ${number(node.more[name])} more`] : []);
   const refold = stack && get("fold").checked ? make("button", "plain", `Fold these ${stacks.get(stack).length} again`) : null;
@@ -116,11 +116,11 @@ function tell(node) {
   });
   details.replaceChildren(...[
     make("h2", "", `${node.format}${version}`),
-    make("p", "lead name", asked, tail(uriOf(node)).parent, tail(uriOf(node)).name),
+    make("p", "lead name", first, tail(uriOf(node)).parent, tail(uriOf(node)).name),
     refold,
     rows([
       ["Step", node.step === null ? null : node.step.toLocaleString("en")],
-      ["Holds", `${node.kind}: ${count(node.tensors, "tensor")}, ${large(node.parameters)} parameters`],
+      ["Contents", `${node.kind}: ${count(node.tensors, "tensor")}, ${large(node.parameters)} parameters`],
       ["Size", `${size(node.nbytes)} (${count(node.nbytes, "byte")})`],
       ["Verified", node.verified ? verification(node.verified) : "never"],
       ["Registered", ...(node.registrations.length ? node.registrations.map(registration) : ["no"]), ...rest("registrations")],
@@ -128,8 +128,8 @@ function tell(node) {
       ["Checkpoint", make("code", "", node.checkpoint_digest)],
       ["Weights", twins(node)],
     ]),
-    ...conversions("Came from", parents.get(node.checkpoint_digest), "source", moreOf(node.checkpoint_digest)[0]),
-    ...conversions("Became", children.get(node.checkpoint_digest), "target", moreOf(node.checkpoint_digest)[1]),
+    ...conversions("Converted from", parents.get(node.checkpoint_digest), "source", moreOf(node.checkpoint_digest)[0]),
+    ...conversions("Converted to", children.get(node.checkpoint_digest), "target", moreOf(node.checkpoint_digest)[1]),
   ].filter(Boolean));
   details.scrollTop = 0;
 }
