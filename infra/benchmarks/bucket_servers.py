@@ -30,7 +30,7 @@ def amazon(scratch: Path) -> Iterator[dict[str, str]]:
     folder.mkdir()
     command = [
         str(Path(sys.executable).parent / "weed"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}",
-        "-s3", "-s3.port.iceberg=0", "-master.volumeSizeLimitMB=1024", "-volume.max=200",
+        "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024", "-volume.max=200",
         *(f"-{name}={port}" for name, port in ports.items()),
         *(f"-{name}.grpc={_free_port()}" for name in ports),
     ]  # fmt: skip
