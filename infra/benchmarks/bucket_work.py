@@ -142,7 +142,12 @@ def remove(target: str, _same: str) -> Callable[[], None]:
     import fsspec
 
     fs = fsspec.filesystem(target.partition("://")[0])
-    return lambda: fs.rm(target, recursive=True) if fs.exists(target) else None
+
+    def run() -> None:
+        if fs.exists(target):
+            fs.rm(target, recursive=True)
+
+    return run
 
 
 def torch_save(source: str, target: str) -> Callable[[], None]:
@@ -255,9 +260,9 @@ def main() -> None:
     name, *arguments = sys.argv[1:]
     run = WORKS[name](*arguments)
     started, busy = time.monotonic(), time.process_time()
-    counts = run() or {}
+    counts = run()
     seconds, processor = time.monotonic() - started, time.process_time() - busy
-    print(json.dumps({"seconds": seconds, "value": {**counts, "processor": processor}}))
+    print(json.dumps({"seconds": seconds, "value": {**(counts or {}), "processor": processor}}))
 
 
 if __name__ == "__main__":
