@@ -1,6 +1,7 @@
 """What the processes of the rows of buckets do: `python -m benchmarks.bucket_work NAME SOURCE TARGET …`.
 
-Each prints `{"seconds": …, "value": {…}}` last, counted after its imports. The floor is obstore (the client in Rust of
+Each prints `{"seconds": …, "value": {"processor": …}}` last, both counted after its imports: those of wherry with jax
+and torch take longer than the work on a small checkpoint. The floor is obstore (the client in Rust of
 object_store), which downloads, hashes, uploads in parts and reads back the same bytes; the others are peers.
 """
 
@@ -141,7 +142,12 @@ def remove(target: str, _same: str) -> Callable[[], None]:
     import fsspec
 
     fs = fsspec.filesystem(target.partition("://")[0])
-    return lambda: fs.rm(target, recursive=True) if fs.exists(target) else None
+
+    def run() -> None:
+        if fs.exists(target):
+            fs.rm(target, recursive=True)
+
+    return run
 
 
 def torch_save(source: str, target: str) -> Callable[[], None]:
@@ -253,9 +259,10 @@ def main() -> None:
     """Do one piece of work and print its seconds, and what it counted."""
     name, *arguments = sys.argv[1:]
     run = WORKS[name](*arguments)
-    started = time.monotonic()
-    value = run()
-    print(json.dumps({"seconds": time.monotonic() - started, "value": value}))
+    started, busy = time.monotonic(), time.process_time()
+    counts = run()
+    seconds, processor = time.monotonic() - started, time.process_time() - busy
+    print(json.dumps({"seconds": seconds, "value": {**(counts or {}), "processor": processor}}))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def digest_of(source, folder, to):
 
 
 @pytest.mark.parametrize("slow", [False, True])
-@pytest.mark.parametrize("to", ["hf", "orbax"])
+@pytest.mark.parametrize("to", ["hf", "orbax", "dcp"])
 def test_objects_that_the_pass_completes_are_read_back_in_it(source, target, monkeypatch, to, slow):
     monkeypatch.setattr("wherry.converter.job.LARGEST", 0)  # tensors of every size by themselves
     if slow:

@@ -21,10 +21,10 @@ def buckets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("benchmarks.buckets", monkeypatch)
 
 
-def measured(buckets: ModuleType, seconds: float, peak: int, staged: int = 0) -> object:
-    value = {"requests": 300, "sent": SIZE, "received": SIZE}
+def measured(buckets: ModuleType, seconds: float, peak: int, staged: int = 0, received: int = SIZE) -> object:
+    value = {"requests": 300, "sent": SIZE, "received": received, "processor": 3.0}
     cost = buckets.measure.__globals__["Cost"](seconds + 1, seconds, 4.0, peak, peak, value)
-    return buckets.Measured(cost, staged)
+    return buckets.Measured(cost, staged, 5.0)
 
 
 @pytest.mark.parametrize(("seconds", "peak", "missed"), [(13, 250, 0), (14, 250, 1), (14, 251, 2)])
@@ -34,8 +34,24 @@ def test_a_number_that_misses_what_is_required_is_bold(
     pair = (measured(buckets, 10, 10**8), measured(buckets, seconds, peak * 10**6, staged=5_000_000))
     row = buckets._cells("s3 → s3, dcp", SIZE, [pair])
     assert sum("**" in cell for cell in row) == missed
-    assert row[6:] == ["5", "1.000×", "1.000×", "2.00", "2.00", "300"]
+    assert row[6:] == ["5", "1.000×", "1.000×", "1.50", "1.50", "2.50", "2.50", "300"]
     assert len(row) == len(buckets._HEAD)
+
+
+@pytest.mark.parametrize(
+    ("name", "received", "missed"),
+    [
+        ("s3 → s3, dcp", 2.04, 0),
+        ("s3 → s3, dcp", 2.05, 1),
+        ("local → s3, dcp", 1.03, 1),
+        ("s3 → local, dcp", 1.02, 0),
+    ],
+)
+def test_bytes_are_judged_by_how_often_a_row_reads_from_a_bucket(
+    buckets: ModuleType, name: str, received: float, missed: int
+) -> None:
+    one = measured(buckets, 10, 10**8, received=int(received * SIZE))
+    assert sum("**" in cell for cell in buckets._cells(name, SIZE, [(one, one)])) == missed
 
 
 def test_what_is_staged_on_a_disk_is_seen(buckets: ModuleType, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def seaweed():
     with TemporaryDirectory(prefix="wherry-seaweed-") as folder:
         process = subprocess.Popen(
             [str(binary), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-s3",
-             "-s3.port.iceberg=0", "-master.volumeSizeLimitMB=64",
+             "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64",
              *(f"-{name}={port}" for name, port in ports.items()),
              *(f"-{name}.grpc={free_port()}" for name in ports)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -150,6 +150,11 @@ class UploadRun:
         """The file at a path, which was begun."""
         return self._files[path]
 
+    def complete_size(self, path: str) -> int | None:
+        """Bytes of the object at a path, which never changes again; None if it is not complete or is put at once."""
+        file = self._files.get(path)
+        return file.size if file is not None and file.stored is not None else None
+
     def settle(self, path: str) -> None:
         """Wait until the object at a path is complete, if all its bytes were written."""
         file = self._files.get(path)

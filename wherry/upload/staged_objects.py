@@ -6,6 +6,8 @@ store, a commit member from where it is held back.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from wherry.storage.location import Capabilities, Store
     from wherry.upload.run import UploadRun
     from wherry.upload.uploaded_file import UploadedFile
+
+
+_BLOCK = 16 << 10  # bytes: the end of one item of a DCP file, and the beginning of the next
+_MOST_BLOCKS = 64
 
 
 class StagedObjects:
@@ -33,6 +39,8 @@ class StagedObjects:
         self.capabilities: Capabilities = base.capabilities
         self.run = run
         self._base = base
+        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
@@ -58,9 +66,14 @@ class StagedObjects:
         return sorted(found.values(), key=lambda entry: entry.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        """See Store."""
+        """See Store. A short read of a complete object, which never changes, is served from blocks that were read."""
         self.run.settle(path)
-        return self._base.read(self.run.place(path), start, stop)
+        size = self.run.complete_size(path)
+        if size is None or stop - start > _BLOCK:
+            return self._base.read(self.run.place(path), start, stop)
+        first, stop = start // _BLOCK * _BLOCK, min(stop, size)
+        blocks = [self._block(path, at, min(at + _BLOCK, size)) for at in range(first, stop, _BLOCK)]
+        return b"".join(blocks)[start - first : max(stop - first, 0)]
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
@@ -70,6 +83,18 @@ class StagedObjects:
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002  always is
         """See Store."""
         self.run.put(path, data)
+
+    def _block(self, path: str, start: int, stop: int) -> bytes:
+        with self._lock:
+            held = self._blocks.pop((path, start), None)
+        if held is None:
+            memory = memoryview(bytearray(stop - start))  # `readinto` goes past the client of the library
+            held = bytes(memory[: self._base.readinto(self.run.place(path), start, memory)])
+        with self._lock:
+            self._blocks[path, start] = held
+            while len(self._blocks) > _MOST_BLOCKS:
+                self._blocks.popitem(last=False)
+        return held
 
 
 class UploadedFiles:

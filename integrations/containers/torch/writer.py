@@ -148,7 +148,7 @@ class ArchivesWriter(FlatFilesWriter):
         }
         self._pieces: dict[KeyPath, PieceCrc] = {}  # of tensors that are not written at once
         self._lock = threading.Lock()
-        self._crcs: dict[KeyPath, int] = {}  # known when the archives are complete
+        self._crcs: dict[KeyPath, int] = {}  # of whole tensors, once they are known
         # Archives of one small tensor, as the items of DCP files, are written with its data.
         self._small = {
             plan.paths[0]: plan
@@ -172,7 +172,10 @@ class ArchivesWriter(FlatFilesWriter):
         return place.start + where.start if place and isinstance(where, Span) else 0
 
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
-        """The byte range of a span; tensors without elements have none. A whole tensor has its CRC after `finish`."""
+        """The byte range of a span; tensors without elements have none. After `finish`, a whole tensor has its CRC.
+
+        Read-back compares that CRC with the one that the archive records, and reads the tensor again without it.
+        """
         place = self._places.get(path)
         if place is None or not isinstance(where, Span):
             return None
@@ -232,12 +235,14 @@ class ArchivesWriter(FlatFilesWriter):
             self._left[path] -= nbytes
             complete = not self._left[path]
         if complete:
-            self._streamed.complete(path, self._crc(path))
+            crc = self._crcs[path] = self._crc(path)
+            self._streamed.complete(path, crc)
 
     def _write_archive(self, plan: ArchivePlan, place: _RecordPlace, data: memoryview) -> None:
         """Write the archive of one small tensor at once: written later, its frame would read each block again."""
         around = self._frames[plan.form]
-        whole = b"".join([around.head, data, around.tail(crc32(data))])
+        crc = self._crcs[plan.paths[0]] = crc32(data)
+        whole = b"".join([around.head, data, around.tail(crc)])
         self._files.write(place.file, plan.start, whole)
         self._framed.add(plan)
 
