@@ -7,20 +7,21 @@ engine and no coordinator is needed; whatever starts the processes will do.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import TargetExistsError, WherryError
 from wherry.remote.waits import waiting
-from wherry.units.claims import EXPIRY_SECONDS, Claims
+from wherry.units.claims import EXPIRY_SECONDS, Claims, claimed
 from wherry.units.make import make_unit
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from wherry.units.unit_receipt import UnitReceipt
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
+LOOKED_AT = 2  # claims of others that are looked at before a unit that nobody has claimed
+_NEAR = 64  # units among which a worker chooses, so that many workers rarely choose the same
 _MOST_FAILURES = 3  # of a worker, one after the other
 _log = logging.getLogger(__name__)
 
@@ -91,6 +94,26 @@ def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> U
     return receipt
 
 
+def in_order(rest: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
+    """The order in which a worker tries to claim units.
+
+    To look at the claims of all other workers before each unit would take requests that grow with their square. The
+    oldest claims, which are those of workers that may have died, are looked at first, but few of them.
+
+    Args:
+        rest: the units without a receipt, in the order of their numbers.
+        names: of the records of the job.
+    """
+    taken = {number for number, _attempt in claimed(names)}
+    held = [unit for unit in rest if unit.number in taken]
+    free = [unit for unit in rest if unit.number not in taken]
+    if not free:
+        return held
+    first = [] if held else free[:1]  # a worker that is alone goes in order
+    near = free[len(first) : _NEAR]
+    return [*held[:LOOKED_AT], *first, *random.sample(near, len(near)), *free[_NEAR:]]
+
+
 class _Worker:
     """The loop of one worker."""
 
@@ -119,7 +142,7 @@ class _Worker:
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
                 return self._report()
-            for unit in rest:
+            for unit in in_order(rest, names):
                 claim = self._claims.take(unit, names)
                 if claim is not None:
                     return unit, claim

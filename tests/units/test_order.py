@@ -1,0 +1,40 @@
+"""The order in which a worker tries to claim units: few looks at claims of others, and rarely the choice of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+from wherry.units.claims import Claim
+from wherry.units.work import LOOKED_AT, in_order
+
+
+def units(count):
+    return [SimpleNamespace(number=number) for number in range(count)]
+
+
+def claims(*numbers):
+    return [Claim(number, 0, "").name for number in numbers]
+
+
+def numbers(order):
+    return [unit.number for unit in order]
+
+
+def test_a_worker_that_is_alone_goes_in_order():
+    assert numbers(in_order(units(200), ["job.json"]))[0] == 0
+
+
+def test_few_claims_of_others_are_looked_at_before_a_free_unit_and_every_free_unit_follows():
+    order = numbers(in_order(units(200), claims(*range(10, 80))))
+    assert order[:LOOKED_AT] == [10, 11]
+    assert sorted(order[LOOKED_AT:]) == [*range(10), *range(80, 200)]
+
+
+def test_all_claims_are_looked_at_once_no_unit_is_free():
+    assert numbers(in_order(units(5), claims(0, 1, 2, 3, 4))) == [0, 1, 2, 3, 4]
+
+
+def test_workers_rarely_choose_the_same_unit():
+    chosen = Counter(numbers(in_order(units(200), claims(0)))[1] for _worker in range(64))
+    assert max(chosen.values()) < 16
