@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import time
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import TargetExistsError, WherryError
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from wherry.units.unit_receipt import UnitReceipt
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
-LOOKED_AT = 2  # claims of others that are looked at before a unit that nobody has claimed
-_NEAR = 64  # units among which a worker chooses, so that many workers rarely choose the same
+LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed
+LOOKED_AT_LAST = 4  # where there is no such unit
 _MOST_FAILURES = 3  # of a worker, one after the other
 _log = logging.getLogger(__name__)
 
@@ -94,24 +96,28 @@ def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> U
     return receipt
 
 
-def in_order(rest: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
+def in_order(rest: Sequence[Unit], names: Sequence[str], worker: str = "") -> list[Unit]:
     """The order in which a worker tries to claim units.
 
-    To look at the claims of all other workers before each unit would take requests that grow with their square. The
-    oldest claims, which are those of workers that may have died, are looked at first, but few of them.
+    To look at the claims of all other workers before each unit would take requests that grow with their square. So each
+    worker looks at few, and at the same ones as long as they are there, since it takes two looks to see that one has
+    expired; each chooses others, so that together they see all. Which free unit comes first is left to chance, so that
+    two rarely try the same.
 
     Args:
         rest: the units without a receipt, in the order of their numbers.
         names: of the records of the job.
+        worker: id of the worker.
     """
     taken = {number for number, _attempt in claimed(names)}
     held = [unit for unit in rest if unit.number in taken]
     free = [unit for unit in rest if unit.number not in taken]
+    held.sort(key=lambda unit: blake2b(f"{worker}-{unit.number}".encode(), digest_size=8).digest())
     if not free:
-        return held
+        return held[:LOOKED_AT_LAST]
     first = [] if held else free[:1]  # a worker that is alone goes in order
-    near = free[len(first) : _NEAR]
-    return [*held[:LOOKED_AT], *first, *random.sample(near, len(near)), *free[_NEAR:]]
+    others = free[len(first) :]
+    return [*held[:LOOKED_AT], *first, *random.sample(others, len(others))]
 
 
 class _Worker:
@@ -123,6 +129,7 @@ class _Worker:
         self._split, self._claims, self._on_unit = split, claims, on_unit
         self._made: list[Unit] = []
         self._failures = 0
+        self._id = secrets.token_hex(4)
 
     def run(self) -> WorkReport:
         while True:
@@ -142,7 +149,7 @@ class _Worker:
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
                 return self._report()
-            for unit in in_order(rest, names):
+            for unit in in_order(rest, names, self._id):
                 claim = self._claims.take(unit, names)
                 if claim is not None:
                     return unit, claim

@@ -59,8 +59,13 @@ def listing(found: Sequence[_Row], bucket: str, query: Mapping[str, str]) -> byt
     entries = [_entry(name, names[name]) for name in page]
     more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(rest) > most else ""
     truncated = str(len(rest) > most).lower()
-    counts = f"<KeyCount>{len(page)}</KeyCount><MaxKeys>{most}</MaxKeys><IsTruncated>{truncated}</IsTruncated>"
-    return _xml("ListBucketResult", f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>{counts}{more}" + "".join(entries))
+    counts = (
+        f"<KeyCount>{len(page)}</KeyCount><MaxKeys>{most}</MaxKeys><IsTruncated>{truncated}</IsTruncated>"
+    )
+    return _xml(
+        "ListBucketResult",
+        f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>{counts}{more}" + "".join(entries),
+    )
 
 
 def _entry(name: str, found: GeneratedFile | Kept | None) -> str:
@@ -101,13 +106,17 @@ def completed(path: str, made: Kept) -> bytes:
     bucket, _, key = path.partition("/")
     state = f"<ETag>{escape(made.etag)}</ETag><ChecksumCRC32C>{made.checksum}</ChecksumCRC32C>"
     whole = "<ChecksumType>FULL_OBJECT</ChecksumType>"
-    return _xml("CompleteMultipartUploadResult", f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>{state}{whole}")
+    return _xml(
+        "CompleteMultipartUploadResult", f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>{state}{whole}"
+    )
 
 
 def copied(body: Received) -> bytes:
     """UploadPartCopy."""
     checksum = f"<ChecksumCRC32C>{body.checksum}</ChecksumCRC32C>"
-    return _xml("CopyPartResult", f"<LastModified>{_CHANGED}</LastModified><ETag>{escape(body.etag)}</ETag>{checksum}")
+    return _xml(
+        "CopyPartResult", f"<LastModified>{_CHANGED}</LastModified><ETag>{escape(body.etag)}</ETag>{checksum}"
+    )
 
 
 def error(code: str) -> bytes:

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
 from benchmarks.scale import report
+from benchmarks.scale.carry import RowFailedError
 from benchmarks.scale.disk_row import run_on_disk
-from benchmarks.scale.rows import CARRIERS, Row, RowFailedError, run
+from benchmarks.scale.place import Row
+from benchmarks.scale.rows import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOMINAL = 4_000_000_000
 RATE = 16_000_000
+CARRIERS = ("work", "dask")
 WORKERS = (1, 2, 4, 8)
 FAULTS = Row("work", 10, 4 * NOMINAL, RATE, 128, killed=2, paused=1)  # a fifth of the workers is killed
 
@@ -45,7 +48,16 @@ def rows(size: int, rate: int) -> Iterator[Row]:
         yield replace(faults, carrier=carrier)
 
 
-def bench(scratch: Path, size: int, rate: int, results: Path, words: str = "", *, again: bool = False) -> int:
+def bench(
+    scratch: Path,
+    size: int,
+    rate: int,
+    results: Path,
+    words: str = "",
+    *,
+    again: bool = False,
+    docs: bool = False,
+) -> int:
     """Run the rows and write the results; 1 if a row failed, or missed what is required.
 
     Args:
@@ -54,18 +66,25 @@ def bench(scratch: Path, size: int, rate: int, results: Path, words: str = "", *
         rate: bytes a second of a worker.
         results: folder for the results.
         words: only rows whose name contains them.
-        again: run nothing, and make the report anew.
+        again: run nothing, and make the report anew from the results that are there.
+        docs: put the tables into docs and README.
     """
     file = results / f"{report.NAME}.json"
     if again:
-        return report.write(results, json.loads(file.read_text()))
-    found: dict[str, Any] = {"machine": machine.describe(scratch), "size": size, "rate": rate, "rows": [], "failed": []}
+        return report.write(results, json.loads(file.read_text()), docs=docs)
+    found: dict[str, Any] = {
+        "machine": machine.describe(scratch),
+        "size": size,
+        "rate": rate,
+        "rows": [],
+        "failed": [],
+    }
     for row in rows(size, rate):
         if words in report.name(row):
             _note(found, row, scratch, file)
     if words in "SeaweedFS":
         found["disk"] = _within(scratch, lambda folder: run_on_disk(size // 2, 4, folder))
-    return report.write(results, found)
+    return report.write(results, found, docs=docs)
 
 
 def _note(found: dict[str, Any], row: Row, scratch: Path, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Caps: how many bytes a second each worker gets from the double and gives to it, as if by a network card of its own."""
+"""Caps: how many bytes a second each worker reads from the double and sends to it, as by a network card of its own."""
 
 from __future__ import annotations
 

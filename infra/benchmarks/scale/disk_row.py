@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bucket_servers import BUCKET, amazon
 from benchmarks.inputs import make_huggingface
-from benchmarks.scale.rows import INFRA, RowFailedError
+from benchmarks.scale.carry import RowFailedError
+from benchmarks.scale.place import INFRA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,15 +39,32 @@ def run_on_disk(size: int, workers: int, folder: Path) -> dict[str, Any]:
     load = os.getloadavg()[0]
     unit = f"{-(-size // _UNITS)}B"
     with amazon(folder) as keys:
-        own = {"WHERRY_HOME": str(folder / "home"), "WHERRY_KEY": "the key of this bench", "TMPDIR": str(folder)}
+        own = {
+            "WHERRY_HOME": str(folder / "home"),
+            "WHERRY_KEY": "the key of this bench",
+            "TMPDIR": str(folder),
+        }
         environment = {**os.environ, **keys, **own}
-        _python(environment, "-m", "benchmarks.bucket_work", "copy", str(folder / "model"), f"s3://{BUCKET}/model")
-        words = [f"s3://{BUCKET}/model", f"s3://{BUCKET}/out", "--to", "dcp", "--set", f"shard_size={unit}", "--no-lineage"]
+        _python(
+            environment, "-m", "benchmarks.bucket_work", "copy", str(folder / "model"), f"s3://{BUCKET}/model"
+        )
+        words = [
+            f"s3://{BUCKET}/model",
+            f"s3://{BUCKET}/out",
+            "--to",
+            "dcp",
+            "--set",
+            f"shard_size={unit}",
+            "--no-lineage",
+        ]
         _wherry(environment, "split", *words, "--unit", unit)
         begun = time.monotonic()
         command = [sys.executable, "-m", "wherry.cli", "work", f"s3://{BUCKET}/out", "--json"]
-        processes = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(workers)]
-        if any([process.wait() for process in processes]):
+        processes = [
+            subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(workers)
+        ]
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise RowFailedError("a worker failed on SeaweedFS")
         made = time.monotonic()
         receipt = _wherry(environment, "commit", f"s3://{BUCKET}/out")
@@ -70,7 +88,12 @@ def _wherry(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
 
 def _python(environment: Mapping[str, str], *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, *words], env=dict(environment), cwd=INFRA, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        env=dict(environment),
+        cwd=INFRA,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RowFailedError(done.stderr or done.stdout)

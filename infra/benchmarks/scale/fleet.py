@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class Fleet:
     folder: Path
     workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

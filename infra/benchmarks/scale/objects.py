@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from benchmarks.scale.content import GeneratedFile
 from benchmarks.scale.parts import Kept, Received, kept_of_parts, kept_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from benchmarks.scale.content import GeneratedFile
 
 PAGE = 1000  # entries of a listing
 

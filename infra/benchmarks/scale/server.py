@@ -73,12 +73,14 @@ class Handler(BaseHTTPRequestHandler):
         """Removals, and uploads that are given up."""
         self._answer(self._delete)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the base class
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
     def _answer(self, act: object) -> None:
         url = urlsplit(self.path)
-        self._query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        self._query = {
+            name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()
+        }
         self._path = unquote(url.path).strip("/")
         key = _KEY.search(self.headers.get("Authorization", "")) or _KEY.search(unquote(url.query))
         self._worker = key[1] if key else ""
@@ -275,10 +277,14 @@ def _texts(body: bytes, tag: str) -> list[str]:
 
 def main() -> None:
     """Serve until killed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, required=True, help="bytes of the source")
     parser.add_argument("--layers", type=int, default=64, help="number of layers, which become units")
-    parser.add_argument("--rate", type=float, default=0, help="bytes a second of a worker, each way; 0: no limit")
+    parser.add_argument(
+        "--rate", type=float, default=0, help="bytes a second of a worker, each way; 0: no limit"
+    )
     parser.add_argument("--workers", type=int, default=0, help="number of workers that begin together")
     given = parser.parse_args()
     source = {f"{SOURCE}/{name}": file for name, file in checkpoint(given.size, layers=given.layers).items()}

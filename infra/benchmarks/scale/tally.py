@@ -1,4 +1,4 @@
-"""Tally: what each worker has asked of the double, and when the units began and ended; the gate before the first unit."""
+"""Tally: what each worker has asked of the double, and when units began and ended; the gate before the first unit."""
 
 from __future__ import annotations
 
