@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from benchmarks.scale.content import GeneratedFile
 from benchmarks.scale.objects import PAGE
+from benchmarks.scale.parts import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from benchmarks.scale.parts import Kept, Received
+    from benchmarks.scale.objects import Served
+    from benchmarks.scale.parts import Received
 
 _CHANGED = "2026-01-01T00:00:00.000Z"
 _CHANGED_HEADER = "Thu, 01 Jan 2026 00:00:00 GMT"
-_Row = tuple[str, "GeneratedFile | Kept"]
+_Row = tuple[str, "Served | Kept"]
 
 
-def etag_of(found: GeneratedFile | Kept) -> str:
-    """The ETag of an object."""
-    if isinstance(found, GeneratedFile):
-        text = hashlib.md5(found.head + repr((found.nbytes, found.phase)).encode(), usedforsecurity=False)
-        return f'"{text.hexdigest()}"'
-    return found.etag
-
-
-def described(found: GeneratedFile | Kept) -> dict[str, str]:
+def described(found: Served | Kept) -> dict[str, str]:
     """The headers that tell the state of an object."""
     headers = {
-        "ETag": etag_of(found),
+        "ETag": found.etag,
         "Last-Modified": _CHANGED_HEADER,
         "Accept-Ranges": "bytes",
         "Content-Type": "application/octet-stream",
     }
-    if isinstance(found, GeneratedFile):
+    if not isinstance(found, Kept):
         return headers
     checked = {"x-amz-checksum-crc32c": found.checksum, "x-amz-checksum-type": "FULL_OBJECT"}
     return {**headers, **found.metadata, **checked}
@@ -46,7 +38,7 @@ def listing(found: Sequence[_Row], bucket: str, query: Mapping[str, str]) -> byt
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     after = query.get("continuation-token", query.get("start-after", ""))
     most = int(query.get("max-keys", PAGE))
-    names: dict[str, GeneratedFile | Kept | None] = {}
+    names: dict[str, Served | Kept | None] = {}
     for path, one in found:
         key = path.removeprefix(f"{bucket}/")
         inner = key[len(prefix) :]
@@ -68,10 +60,12 @@ def listing(found: Sequence[_Row], bucket: str, query: Mapping[str, str]) -> byt
     )
 
 
-def _entry(name: str, found: GeneratedFile | Kept | None) -> str:
+def _entry(name: str, found: Served | Kept | None) -> str:
     if found is None:
         return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
-    state = f"<LastModified>{_CHANGED}</LastModified><ETag>{escape(etag_of(found))}</ETag><Size>{found.nbytes}</Size>"
+    state = (
+        f"<LastModified>{_CHANGED}</LastModified><ETag>{escape(found.etag)}</ETag><Size>{found.nbytes}</Size>"
+    )
     return f"<Contents><Key>{escape(name)}</Key>{state}<StorageClass>STANDARD</StorageClass></Contents>"
 
 

@@ -5,16 +5,32 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.scale.parts import Kept, Received, kept_of_parts, kept_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.scale.content import GeneratedFile
-
 PAGE = 1000  # entries of a listing
+
+
+class Served(Protocol):
+    """An object of which the bytes come from somewhere else."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        ...
+
+    @property
+    def etag(self) -> str:
+        """Names its state."""
+        ...
+
+    def pieces(self, start: int, stop: int, most: int) -> Iterator[memoryview]:
+        """The bytes of a range, as views of at most some bytes."""
+        ...
 
 
 class RefusedError(Exception):
@@ -39,16 +55,16 @@ class Objects:
     """All objects, by `bucket/key`.
 
     Attributes:
-        source: objects that are generated; read-only.
+        source: objects that are read-only.
     """
 
-    source: Mapping[str, GeneratedFile]
+    source: Mapping[str, Served]
     _kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
     _uploads: dict[str, PartsUpload] = field(default_factory=dict[str, PartsUpload])
     _ids: Iterator[int] = field(default_factory=count)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def get(self, path: str) -> GeneratedFile | Kept:
+    def get(self, path: str) -> Served | Kept:
         """The object at a path.
 
         Raises:
@@ -124,7 +140,7 @@ class Objects:
             found = [(one.key, name) for name, one in self._uploads.items() if one.key.startswith(prefix)]
         return sorted(found)
 
-    def listed(self, prefix: str) -> list[tuple[str, GeneratedFile | Kept]]:
+    def listed(self, prefix: str) -> list[tuple[str, Served | Kept]]:
         """Path and object under a prefix, in order."""
         with self._lock:
             every = {**self.source, **self._kept}

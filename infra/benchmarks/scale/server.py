@@ -13,14 +13,16 @@ import contextlib
 import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
 from benchmarks.scale import answers
 from benchmarks.scale.caps import Caps
-from benchmarks.scale.content import GeneratedFile, checkpoint
-from benchmarks.scale.objects import Objects, RefusedError
+from benchmarks.scale.content import checkpoint
+from benchmarks.scale.folder import folder_files
+from benchmarks.scale.objects import Objects, RefusedError, Served
 from benchmarks.scale.parts import KEPT_HEAD, KEPT_WHOLE, Kept, Received
 from benchmarks.scale.tally import Tally
 
@@ -111,8 +113,7 @@ class Handler(BaseHTTPRequestHandler):
     def _object(self) -> None:
         """A range of an object, at the rate of the worker."""
         found = self.server.objects.get(self._path)
-        etag = answers.etag_of(found)
-        if self.headers.get("If-Match", etag) != etag:
+        if self.headers.get("If-Match", found.etag) != found.etag:
             raise RefusedError(412, "PreconditionFailed")
         start, stop = _span(self.headers.get("Range"), found.nbytes)
         pieces = _pieces(found, start, stop)
@@ -167,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
         """A part that is a range of another object, of which the bytes were kept."""
         self._note("UploadPartCopy")
         found = self.server.objects.get(unquote(self.headers["x-amz-copy-source"]).strip("/"))
-        if self.headers.get("x-amz-copy-source-if-match", answers.etag_of(found)) != answers.etag_of(found):
+        if self.headers.get("x-amz-copy-source-if-match", found.etag) != found.etag:
             raise RefusedError(412, "PreconditionFailed")
         start, stop = _span(self.headers.get("x-amz-copy-source-range"), found.nbytes)
         body = Received(KEPT_HEAD)
@@ -247,8 +248,8 @@ def _span(text: str | None, nbytes: int) -> tuple[int, int]:
     return int(asked[1]), min(int(asked[2]) + 1, nbytes) if asked[2] else nbytes
 
 
-def _pieces(found: GeneratedFile | Kept, start: int, stop: int) -> Iterable[memoryview]:
-    if isinstance(found, GeneratedFile):
+def _pieces(found: Served | Kept, start: int, stop: int) -> Iterable[memoryview]:
+    if not isinstance(found, Kept):
         return found.pieces(start, stop, _PIECE)
     if stop > len(found.head):
         raise RefusedError(501, "OnlyChecksumsAreKept")
@@ -280,14 +281,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", type=int, required=True, help="bytes of the source")
+    parser.add_argument("--size", type=int, default=0, help="bytes of the source")
+    parser.add_argument("--folder", type=Path, help="a folder of which the files are the source instead")
     parser.add_argument("--layers", type=int, default=64, help="number of layers, which become units")
     parser.add_argument(
         "--rate", type=float, default=0, help="bytes a second of a worker, each way; 0: no limit"
     )
     parser.add_argument("--workers", type=int, default=0, help="number of workers that begin together")
     given = parser.parse_args()
-    source = {f"{SOURCE}/{name}": file for name, file in checkpoint(given.size, layers=given.layers).items()}
+    if given.folder:
+        source: dict[str, Served] = {**folder_files(given.folder, "source")}
+    else:
+        files = checkpoint(given.size, layers=given.layers)
+        source = {f"{SOURCE}/{name}": file for name, file in files.items()}
     double = Double(Objects(source), Caps(given.rate), Tally(given.workers))
     print(double.server_address[1], flush=True)
     with contextlib.suppress(KeyboardInterrupt):
