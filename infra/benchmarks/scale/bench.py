@@ -21,7 +21,7 @@ from benchmarks.scale.place import Row
 from benchmarks.scale.rows import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 NOMINAL = 4_000_000_000
 RATE = 16_000_000
@@ -65,20 +65,16 @@ def bench(
         size: bytes of the checkpoint of the curves.
         rate: bytes a second of a worker.
         results: folder for the results.
-        words: only rows whose name contains them.
+        words: only rows whose name contains them; the others are kept from the results that are there.
         again: run nothing, and make the report anew from the results that are there.
         docs: put the tables into docs and README.
     """
     file = results / f"{report.NAME}.json"
     if again:
         return report.write(results, json.loads(file.read_text()), docs=docs)
-    found: dict[str, Any] = {
-        "machine": machine.describe(scratch),
-        "size": size,
-        "rate": rate,
-        "rows": [],
-        "failed": [],
-    }
+    found = _begun(scratch, size, rate)
+    if words and file.exists():
+        found = json.loads(file.read_text())
     for row in rows(size, rate):
         if words in report.name(row):
             _note(found, row, scratch, file)
@@ -87,16 +83,27 @@ def bench(
     return report.write(results, found, docs=docs)
 
 
+def _begun(scratch: Path, size: int, rate: int) -> dict[str, Any]:
+    return {"machine": machine.describe(scratch), "size": size, "rate": rate, "rows": [], "failed": []}
+
+
 def _note(found: dict[str, Any], row: Row, scratch: Path, file: Path) -> None:
+    found["failed"] = [one for one in found["failed"] if one["row"] != report.name(row)]
     try:
         made = _within(scratch, lambda folder: run(row, folder))
     except RowFailedError as error:
         found["failed"].append({"row": report.name(row), "reason": str(error)[-500:]})
         print(f"· {report.name(row)}: FAILED: {error}", flush=True)
     else:
-        found["rows"].append(made.to_json())
+        others = [one for one in found["rows"] if Row(**one["row"]) != row]
+        found["rows"] = sorted([*others, made.to_json()], key=_order)
         print(f"· {report.name(row)}: {made.seconds:.1f} s, {made.peak / 1e6:.0f} MB each", flush=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _order(result: Mapping[str, Any]) -> tuple[str, int, int]:
+    row = result["row"]
+    return row["carrier"], row["killed"], row["workers"]
 
 
 def _within(scratch: Path, act: Any) -> Any:

@@ -233,36 +233,32 @@ def _unit_seconds(world: _World) -> float:
 def _choose_by_claims(world: _World, worker: int) -> Generator[float, None, int | None]:
     """As `wherry work` does; None if every unit is claimed by another."""
     held, free = sorted(world.held), sorted(world.free)
-    among = world.held.copy()
-    records = len(world.claims) + len(world.done)
-    yield world.request("read", 1 + records // _PAGE)
-    unit = None
-    for candidate in _order(world, worker, held, free):
-        if candidate in among:
-            yield world.request("read", 2)
-            if candidate in world.done or not world.has_ended(candidate, worker):
-                continue
-        seen = len(world.claims.get(candidate, ()))
+    yield world.request("read", 1 + (len(world.claims) + len(world.done)) // _PAGE)
+    looked, others = _order(world, worker, held, free)
+    if looked:
+        yield world.request("read", 2 * len(looked))
+    attempts = {unit: len(world.claims[unit]) for unit in looked}
+    ended = [unit for unit in looked if unit not in world.done and world.has_ended(unit, worker)]
+    for candidate in [*ended, *others]:
         yield world.request("write")
-        if len(world.claims.get(candidate, ())) == (seen if candidate in among else 0):
+        if len(world.claims.get(candidate, ())) == attempts.get(candidate, 0):
             world.claim(candidate, worker)
-            unit = candidate
-            break
-        yield world.request(
-            "read"
-        )  # the claim of another was faster: is it our own, of which the answer was lost?
-    return unit
+            return candidate
+        yield world.request("read")  # another was faster: is it our own claim, of which the answer was lost?
+    return None
 
 
-def _order(world: _World, worker: int, held: list[int], free: list[int]) -> list[int]:
-    if world.setting.looked_at < 0:
-        return sorted([*held, *free])
+def _order(world: _World, worker: int, held: list[int], free: list[int]) -> tuple[list[int], list[int]]:
+    """The claims at which a worker looks, and the order in which it tries free units."""
+    setting = world.setting
+    if setting.looked_at < 0:
+        return held, free
     held.sort(key=lambda unit: blake2b(f"{worker}-{unit}".encode(), digest_size=8).digest())
     if not free:
-        return held[:LOOKED_AT_LAST]
+        return held[:LOOKED_AT_LAST], []
     first = [] if held else free[:1]
     others = free[len(first) :]
-    return [*held[: world.setting.looked_at], *first, *world.chance.sample(others, len(others))]
+    return held[: setting.looked_at], [*first, *world.chance.sample(others, len(others))]
 
 
 def _choose_by_coordinator(world: _World, worker: int) -> Generator[float, None, int | None]:

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import re
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,11 @@ class Double(ThreadingHTTPServer):
     def __init__(self, objects: Objects, caps: Caps, tally: Tally) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.caps, self.tally = objects, caps, tally
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say what went wrong, unless a worker was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
 
 
 class Handler(BaseHTTPRequestHandler):
