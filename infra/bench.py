@@ -47,12 +47,29 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="infra/bench", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--size", type=parse_size, default=NOMINAL, help="size of the checkpoint (default: 2.2GB)"
+        "--size", type=parse_size, help="size of the checkpoint (default: 2.2GB; with --scale: 4GB)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
     parser.add_argument("--rows", default="", metavar="WORDS", help="run only rows whose name contains WORDS")
     parser.add_argument(
         "--buckets", action="store_true", help="run the rows of buckets, on emulators, instead"
+    )
+    parser.add_argument(
+        "--scale", action="store_true", help="run the rows of several workers, and the simulation, instead"
+    )
+    parser.add_argument(
+        "--rate",
+        type=parse_size,
+        metavar="SIZE",
+        help="with --scale: bytes a second of a worker (default: 16MB)",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="with --scale: only make simulation, report and docs anew from the results",
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="with --scale: put the tables into docs and README"
     )
     parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
@@ -73,6 +90,9 @@ def parse_size(text: str) -> int:
 
 def main() -> int:
     asked = arguments()
+    if asked.scale:
+        return run_scale(asked)
+    asked.size = asked.size or NOMINAL
     if asked.buckets:
         return run_buckets(asked)
     cases = [case for case in CASES if asked.rows in case.name]
@@ -100,6 +120,21 @@ def run_buckets(asked: argparse.Namespace) -> int:
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
         return bench_buckets(Path(folder), asked.size, asked.rounds, asked.rows, asked.results)
+
+
+def run_scale(asked: argparse.Namespace) -> int:
+    """The rows of several workers, in a folder of their own."""
+    from benchmarks.scale.bench import NOMINAL as SIZE
+    from benchmarks.scale.bench import RATE
+    from benchmarks.scale.bench import bench as bench_scale
+
+    above = asked.scratch or INFRA.parent / ".bench"
+    above.mkdir(parents=True, exist_ok=True)
+    size, rate = asked.size or SIZE, asked.rate or RATE
+    with tempfile.TemporaryDirectory(prefix="scale-", dir=above.resolve()) as folder:
+        return bench_scale(
+            Path(folder), size, rate, asked.results, asked.rows, again=asked.again, docs=asked.docs
+        )
 
 
 def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:

@@ -1,10 +1,11 @@
 """Plans of giants: checkpoints of hundreds of gigabytes that are only metadata, and what planning them takes.
 
     python infra/giants.py FOLDER            make the checkpoints (sparse files: a few MB on disk) and print the table
-    python infra/giants.py FOLDER --docs     the same, and put the table into docs/speed.md
+    python infra/giants.py FOLDER --docs     the same, and put the tables into docs/speed.md and README
 
-Each plan is one `wherry plan --workers 16` in a process of its own; its processor seconds and peak memory are measured.
-The files have true names, sizes, headers and shapes, and holes instead of weights.
+Each plan is one `wherry plan --workers 16` from a bucket to a bucket, in a process of its own; its processor seconds
+and peak memory are measured. The bucket is the folder, behind the double of `benchmarks.scale`. The files have true
+names, sizes, headers and shapes, and holes instead of weights. Prices are those of docs/prices.example.toml.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +32,16 @@ from wherry.integrations.formats.huggingface.sharding import spread
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
 Shapes = dict[str, tuple[int, ...]]
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs" / "speed.md"
+README = HERE.parent / "README.md"
 WORKERS = 16
-TARGET = "memory://giants/out"  # a store, so that requests are counted and no disk is too small
+TARGET = "memory://giants/out"  # a store, so that no disk is too small
+BUCKETS = ("s3://source", "s3://target/out")
+PRICES = HERE.parent / "docs" / "prices.example.toml"
 
 LLAMA_405B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248,
@@ -328,15 +334,41 @@ class Planned:
     memory: int
 
 
-def planned(giant: Giant) -> Planned:
+@contextmanager
+def bucket_of(folder: Path) -> Generator[dict[str, str]]:
+    """The variables that lead to a bucket of which the objects are the files of a folder."""
+    words = ["-m", "benchmarks.scale.server", "--folder", str(folder)]
+    process = subprocess.Popen([sys.executable, *words], cwd=HERE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        keys = {"AWS_ACCESS_KEY_ID": "giants", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        yield {**os.environ, **keys, "AWS_ENDPOINT_URL": url}
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def planned(giant: Giant, folder: Path | None = None) -> Planned:
     """Plan one conversion in a process of its own.
+
+    Args:
+        giant: the conversion.
+        folder: in which all checkpoints lie, to plan from a bucket; by default the plan reads the files.
 
     Raises:
         SystemExit: the plan was refused.
     """
-    line = [sys.executable, "-m", "wherry.cli", "plan", str(giant.source), TARGET, *giant.words,
-            "--workers", str(WORKERS), "--json"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", MEASURE, *line], capture_output=True, text=True, check=False)
+    places, variables = (str(giant.source), TARGET), {**os.environ}
+    with ExitStack() as stack:
+        if folder is not None:
+            variables = stack.enter_context(bucket_of(folder))
+            places = (f"{BUCKETS[0]}/{giant.source.relative_to(folder).as_posix()}", BUCKETS[1])
+        line = [sys.executable, "-m", "wherry.cli", "plan", *places, *giant.words,
+                "--workers", str(WORKERS), "--price", str(PRICES), "--json"]  # fmt: skip
+        command = [sys.executable, "-c", MEASURE, *line]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     if "error" in found:
         raise SystemExit(f"{giant.title}: {found['what']}\ncure: {found['cure']}")
@@ -347,18 +379,34 @@ def planned(giant: Giant) -> Planned:
 def row(one: Planned) -> str:
     """A row of the table."""
     workers, plan = one.plan["workers"], one.plan
-    units = len(workers["units"])
+    units, egress = len(workers["units"]), sum(store["egress"] for store in plan["stores"])
     cells = (
         one.giant.title, f"{plan['tensors']:,}", show_size(plan["bytes_out"]), f"{units:,}" if units else "none",
         f"{workers['requests']:,}", str(workers["workers"]), f"{workers['seconds'] / 60:.0f} min",
-        show_size(workers["peak_memory"]),
+        show_size(workers["peak_memory"]), show_size(egress), f"{plan['cost']['total']:.0f}",
         f"{one.seconds:.1f}", show_size(one.memory),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-HEAD = """| conversion | tensors | bytes | units | requests | workers | time | memory each | plan, CPU s | memory |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+def short(rows: Iterable[str]) -> list[str]:
+    """The rows of README: the columns of the table that are about the conversion."""
+    return [f"| {' | '.join(row.strip('| ').split(' | ')[at] for at in SHORT)} |" for row in rows]
+
+
+COLUMNS = (
+    "conversion", "tensors", "bytes", "units", "requests", "workers", "time", "memory each", "egress", "price",
+    "plan, CPU s", "memory",
+)  # fmt: skip
+HEAD = "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)]))
+SHORT = (0, 2, 3, 4, 5, 6, 7)  # columns
+
+
+def put_into(file: Path, mark: str, lines: Iterable[str]) -> None:
+    """Replace the table between two marks of a page."""
+    table = "\n".join([f"<!-- {mark}:start -->", "", *lines, "", f"<!-- {mark}:end -->"])
+    pattern = rf"<!-- {mark}:start -->.*<!-- {mark}:end -->"
+    file.write_text(re.sub(pattern, lambda _: table, file.read_text(), flags=re.DOTALL))
 
 
 def main() -> None:
@@ -367,18 +415,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--docs", action="store_true", help="put the table into docs/speed.md")
+    parser.add_argument("--docs", action="store_true", help="put the tables into docs/speed.md and README")
     given = parser.parse_args()
+    folder = given.folder.resolve()
     rows: list[str] = []
-    for giant in giants(given.folder):
-        rows.append(row(planned(giant)))
+    for giant in giants(folder):
+        rows.append(row(planned(giant, folder)))
         print(rows[-1], flush=True)
     if given.docs:
-        table = "\n".join(["<!-- giants:start -->", "", HEAD, *rows, "", "<!-- giants:end -->"])
-        text = DOCS.read_text()
-        DOCS.write_text(
-            re.sub(r"<!-- giants:start -->.*<!-- giants:end -->", lambda _: table, text, flags=re.DOTALL)
-        )
+        put_into(DOCS, "giants", [*HEAD.splitlines(), *rows])
+        put_into(README, "giants", short([*HEAD.splitlines(), *rows]))
 
 
 if __name__ == "__main__":

@@ -7,20 +7,23 @@ engine and no coordinator is needed; whatever starts the processes will do.
 from __future__ import annotations
 
 import logging
+import random
+import secrets
 import time
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import TargetExistsError, WherryError
 from wherry.remote.waits import waiting
-from wherry.units.claims import EXPIRY_SECONDS, Claims
+from wherry.units.claims import EXPIRY_SECONDS, Claims, claimed
 from wherry.units.make import make_unit
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from wherry.units.unit_receipt import UnitReceipt
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
+LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed
+LOOKED_AT_LAST = 4  # where there is no such unit
 _MOST_FAILURES = 3  # of a worker, one after the other
 _log = logging.getLogger(__name__)
 
@@ -91,6 +96,30 @@ def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> U
     return receipt
 
 
+def in_order(rest: Sequence[Unit], names: Sequence[str], worker: str = "") -> list[Unit]:
+    """The order in which a worker tries to claim units.
+
+    To look at the claims of all other workers before each unit would take requests that grow with their square. So each
+    worker looks at few, and at the same ones as long as they are there, since it takes two looks to see that one has
+    expired; each chooses others, so that together they see all. Which free unit comes first is left to chance, so that
+    two rarely try the same.
+
+    Args:
+        rest: the units without a receipt, in the order of their numbers.
+        names: of the records of the job.
+        worker: id of the worker.
+    """
+    taken = {number for number, _attempt in claimed(names)}
+    held = [unit for unit in rest if unit.number in taken]
+    free = [unit for unit in rest if unit.number not in taken]
+    held.sort(key=lambda unit: blake2b(f"{worker}-{unit.number}".encode(), digest_size=8).digest())
+    if not free:
+        return held[:LOOKED_AT_LAST]
+    first = [] if held else free[:1]  # a worker that is alone goes in order
+    others = free[len(first) :]
+    return [*held[:LOOKED_AT], *first, *random.sample(others, len(others))]
+
+
 class _Worker:
     """The loop of one worker."""
 
@@ -100,6 +129,7 @@ class _Worker:
         self._split, self._claims, self._on_unit = split, claims, on_unit
         self._made: list[Unit] = []
         self._failures = 0
+        self._id = secrets.token_hex(4)
 
     def run(self) -> WorkReport:
         while True:
@@ -119,7 +149,7 @@ class _Worker:
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
                 return self._report()
-            for unit in rest:
+            for unit in in_order(rest, names, self._id):
                 claim = self._claims.take(unit, names)
                 if claim is not None:
                     return unit, claim

@@ -1,0 +1,286 @@
+"""Model: a conversion through workers in simulated time. A worker is a generator that yields the seconds it waits.
+
+A unit takes the time of its bytes at the worker's rate, first those that are read before anything can be sent, and a
+fixed time beyond. It is not done before the store has answered its requests, of which the store takes so many a second
+from all workers. Before each unit come the requests of a claim: a listing, the looks at claims of others that
+`wherry.units.work` takes, and the claim; or, under Dask, a listing and the claim.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from statistics import median
+from typing import TYPE_CHECKING
+
+from wherry.units.work import LOOKED_AT, LOOKED_AT_LAST
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    Steps = Generator[float]
+
+_PAGE = 1000  # entries of a listing
+_LOOK = 1.0  # seconds between two looks of a worker that finds no unit
+_STRAGGLER = 3.0  # times the median
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is simulated.
+
+    Attributes:
+        carrier: `work` or `dask`.
+        workers, units: how many.
+        unit_bytes: bytes of a unit, read and written.
+        rate: bytes a second of a worker, each way.
+        window: bytes that a worker reads before it sends the first.
+        overhead: seconds of a unit besides its bytes.
+        latency: seconds of one small request.
+        request_bytes: bytes of a unit for each request that reads, or writes.
+        reads, writes: requests a second that the store takes from all workers; 0 for no limit.
+        strikes: fraction of the units done → a worker that is then lost or paused for good, as pairs.
+        visible_losses: whether others see at once that a worker was killed: on one machine, and under Dask.
+        expiry: seconds after which a claim expires that is not renewed.
+        looked_at: claims of others that a worker looks at before it takes a free unit; -1 for all.
+        read_back: whether the workers also read every unit back, as units of their own.
+        seed: of the choices.
+    """
+
+    carrier: str
+    workers: int
+    units: int
+    unit_bytes: float
+    rate: float
+    window: float = 0.0
+    overhead: float = 0.0
+    latency: float = 0.0
+    request_bytes: float = 8 << 20
+    reads: float = 0.0
+    writes: float = 0.0
+    strikes: tuple[tuple[float, int, str], ...] = ()
+    visible_losses: bool = True
+    expiry: float = 60.0
+    looked_at: int = LOOKED_AT
+    read_back: bool = False
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What came of it.
+
+    Attributes:
+        seconds: until every unit was done.
+        busy, claiming, throttled: seconds of all workers in units, in requests of claims, and in waiting for the store,
+            which takes so many requests a second.
+        requests: of claims, by kind.
+        moved: bytes of units that were begun, whether they were finished or not.
+    """
+
+    seconds: float = 0.0
+    busy: float = 0.0
+    claiming: float = 0.0
+    throttled: float = 0.0
+    requests: Counter[str] = field(default_factory=Counter[str])
+    moved: float = 0.0
+
+
+def simulate(setting: Setting) -> Simulated:
+    """Run the model to its end.
+
+    Raises:
+        RuntimeError: units are left, since all workers are lost.
+    """
+    world = _World(setting)
+    found = _phase(world)
+    if setting.read_back:
+        world.begin_again()
+        back = _phase(world)
+        found.seconds = back.seconds
+    return found
+
+
+def _phase(world: _World) -> Simulated:
+    """All workers take units until all are done."""
+    setting, order, waiting = world.setting, count(), list[tuple[float, int, "Steps"]]()
+    for worker in range(setting.workers):
+        if worker not in world.struck:
+            waiting.append((world.now, next(order), _worker(world, worker)))
+    heapq.heapify(waiting)
+    while waiting and len(world.done) < setting.units:
+        world.now, _number, steps = heapq.heappop(waiting)
+        wait = next(steps, None)
+        if wait is not None:
+            heapq.heappush(waiting, (world.now + wait, next(order), steps))
+    if len(world.done) < setting.units:
+        raise RuntimeError("all workers are lost")
+    world.found.seconds = world.now
+    return world.found
+
+
+@dataclass(slots=True)
+class _Claim:
+    worker: int
+    since: float
+
+
+class _World:
+    """The state that all workers share: the records, the store, and who is lost."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.now, self.found = setting, 0.0, Simulated()
+        self.chance = random.Random(setting.seed)
+        self.struck: dict[int, tuple[float, str]] = {}
+        self._strikes = sorted(setting.strikes)
+        self._free = {"read": 0.0, "write": 0.0}
+        self.reading_back = False
+        self.begin()
+
+    def begin(self) -> None:
+        """No unit is claimed or done."""
+        self.claims: dict[int, list[_Claim]] = {}
+        self.free, self.held = set(range(self.setting.units)), set[int]()
+        self.done: set[int] = set()
+        self.taken: list[float] = []
+        self.watched: dict[tuple[int, int, int], float] = {}
+
+    def begin_again(self) -> None:
+        """The same units, to be read back."""
+        self.reading_back, self._strikes = True, []
+        self.begin()
+
+    def claim(self, unit: int, worker: int) -> None:
+        """A worker makes a unit."""
+        self.claims.setdefault(unit, []).append(_Claim(worker, self.now))
+        self.free.discard(unit)
+        self.held.add(unit)
+
+    def finish(self, unit: int, seconds: float) -> None:
+        """A unit is done; workers whose moment has come are struck."""
+        self.done.add(unit)
+        self.held.discard(unit)
+        self.taken.append(seconds)
+        while self._strikes and len(self.done) >= self._strikes[0][0] * self.setting.units:
+            _at, worker, state = self._strikes.pop(0)
+            self.struck[worker] = (self.now, state)
+
+    def request(self, kind: str, number: int = 1) -> float:
+        """Seconds that requests of one worker take, one after the other."""
+        own, waited = number * self.setting.latency, self.queued(kind, number)
+        self.found.requests[kind] += number
+        self.found.claiming += own
+        self.found.throttled += max(0.0, waited - own)
+        return max(own, waited)
+
+    def queued(self, kind: str, number: float) -> float:
+        """Seconds until the store has taken so many requests, behind those of others."""
+        limit = self.setting.reads if kind == "read" else self.setting.writes
+        if not limit or number <= 0:
+            return 0.0
+        self._free[kind] = max(self._free[kind], self.now) + number / limit
+        return self._free[kind] - self.now
+
+    def has_ended(self, unit: int, watcher: int) -> bool:
+        """Whether a worker sees that the last claim on a unit has expired."""
+        claim, number = self.claims[unit][-1], len(self.claims[unit])
+        struck = self.struck.get(claim.worker)
+        if struck is None or struck[0] > self.now:
+            return False
+        if struck[1] == "killed" and self.setting.visible_losses:
+            return True
+        first = self.watched.setdefault((watcher, unit, number), self.now)
+        return self.now - max(first, struck[0]) >= self.setting.expiry
+
+
+def _worker(world: _World, worker: int) -> Steps:
+    """One worker until nothing is left, or until it is struck."""
+    choose = _choose_by_claims if world.setting.carrier == "work" else _choose_by_coordinator
+    while True:
+        unit = yield from choose(world, worker)
+        if unit is None:
+            if world.setting.units == len(world.done):
+                return
+            yield _LOOK
+            continue
+        seconds = _unit_seconds(world)
+        yield seconds
+        struck = world.struck.get(worker)
+        if struck is not None:
+            lost = max(0.0, struck[0] - world.now + seconds)
+            world.found.moved += world.setting.unit_bytes * min(1.0, lost / seconds)
+            return
+        world.found.moved += world.setting.unit_bytes
+        world.found.busy += seconds
+        if unit not in world.done:
+            world.finish(unit, seconds)
+
+
+def _unit_seconds(world: _World) -> float:
+    setting, back = world.setting, world.reading_back
+    ahead = 0.0 if back else min(setting.window, setting.unit_bytes)
+    own = (setting.unit_bytes + ahead) / setting.rate + setting.overhead
+    number = setting.unit_bytes / setting.request_bytes
+    waits = [world.queued("read", number), 0.0 if back else world.queued("write", number)]
+    world.found.throttled += max(0.0, max(waits) - own)
+    return max(own, *waits)
+
+
+def _choose_by_claims(world: _World, worker: int) -> Generator[float, None, int | None]:
+    """As `wherry work` does; None if every unit is claimed by another."""
+    held, free = sorted(world.held), sorted(world.free)
+    yield world.request("read", 1 + (len(world.claims) + len(world.done)) // _PAGE)
+    looked, others = _order(world, worker, held, free)
+    if looked:
+        yield world.request("read", 2 * len(looked))
+    attempts = {unit: len(world.claims[unit]) for unit in looked}
+    ended = [unit for unit in looked if unit not in world.done and world.has_ended(unit, worker)]
+    for candidate in [*ended, *others]:
+        yield world.request("write")
+        if len(world.claims.get(candidate, ())) == attempts.get(candidate, 0):
+            world.claim(candidate, worker)
+            return candidate
+        yield world.request("read")  # another was faster: is it our own claim, of which the answer was lost?
+    return None
+
+
+def _order(world: _World, worker: int, held: list[int], free: list[int]) -> tuple[list[int], list[int]]:
+    """The claims at which a worker looks, and the order in which it tries free units."""
+    setting = world.setting
+    if setting.looked_at < 0:
+        return held, free
+    held.sort(key=lambda unit: blake2b(f"{worker}-{unit}".encode(), digest_size=8).digest())
+    if not free:
+        return held[:LOOKED_AT_LAST], []
+    first = [] if held else free[:1]
+    others = free[len(first) :]
+    return held[: setting.looked_at], [*first, *world.chance.sample(others, len(others))]
+
+
+def _choose_by_coordinator(world: _World, worker: int) -> Generator[float, None, int | None]:
+    """As the coordinator of an engine does: lost units first, then free ones, then stragglers."""
+    unit = _next_unit(world)
+    if unit is None:
+        return None
+    world.claim(unit, worker)
+    yield world.request("read", 1 + (len(world.claims) + len(world.done)) // _PAGE)
+    yield world.request("write")
+    return unit
+
+
+def _next_unit(world: _World) -> int | None:
+    open_units = sorted(world.held)
+    for unit in open_units:
+        struck = world.struck.get(world.claims[unit][-1].worker)
+        if struck is not None and struck[1] == "killed":
+            return unit
+    free = min(world.free, default=None)
+    if free is not None or len(world.taken) < (len(world.taken) + len(open_units)) / 2:
+        return free
+    limit = _STRAGGLER * median(world.taken)
+    slow = [unit for unit in open_units if len(world.claims[unit]) == 1]
+    return next((unit for unit in slow if world.now - world.claims[unit][0].since > limit), None)
