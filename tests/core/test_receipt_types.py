@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
+from wherry.core.manifest import tensor_row
 from wherry.core.receipt import CheckpointRef, Receipt, from_json, reference_from_json
 from wherry.errors import CorruptError
 
@@ -57,3 +58,21 @@ def test_a_receipt_has_the_types_of_its_fields(field, value):
     else:
         with pytest.raises(CorruptError):
             from_json(data)
+
+
+@pytest.mark.parametrize("verification", [{"ok": True}, {"ok": True, "level": 3}], ids=repr)
+def test_a_verification_has_a_level(verification):
+    with pytest.raises(CorruptError, match="level"):
+        from_json({**RECEIPT.to_json(), "verification": verification})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": [None]}, {"shape": [-1]}, {"shape": [True]}, {"chunks": [1.5]}, {"dtype": 3}],
+    ids=repr,
+)
+def test_a_tensor_has_extents_and_a_data_type(change):
+    row = {"path": "a/b", "shape": [2], "dtype": "float32"}
+    assert tensor_row(row)[0].shape == (2,)
+    with pytest.raises(TypeError, match="expected"):
+        tensor_row({**row, **change})

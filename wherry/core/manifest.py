@@ -194,16 +194,25 @@ def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
     Raises:
         KeyError, TypeError, AttributeError: it is not one.
     """
+    dtype = row["dtype"]
+    if type(dtype) is not str:
+        raise TypeError(f"expected a string as 'dtype', got {type(dtype).__name__}")
     spec = TensorSpec(
         path=parse(row["path"]),
-        shape=tuple(row["shape"]),
-        dtype=row["dtype"],
-        chunks=tuple(row["chunks"]) if "chunks" in row else None,
+        shape=_extents(row["shape"]),
+        dtype=dtype,
+        chunks=_extents(row["chunks"]) if "chunks" in row else None,
         axes=_names(row["axes"]) if "axes" in row else None,
         sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
         tags=row.get("tags"),
     )
     return spec, labelled(row["digest"]) if row.get("digest") else None
+
+
+def _extents(values: list[Any]) -> tuple[int, ...]:
+    if set(map(type, values)) - {int} or min(values, default=0) < 0:
+        raise TypeError(f"expected integers of at least 0 as extents, got {values!r}")
+    return tuple(values)
 
 
 def _sharding_from_json(data: JsonObject) -> Sharding:

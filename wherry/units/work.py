@@ -6,11 +6,11 @@ engine and no coordinator is needed; whatever starts the processes will do.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.logs import logger
 from wherry.errors import TargetExistsError, WherryError
 from wherry.remote.waits import waiting
 from wherry.units.claims import EXPIRY_SECONDS, Claims
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
 _MOST_FAILURES = 3  # of a worker, one after the other
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
