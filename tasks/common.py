@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
-from wherry.core.logs import LineLogger, logger
+from wherry.core.progress import LineLogger, logger
 from wherry.core.units import show_size
 from wherry.errors import WherryError
 from wherry.tasks.artifacts import show_table, shown

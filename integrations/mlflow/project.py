@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import embedded_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import digest_uri
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow.promote import promoting
 from wherry.integrations.mlflow.read import find_digest, look_up

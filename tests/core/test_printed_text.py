@@ -13,7 +13,7 @@ import wherry
 from wherry.cli import cli
 from wherry.console.say import OneLine
 from wherry.console.tables import print_json, print_table
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
 from wherry.storage.stores import locate
 
@@ -152,4 +152,4 @@ def test_no_module_logs_by_a_logger_of_its_own():
     root = Path(wherry.__file__).parent
     found = [file for file in root.rglob("*.py") if "logging.getLogger(" in file.read_text()]
     alone = "core/emit.py"  # works as a file of its own
-    assert {str(file.relative_to(root)) for file in found} == {"core/logs.py", alone, "console/say.py"}
+    assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "console/say.py"}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers import on_worker
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.unit_queue import UnitQueue
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import StorageError
 from wherry.units.unit_receipt import done
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.stragglers import stragglers
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.units import counted
 from wherry.errors import StorageError
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import HostileError, StorageError, WherryError, storage_error
 
 if TYPE_CHECKING:

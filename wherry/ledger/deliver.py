@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import configured as setting
 from wherry.config.settings import mlflow_registry_uri
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError, redact
 from wherry.storage.home import without_secrets

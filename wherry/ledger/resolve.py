@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.core.units import counted, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError

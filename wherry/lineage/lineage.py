@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import digest_in
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
 from wherry.runtime.threads import uncollected

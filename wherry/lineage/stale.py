@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import UNPLANNED, command_line, differences, planned_again, present, resolved
 from wherry.core.digest import canonical_json
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint

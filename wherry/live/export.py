@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from wherry.converter.keywords import ExportKeywords, spelled_out
-from wherry.core.logs import logger
 from wherry.core.option import options_of
+from wherry.core.progress import logger
 from wherry.core.request import ConvertRequest, TargetRequest
 from wherry.errors import (
     AmbiguousError,

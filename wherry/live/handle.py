@@ -13,7 +13,7 @@ import time
 from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import NotRecordedError, WherryError, wherry_error
 from wherry.remote.waits import waiting
 

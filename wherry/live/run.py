@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.convert import convert_opened, existing, plan_jobs
 from wherry.core.keypath import render
-from wherry.core.logs import logger
 from wherry.core.manifest import Manifest
-from wherry.core.progress import RunContext
+from wherry.core.progress import RunContext, logger
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error

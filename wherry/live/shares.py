@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import parse, render
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
 from wherry.remote.waits import waiting

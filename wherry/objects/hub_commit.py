@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetExistsError, TargetInUseError, WherryError
 from wherry.remote.failures import status_of
 from wherry.remote.hub import MAIN, HubPath, api_of

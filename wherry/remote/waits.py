@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from wherry.carriers.convert_on import convert_on
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.units import parse_size
 from wherry.errors import (
     InternalError,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine

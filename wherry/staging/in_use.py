@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.digest import sha256_of
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge

@@ -13,7 +13,7 @@ import secrets
 import stat
 from typing import TYPE_CHECKING
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
 from wherry.staging.lease import NO_LINKS
 from wherry.storage.home import ensure_home

@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError, storage_error
 from wherry.staging import lease_watch
 from wherry.staging.lease_watch import Judgement, Owner, Verdict, judge, see, this_process

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError
 
 if TYPE_CHECKING:

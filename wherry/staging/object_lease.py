@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetInUseError, WherryError
 from wherry.staging.lease_watch import (
     MOST_BYTES,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetExistsError, WherryError
 from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import heads, object_store

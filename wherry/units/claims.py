@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.staging.lease_watch import Sighting, Verdict, Watch, this_process
 

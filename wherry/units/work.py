@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import TargetExistsError, WherryError
 from wherry.remote.waits import waiting
 from wherry.units.claims import EXPIRY_SECONDS, Claims

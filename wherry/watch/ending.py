@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.watch.metrics import after_run
 from wherry.watch.notify import Notice, send

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import config_file
 from wherry.config.settings import configured
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
 from wherry.ledger.replay import FAILURE, RUN, failed

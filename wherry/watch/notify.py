@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from wherry.config.settings import configured
 from wherry.core.emit import post
-from wherry.core.logs import logger
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.errors import WherryError, redact
 from wherry.remote.waits import waiting
