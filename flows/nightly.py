@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectConcurrentFuture
-from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -31,6 +30,7 @@ from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown
 from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
 from wherry.tasks.artifacts import show_markdown
+from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 
 
@@ -147,7 +147,7 @@ class _TaskAttempt:
 
 
 def _log_plan(plan: NightPlan) -> None:
-    get_run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
+    run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
 
 
 def _parameters(route: Route, config: Config, work: Work, targets: tuple[RouteTarget, ...]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
+from wherry.core.progress import LineLogger, logger
 from wherry.core.units import show_size
 from wherry.errors import WherryError
 from wherry.tasks.artifacts import show_table, shown
@@ -46,9 +46,9 @@ Results of earlier attempts of the same run are not reused: each step is idempot
 def run_logger() -> Any:
     """The logger of the running task; wherry's own logger if a task's function is called outside a run."""
     try:
-        return get_run_logger()
+        return LineLogger(get_run_logger(), {})
     except MissingContextError:
-        return logging.getLogger("wherry")
+        return logger("wherry")
 
 
 def show_failure(error: WherryError, description: str) -> None:

@@ -303,6 +303,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def json_escaped(text: str) -> str:
+    r"""JSON with `\u202e` in the place of such characters: the same document, for programs and terminals."""
+    return re.sub(_OBEYED, lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
+
+
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape", "surrogatepass").decode()
 
@@ -333,10 +338,17 @@ def redact(text: str) -> str:
 
 
 def redact_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Name and value pairs of a user without credentials, by the name (`token`) or in the value."""
-    return {
-        name: "***" if redact(f"{name}=x") != f"{name}=x" else redact(value) for name, value in values.items()
-    }
+    """Name and value pairs of a user without credentials, by the name (`token`) or in the value.
+
+    The number in `tokens=2e12` or `token_accuracy=0.7` is none.
+    """
+    return {name: "***" if _names_a_secret(name, value) else redact(value) for name, value in values.items()}
+
+
+def _names_a_secret(name: str, value: str) -> bool:
+    counts = re.search(r"(?i)token", name) and re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|nan|-?inf", value)
+    left = re.sub(r"(?i)tokens?", "", name) if counts else name
+    return redact(f"{left}=x") != f"{left}=x"
 
 
 def wherry_error(

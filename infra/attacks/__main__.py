@@ -3,7 +3,8 @@
 Each case is examined in a fork of a process that has imported wherry, under an audit hook and limits. The hook notes
 what runs, connects, or is written elsewhere; a run counts as hung after 60 s of processor time or 90 s in all, as over
 memory above 300 MB more than at its start, and as outside the error tree if it ends with a traceback, a signal or an
-exit code that no error has. Results are written to infra/attack-results.md and .json. Exit code 1: something was found.
+exit code that no error has. Results are written to infra/attack-results.md and .json,
+and their sums to README.md. Exit code 1: something was found.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from attacks import (
     parsers,
     pickles,
     prepare,
+    readme,
     records,
     report,
     scanners,
@@ -105,6 +107,8 @@ def main(words: Sequence[str] | None = None) -> int:
     asked.results.mkdir(parents=True, exist_ok=True)
     (asked.results / "attack-results.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
     (asked.results / "attack-results.md").write_text(report.markdown(found))
+    if asked.results == INFRA:
+        readme.put(INFRA.parent / "README.md", found.to_json())
     print(json.dumps(found.to_json()) if asked.json else report.text(found))
     return 1 if found.faults else 0
 

@@ -9,11 +9,11 @@ again; this is logged. What was registered in the store in the home, before a se
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import embedded_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import digest_uri
+from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow.promote import promoting
 from wherry.integrations.mlflow.read import find_digest, look_up
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.ledger.statements import Statement
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def projection(destination: str) -> Callable[[Statement], bool]:

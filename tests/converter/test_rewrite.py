@@ -142,6 +142,13 @@ def test_the_formats_list_their_rewrites(capsys):
         assert all(one.help for one in rewrites(name).values())
 
 
+def test_metadata_of_the_user_is_stored_without_credentials(tmp_path, source):
+    wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH, meta={"api_token": "hunter2", "run": "7"})
+    text = (tmp_path / "b" / "wherry.json").read_text()
+    assert "hunter2" not in text
+    assert json.loads(text)["manifest"]["origin"]["meta"] == {"api_token": "***", "run": "7"}
+
+
 def test_a_byte_that_was_carried_wrongly_is_found(tmp_path, source, monkeypatch):
     flipped(monkeypatch)
     with pytest.raises((MismatchError, CorruptError)):

@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.cli import cli
 from wherry.console.say import OneLine
+from wherry.console.tables import print_json, print_table
+from wherry.core.progress import logger
 from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
 from wherry.storage.stores import locate
 
@@ -102,3 +104,52 @@ def test_metadata_of_the_user_is_stored_without_credentials(tmp_path):
         b"hunter2" in text or KEY.encode() in text for text in [*texts, str(receipt.to_json()).encode()]
     )
     assert any(b"a=b" in text for text in texts)
+
+
+def test_numbers_are_no_credentials():
+    meta = {
+        "tokens": "2e12",
+        "metric.token_accuracy": "0.71",
+        "token": "0.5",
+        "api_token": "x1",
+        "password": "12",
+    }
+    kept = redact_values(meta)
+    assert kept == {**meta, "api_token": "***", "password": "***"}
+
+
+def test_json_on_a_terminal_has_nothing_that_it_obeys(tmp_path, capsys):
+    name = "a\x9b31m" + REVERSED
+    save_file({name: np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    said = CliRunner().invoke(cli, ["inspect", "--json", str(tmp_path)]).stdout
+    assert not set(said) & set("\x9b\u202e")
+    assert {row["path"] for row in json.loads(said)["tensors"]} == {name}
+    print_json({"path": "b\udcff\u2028", "naïve": 1})
+    assert capsys.readouterr().out.replace(" ", "") == '{\n"path":"b\\udcff\\u2028",\n"naïve":1\n}\n'
+
+
+def test_a_table_has_no_credentials(capsys):
+    print_table(["a"], [[f"key {KEY}"], ["api_key=hunter2"]])
+    said = capsys.readouterr().out
+    assert KEY not in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("text", [TITLE, FORGED, REVERSED])
+def test_what_the_library_logs_is_one_line_of_printable_text(text, caplog):
+    log = logger("wherry.x")
+    error = CorruptError(f"invalid {text}", uri="https://u:hunter2@h/x", cure="restore it")
+    log.warning("could not read %s after %d tries: %s", text, 3, error, extra={"run": 7})
+    log.debug("%s", text)
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"could not read {printable(text)} after 3 tries: invalid")
+    assert not set(record.getMessage()) & set("\x1b\x07\n\u202e")
+    assert "hunter2" not in record.getMessage()
+    assert (record.run, record.funcName) == (7, "test_what_the_library_logs_is_one_line_of_printable_text")
+
+
+def test_no_module_logs_by_a_logger_of_its_own():
+    root = Path(wherry.__file__).parent
+    found = [file for file in root.rglob("*.py") if "logging.getLogger(" in file.read_text()]
+    alone = "core/emit.py"  # works as a file of its own
+    assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "console/say.py"}

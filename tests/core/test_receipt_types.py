@@ -6,6 +6,8 @@ from dataclasses import asdict, fields
 
 import pytest
 
+from wherry.core.manifest import Manifest, tensor_row
+from wherry.core.manifest import from_json as manifest_from_json
 from wherry.core.receipt import CheckpointRef, Receipt, from_json, reference_from_json
 from wherry.errors import CorruptError
 
@@ -57,3 +59,31 @@ def test_a_receipt_has_the_types_of_its_fields(field, value):
     else:
         with pytest.raises(CorruptError):
             from_json(data)
+
+
+@pytest.mark.parametrize("verification", [{"ok": True}, {"ok": True, "level": 3}], ids=repr)
+def test_a_verification_has_a_level(verification):
+    with pytest.raises(CorruptError, match="level"):
+        from_json({**RECEIPT.to_json(), "verification": verification})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": [None]}, {"shape": [-1]}, {"shape": [True]}, {"chunks": [1.5]}, {"dtype": 3}, {"tags": "x"}],
+    ids=repr,
+)
+def test_a_tensor_has_extents_and_a_data_type(change):
+    row = {"path": "a/b", "shape": [2], "dtype": "float32"}
+    assert tensor_row(row)[0].shape == (2,)
+    with pytest.raises(TypeError, match="expected"):
+        tensor_row({**row, **change})
+
+
+@pytest.mark.parametrize(
+    "change", [{"custom": ["x"]}, {"origin": "x"}, {"step": "7"}, {"kind": None}], ids=repr
+)
+def test_a_manifest_has_the_types_of_its_fields(change):
+    data = Manifest({}).to_json()
+    assert manifest_from_json(data).to_json() == data
+    with pytest.raises(CorruptError, match="invalid manifest"):
+        manifest_from_json({**data, **change})

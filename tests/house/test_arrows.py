@@ -29,7 +29,7 @@ ROOMS: Mapping[str, str] = {
     "runtime": "errors core",
     "remote": "errors core",
     "storage": "errors text core runtime remote",
-    "objects": "errors runtime remote storage",
+    "objects": "errors core runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core remote storage objects upload",
     "formats": "errors core remote storage objects upload",

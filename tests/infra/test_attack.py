@@ -152,3 +152,39 @@ def test_results_are_joined_if_those_of_a_part_are_of_one_commit(attacks):
     assert "Commits c (files), d (bombs), m." in markdown(first)
     with pytest.raises(ValueError, match="files of d cannot be joined to those of c"):
         first.join(Results("m", "d", cases={"files": 1}).to_json())
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results(attacks, tmp_path):
+    from attacks import readme
+    from attacks.report import Results, markdown
+
+    data = json.loads((ROOT / "infra" / "attack-results.json").read_text())
+    text = (ROOT / "README.md").read_text()
+    assert readme.block(data) in text
+    results = Results(data["machine"], data["commit"], data["commits"])
+    results.join(data)
+    page = (ROOT / "infra" / "attack-results.md").read_text()
+    assert [row for row in markdown(results).splitlines() if row.startswith("|")] == [
+        row for row in page.splitlines() if row.startswith("|")
+    ]
+    copy = tmp_path / "README.md"
+    copy.write_text(text)
+    readme.put(copy, {**data, "scanners": []})
+    assert "| picklescan" not in copy.read_text()
+    readme.put(copy, data)
+    assert copy.read_text() == text
+
+
+def test_the_results_are_of_a_whole_attack():
+    data = json.loads((ROOT / "infra" / "attack-results.json").read_text())
+    assert set(data["cases"]) == {"files", "bombs", "mutations"}
+    assert data["cases"]["files"] >= 2000
+    assert len({row["verb"] for row in data["verbs"] if row["phase"] == "files"}) >= 48
+    assert data["cases"]["bombs"] >= 40
+    assert sum(row["runs"] for row in data["parsers"]) >= 200_000
+    assert {row["tool"] for row in data["scanners"]} == {"wherry", "picklescan", "modelscan", "fickling"}
+    for name in ("executed", "hung", "over memory"):
+        assert not sum(row[name] for row in data["verbs"])
+    assert not sum(
+        row["executed"] + row["hung"] + row["over_memory"] + row["outside"] for row in data["parsers"]
+    )

@@ -21,6 +21,7 @@ import wherry
 from tests.support.command import command, small
 from tests.support.signing import key_pair
 from wherry.core.digest import canonical_json
+from wherry.errors import HostileError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
 from wherry.storage.location import native_path, path_uri
@@ -203,3 +204,9 @@ def test_a_terminal_that_cannot_show_a_name_gets_it_escaped(tmp_path):
     failed = command("detect", words, env={"PYTHONIOENCODING": "ascii"})
     assert failed.returncode == 3
     assert "Traceback" not in failed.stderr
+
+
+def test_a_name_in_data_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(HostileError, match="not Unicode"):
+        locate(tmp_path).member("a/\ud800")
+    assert locate(tmp_path).member("m\udcff").stat() is None  # a byte that is no UTF-8

@@ -12,7 +12,6 @@ The coordinator keeps nothing that counts: if it dies, the receipts are there.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.unit_queue import UnitQueue
 from wherry.carriers.workload import JobWork
+from wherry.core.progress import logger
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
 START_SECONDS = 60.0  # without a worker that can make units
 ALLOWED_STRIKES = 3  # failures of a worker, one after the other
 _CLOSE_SECONDS = 5.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.stragglers import stragglers
+from wherry.core.progress import logger
 from wherry.core.units import counted
 from wherry.errors import StorageError
 
@@ -20,7 +20,7 @@ ALLOWED_LOSSES = (
 )
 ALLOWED_FAILURES = 5  # of the same unit
 AGAIN_SECONDS = 1.0  # before a unit that failed, or that another process makes, is tried again
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(slots=True)

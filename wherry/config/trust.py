@@ -8,19 +8,19 @@ by `WHERRY_CONFIG` or `--config`, is always used.
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.progress import logger
 from wherry.errors import HostileError, StorageError, WherryError, storage_error
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _PREFECT = ("prefect.toml", ".env", "pyproject.toml")  # files that Prefect reads in the working directory
 _CURE = "change to another working directory, and name the source by its path"
 

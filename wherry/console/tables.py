@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.console.say import say
-from wherry.errors import NotRecordedError, printable, redact
+from wherry.errors import NotRecordedError, json_escaped, printable, redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document on standard output."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    """Print one JSON document on standard output; what a terminal obeys is escaped, which every reader undoes."""
+    click.echo(json_escaped(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
@@ -38,7 +38,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*(printable(redact(cell) if "://" in cell else cell) for cell in row))
+        table.add_row(*(printable(redact(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(table)
 
 

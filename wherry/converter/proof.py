@@ -19,7 +19,7 @@ from wherry.converter.references import agree_with_source, reference, source_ref
 from wherry.core.account import folded
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
-from wherry.errors import DamagedError, MismatchError, UnsupportedError
+from wherry.errors import DamagedError, MismatchError, UnsupportedError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.detect import absence, look
@@ -151,7 +151,10 @@ def prove(
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
         detection, manifest = found.detection, found.manifest
-    origin = {**manifest.origin, **({"meta": dict(wanted.request.meta)} if wanted.request.meta else {})}
+    origin = {
+        **manifest.origin,
+        **({"meta": redact_values(wanted.request.meta)} if wanted.request.meta else {}),
+    }
     manifest = replace(manifest, origin=origin).with_digests(expected.digests, known.companions)
     node = reference(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm

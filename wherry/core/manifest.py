@@ -156,11 +156,11 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             values={parse(path): value for path, value in data["values"].items()},
             empties={parse(path): kind for path, kind in data["empties"].items()},
             lists=frozenset(parse(path) for path in data["lists"]),
-            step=data["step"],
-            kind=data["kind"],
+            step=_typed(data["step"], "step", int, type(None)),
+            kind=_typed(data["kind"], "kind", str),
             companions=tuple(Companion(**row) for row in data["companions"]),
-            custom=data["custom"],
-            origin=data["origin"],
+            custom=_typed(data["custom"], "custom", dict),
+            origin=_typed(data["origin"], "origin", dict),
             digests={spec.path: digest for spec, digest in rows if digest},
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -196,14 +196,26 @@ def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
     """
     spec = TensorSpec(
         path=parse(row["path"]),
-        shape=tuple(row["shape"]),
-        dtype=row["dtype"],
-        chunks=tuple(row["chunks"]) if "chunks" in row else None,
+        shape=_extents(row["shape"]),
+        dtype=_typed(row["dtype"], "dtype", str),
+        chunks=_extents(row["chunks"]) if "chunks" in row else None,
         axes=_names(row["axes"]) if "axes" in row else None,
         sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
-        tags=row.get("tags"),
+        tags=_typed(row.get("tags"), "tags", dict, type(None)),
     )
     return spec, labelled(row["digest"]) if row.get("digest") else None
+
+
+def _typed(value: Any, name: str, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"expected {kinds[0].__name__} as {name!r}, got {type(value).__name__}")
+    return value
+
+
+def _extents(values: list[Any]) -> tuple[int, ...]:
+    if set(map(type, values)) - {int} or min(values, default=0) < 0:
+        raise TypeError(f"expected integers of at least 0 as extents, got {values!r}")
+    return tuple(values)
 
 
 def _sharding_from_json(data: JsonObject) -> Sharding:

@@ -1,17 +1,19 @@
-"""Progress of a long step, as data for the terminal, a log or a flow.
+"""Progress of a long step, as data for the terminal, a log or a flow; and the loggers, whose records are safe lines.
 
 The engine prints nothing. It calls the caller's function a few times a second with a `Progress`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from wherry.core.receipt import utc_now
+from wherry.errors import printable, redact
 
 _INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, negligible for the mover
 
@@ -92,3 +94,29 @@ class RunContext:
     def seconds(self) -> float:
         """Seconds since its start."""
         return round(time.monotonic() - self.clock, 3)
+
+
+class LineLogger(logging.LoggerAdapter[Any]):
+    """Logs like the logger within it, after the text has been made safe for people, terminals and files."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log the text as one line; see `logging.Logger.log`."""
+        if self.isEnabledFor(level):
+            shown = tuple(_one_line(value) if isinstance(value, BaseException) else value for value in args)
+            text = str(msg) % shown if shown else str(msg)
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller, not this file
+            self.logger.log(level, printable(redact(text)), **kwargs)
+
+
+def _one_line(error: BaseException) -> str:
+    """An error and its cure, whose names are printable already."""
+    return " ".join(str(error).splitlines())
+
+
+def logger(name: str) -> LineLogger:
+    """The logger of a module.
+
+    Args:
+        name: its `__name__`.
+    """
+    return LineLogger(logging.getLogger(name), {})

@@ -223,11 +223,17 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
         require_types(Receipt, stated)
+        _require_level(stated.get("verification"))
         for parent in stated.get("parents", []):
             reference_from_json(parent["checkpoint"])
         return Receipt(**stated)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
+
+
+def _require_level(verification: Mapping[str, Any] | None) -> None:
+    if verification and type(verification.get("level")) is not str:
+        raise TypeError("expected a string as the 'level' of the verification")
 
 
 def require_types(kind: type[CheckpointRef | Receipt], data: Mapping[str, Any]) -> None:

@@ -13,13 +13,13 @@ A projection is active if it is configured; `WHERRY_OPENLINEAGE`, or `target` in
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import configured as setting
 from wherry.config.settings import mlflow_registry_uri
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError, redact
 from wherry.storage.home import without_secrets
@@ -36,7 +36,7 @@ _SETTINGS = {"openlineage": "openlineage.target"}  # the same in `wherry.toml`
 # Projections that are delivered to only on request, because their contents are created before they are recorded.
 ON_REQUEST = {"mlflow": mlflow_registry_uri}
 _EVERY = 50  # statements after which the cursor is stored: storing it costs as much as a statement
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ also takes these.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -21,6 +20,7 @@ from urllib.parse import unquote
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.core.units import counted, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+)|/latest)?")
 _DIGEST = re.compile(rf"(?P<algorithm>(?:{'|'.join(ALGORITHMS)}):)?[0-9a-f]{{8,64}}")
 _NAMED = 10  # checkpoints that an error names

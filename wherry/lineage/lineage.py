@@ -7,12 +7,12 @@ from the sidecar, so that the lineage survives the loss of every database.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import digest_in
+from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
 from wherry.runtime.threads import uncollected
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Edge, Ledger
     from wherry.storage.sidecar import Sidecar
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ source with the same request, so that the time grows with the number of sources 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import UNPLANNED, command_line, differences, planned_again, present, resolved
 from wherry.core.digest import canonical_json
+from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _Plans = dict[bytes, str | WherryError]  # for one source: request → digest of its plan, or the error
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 SCHEMA = 1
 _WORKERS = 8  # sources that are checked in parallel; the work waits for storage
 _AT_ONCE = (

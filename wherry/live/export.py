@@ -12,13 +12,13 @@ all of them call `export`; each provides its share, and rank 0 writes.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
 from wherry.converter.keywords import ExportKeywords, spelled_out
 from wherry.core.option import options_of
+from wherry.core.progress import logger
 from wherry.core.request import ConvertRequest, TargetRequest
 from wherry.errors import (
     AmbiguousError,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Unpack
 
-log = logging.getLogger("wherry.export")
+log = logger("wherry.export")
 # Errors that the same call would have at every step of the training.
 _WRONG_REQUESTS = (UsageError, UnsupportedError, AmbiguousError, UnrepresentableError, MissingExtraError)
 

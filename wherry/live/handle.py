@@ -7,13 +7,13 @@ that exits while an export is running waits for it, but not longer than `exit_wa
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
 from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.progress import logger
 from wherry.errors import NotRecordedError, WherryError, wherry_error
 from wherry.remote.waits import waiting
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from wherry.core.receipt import Receipt
 
-log = logging.getLogger("wherry.export")
+log = logger("wherry.export")
 _NICE = 10  # training's own threads have priority
 _under_way: set[Export] = set()
 assert _executors

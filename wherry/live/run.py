@@ -5,7 +5,6 @@ Errors are raised to the caller; `wherry.export` keeps them in its handle.
 
 from __future__ import annotations
 
-import logging
 import math
 import uuid
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.converter.convert import convert_opened, existing, plan_jobs
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
-from wherry.core.progress import RunContext
+from wherry.core.progress import RunContext, logger
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from wherry.live.request import ExportRequest
     from wherry.live.snapshot import PlacedBox
 
-log = logging.getLogger("wherry.export")
+log = logger("wherry.export")
 _PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
 _LONGEST = 1500  # characters of an error that is sent to the other processes

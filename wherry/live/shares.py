@@ -10,7 +10,6 @@ which renews a lease in the folder. Only rank 0 creates the folder; a process th
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import time
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import parse, render
+from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
 from wherry.remote.waits import waiting
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
 
-log = logging.getLogger("wherry.export")
+log = logger("wherry.export")
 SCHEMA = 1
 LEASE = "writer.lease"  # renewed by rank 0 while it works on the export
 _OUTCOME = "outcome.json"

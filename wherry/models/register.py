@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
 from wherry.core.services import service
-from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.errors import NotFoundError, UsageError, WherryError, redact_values
 from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
 from wherry.storage.home import without_secrets
 
@@ -86,7 +86,9 @@ def register(
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     stores = {"tracking_uri": tracking, "registry_uri": registry}
-    return enter(uri, sidecar, name, alias=alias, tags=tags or {}, run_page=run_page or "", **stores)
+    return enter(
+        uri, sidecar, name, alias=alias, tags=redact_values(tags or {}), run_page=run_page or "", **stores
+    )
 
 
 def enter(

@@ -12,7 +12,6 @@ again. The way of Xet, which the client prefers for files on a disk, is switched
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import time
@@ -21,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetExistsError, TargetInUseError, WherryError
 from wherry.remote.failures import status_of
 from wherry.remote.hub import MAIN, HubPath, api_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wherry.storage.fsspec_store import FsspecStore
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 # What the Hub itself puts into a new repository, or its owner on the Hub's pages.
 BLANK = frozenset({".gitattributes", ".gitignore", "LICENSE", "README.md"})

@@ -10,7 +10,6 @@ its run with `told_to`. One thread looks at all waits; it exists only while some
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 import time
@@ -18,13 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wherry.core.progress import logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 NOTICE_SECONDS = 2.0  # a longer wait is told
 REPEAT_SECONDS = 30.0  # between two lines about one bucket
 _LOOK_SECONDS = 0.5
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

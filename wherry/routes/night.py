@@ -9,13 +9,13 @@ lease in the home keeps two nights from working on the same route; the second on
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from wherry.carriers.convert_on import convert_on
+from wherry.core.progress import logger
 from wherry.core.units import parse_size
 from wherry.errors import (
     InternalError,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 # process. They are not noted as failures of the source.
 _PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError, NoAnswerError)
 _ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these, each target of a work is tried alone
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def run_night(

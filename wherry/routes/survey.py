@@ -6,11 +6,11 @@ or unfinished checkpoints, and those that vanished between being found and being
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
+from wherry.core.progress import logger
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
@@ -31,7 +31,7 @@ Why = Literal["not taken", "not settled", "ours", "damaged", "unreadable", "vani
 # Errors that say nothing about the checkpoint: it is not known whether the route selects it.
 _UNKNOWN = (StorageError, MissingExtraError)
 _NANOSECONDS = 1_000_000_000
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

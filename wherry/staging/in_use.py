@@ -11,7 +11,6 @@ cannot be written either, the conversion continues without a mark.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.digest import sha256_of
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _FOLDER = "in-use"
 _SUFFIX = ".reading"
 _HEX = "[0-9a-f]" * 8
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @contextmanager

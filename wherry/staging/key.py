@@ -8,12 +8,12 @@ be resumed after an interruption.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import secrets
 import stat
 from typing import TYPE_CHECKING
 
+from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
 from wherry.staging.lease import NO_LINKS
 from wherry.storage.home import ensure_home
@@ -25,7 +25,7 @@ KEY_ENV = "WHERRY_KEY"
 _NAME = "journal.key"
 _SHORTEST = 16  # characters of WHERRY_KEY
 _MOST = 1024
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def journal_key() -> bytes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import secrets
 import threading
@@ -20,6 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError, storage_error
 from wherry.staging import lease_watch
 from wherry.staging.lease_watch import Judgement, Owner, Verdict, judge, see, this_process
@@ -37,7 +37,7 @@ _LOCK_SECONDS = 5.0  # a takeover holds the lock for a few system calls
 _ATTEMPTS = 5
 _SCHEMA = 1
 _BEAT = b"%012d"
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Lease:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import socket
 import stat
@@ -20,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 _PID_NAMESPACE = "/proc/self/ns/pid"
 _STOPPED, _ENDED = "Tt", "ZX"
 _ended_owners: set[str] = set()  # tokens of this process
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Verdict(Enum):

@@ -9,12 +9,12 @@ ended are found in the process table, as on disk (see `lease_watch`); clocks are
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
+from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetInUseError, WherryError
 from wherry.staging.lease_watch import (
     MOST_BYTES,
@@ -39,7 +39,7 @@ EXPIRY_SECONDS = 90.0  # a request may take a minute while the storage does not 
 _HEARTBEAT_SECONDS = 15.0
 _ATTEMPTS = 5
 _SCHEMA = 1
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ObjectLease:

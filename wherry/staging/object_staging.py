@@ -11,7 +11,6 @@ that it does not exist; so of two runs, whatever they believe, one makes the tar
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetExistsError, WherryError
 from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import heads, object_store
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 # Failures of a store that its user mends, and then goes on.
 _MENDED_OUTSIDE = ("expired", "no-credentials", "refused", "forbidden", "quota", "clock")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ObjectStaging:

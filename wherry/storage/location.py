@@ -140,6 +140,18 @@ def native_path(text: str) -> str:
     return text
 
 
+def _require_a_name(name: str, uri: str) -> None:
+    """Refuse a name from JSON that has half of a surrogate pair, which is not a byte of any file's name either."""
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise HostileError(
+            f"a file name in the data is not Unicode: {name!r}",
+            uri=uri,
+            cure="do not use this checkpoint; no file can have this name",
+        ) from error
+
+
 @dataclass(frozen=True)
 class Location:
     """A path in a store: the form of a URI that the functions of wherry take.
@@ -180,8 +192,9 @@ class Location:
         """A location below this one, for a name that was read from checkpoint data.
 
         Raises:
-            HostileError: the name is absolute, empty, or has a `..` part.
+            HostileError: the name is absolute, empty, or has a `..` part, or no file can have it.
         """
+        _require_a_name(name, self.uri)
         parts = name.split("/")
         if (
             not name

@@ -9,7 +9,6 @@ or objects that carry its id, so it changes nothing of a later attempt.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
 import threading
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.staging.lease_watch import Sighting, Verdict, Watch, this_process
 
@@ -30,7 +30,7 @@ EXPIRY_SECONDS = 60.0
 TOKEN_DIGITS = 8  # hex digits of the id of an attempt
 _BEATS = 4  # renewals in the time after which a claim expires
 _CLAIM = re.compile(r"claim-(?P<unit>\d+)-(?P<attempt>\d+)")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ engine and no coordinator is needed; whatever starts the processes will do.
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.progress import logger
 from wherry.errors import TargetExistsError, WherryError
 from wherry.remote.waits import waiting
 from wherry.units.claims import EXPIRY_SECONDS, Claims, claimed
@@ -34,7 +34,7 @@ LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
 LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed
 LOOKED_AT_LAST = 4  # where there is no such unit
 _MOST_FAILURES = 3  # of a worker, one after the other
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ killed sends nothing: it has not ended, and will be resumed.
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.watch.metrics import after_run
 from wherry.watch.notify import Notice, send
@@ -23,7 +23,7 @@ from wherry.watch.notify import Notice, send
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(slots=True)

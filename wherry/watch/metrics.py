@@ -13,7 +13,6 @@ last states come from one pass over the ledger's statements.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import config_file
 from wherry.config.settings import configured
+from wherry.core.progress import logger
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
 from wherry.ledger.replay import FAILURE, RUN, failed
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _READABLE_TO_ALL = 0o644  # the collector runs as another user
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def measure(roots: Sequence[str] | None = None) -> list[MetricSample]:

@@ -9,7 +9,6 @@ only to the configured address.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 from wherry.config.settings import configured
 from wherry.core.emit import post
+from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.errors import WherryError, redact
 from wherry.remote.waits import waiting
@@ -31,7 +31,7 @@ _TIMEOUT = 10.0  # seconds for one attempt
 _PAUSES = (0.0, 1.0, 4.0)  # seconds before each attempt
 _LONGEST = 2000  # maximum characters of one field
 _AGAIN = frozenset({429, 500, 502, 503, 504})  # statuses after which a retry may succeed
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 When = Literal["failure", "always", "never"]
 

@@ -21,6 +21,7 @@ from wherry.errors import AmbiguousError, IncompleteError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
+from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location
@@ -76,6 +77,7 @@ def _look(glimpse: Glimpse) -> FoundItem | None:
     return _found_step(glimpse)
 
 
+@uncollected()
 def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     location, names = glimpse.location, set(glimpse.entries)
     marks_of_step = (layout.COMMITTED, layout.V1_MARKER, layout.CHECKPOINT)

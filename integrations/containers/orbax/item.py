@@ -20,6 +20,7 @@ from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
+from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 
 
+@uncollected()
 def open_item(
     location: Location, detection: Detection, *, partial: bool = False, uncommitted: bool = False
 ) -> Opened:

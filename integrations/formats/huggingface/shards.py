@@ -26,6 +26,7 @@ from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import placed_tensors
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
+from wherry.runtime.threads import uncollected
 from wherry.storage.location import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE
@@ -75,6 +76,7 @@ class WeightContents:
     evidence: list[Evidence] = field(default_factory=list[Evidence])
 
 
+@uncollected()
 def read_weights(location: Location, weights: Weights) -> WeightContents:
     """Read the metadata of all weight files of a folder.
 
