@@ -390,8 +390,9 @@ def row(one: Planned) -> str:
 
 
 def short(rows: Iterable[str]) -> list[str]:
-    """The rows of README: the columns of the table that are about the conversion."""
-    return [f"| {' | '.join(row.strip('| ').split(' | ')[at] for at in SHORT)} |" for row in rows]
+    """The rows of README: those from one system to another, and the columns that are about the conversion."""
+    between = [row for row in rows if not row.startswith(SAME_SYSTEM)]
+    return [f"| {' | '.join(row.strip('| ').split(' | ')[at] for at in SHORT)} |" for row in between]
 
 
 COLUMNS = (
@@ -400,6 +401,7 @@ COLUMNS = (
 )  # fmt: skip
 HEAD = "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)]))
 SHORT = (0, 2, 3, 4, 5, 6, 7)  # columns
+SAME_SYSTEM = ("| Llama 405B, Hugging Face → Hugging Face", "| Llama 405B, Hugging Face → DCP")
 
 
 def put_into(file: Path, mark: str, lines: Iterable[str]) -> None:

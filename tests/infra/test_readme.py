@@ -45,7 +45,7 @@ def workplace(tmp_path, monkeypatch):
 
 
 def test_the_commands_and_the_library_example(workplace):
-    ten, also, *_more = code(section("Use"), "sh")
+    ten, also = code(section("Use"), "sh")[0], blocks("README", "sh")[0]
     assert len({line.split()[1] for line in ten.splitlines()}) == len(ten.splitlines()) == 10
     for line in (*ten.splitlines(), *also.splitlines()):
         words = shlex.split(line.partition("#")[0].replace("/checkpoints", "checkpoints"))

@@ -63,6 +63,7 @@ ROUTES: dict[str, tuple[Route, ...]] = {
     "huggingface-flax": (Route("huggingface-flax"),),
     "lingua": (Route("lingua"), Route("lingua-consolidated")),
     "maxtext": (Route("maxtext", {"scan_layers": "true"}), Route("maxtext", {"scan_layers": "false"})),
+    "megatron": (Route("megatron"),),
     "meta": (Route("torch-zip", answer=meta_params),),
     "penzai": (Route("penzai"), Route("penzai", {"layer_stack": "false", "order": "native"})),
     "t5x": (
