@@ -59,7 +59,7 @@ _CURE = "copy the whole folder again, with the files of all ranks"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalTensor:
     """One rank's part of a tensor.
 
     Attributes:
@@ -104,7 +104,7 @@ def open_fsdp(location: Location, detection: Detection) -> Opened:
     names = {entry.name: entry for entry in location.entries()}
     files = _rank_files(location, names)
     archives = [_opened(location.join(name)) for name in files]
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[LocalTensor]] = {}
     for rank, archive in enumerate(archives):
         for name, part in _parts(rank, archive, location.join(files[rank]), len(files)):
             parts.setdefault(name, []).append(part)
@@ -163,7 +163,7 @@ def _opened(location: Location) -> Archive:
     return archive
 
 
-def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator[tuple[str, Part]]:
+def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator[tuple[str, LocalTensor]]:
     """The tensors of one rank's file, each with its place in the whole one."""
     reader = StridedReader(place, archive.placed, ())
     said = _described(archive.tree.values)
@@ -174,10 +174,10 @@ def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator
             shape, placements = about.get(SHAPE, ()), about.get(PLACEMENTS, ())
             yield (
                 _name(path[:-2], place),
-                Part(rank, shape, placements, about.get(COORDINATE, ()), spec, extents),
+                LocalTensor(rank, shape, placements, about.get(COORDINATE, ()), spec, extents),
             )
         elif ranks == 1:
-            yield _name(path, place), Part(rank, spec.shape, (), (), spec, extents)
+            yield _name(path, place), LocalTensor(rank, spec.shape, (), (), spec, extents)
         else:
             raise UnsupportedError(
                 "a plain tensor in the files of several ranks: nothing says whether it is whole",
@@ -203,7 +203,7 @@ def _name(path: KeyPath, place: Location) -> str:
 
 
 def _whole(
-    name: str, parts: Sequence[Part], ranks: int, location: Location
+    name: str, parts: Sequence[LocalTensor], ranks: int, location: Location
 ) -> tuple[TensorSpec, tuple[Extent, ...]]:
     """A whole tensor and its bytes, from the parts of all ranks."""
     first = parts[0]
@@ -235,7 +235,9 @@ def _hostile(what: str, name: str, location: Location) -> HostileError:
     )
 
 
-def _box(part: Part, mesh: tuple[int, ...], name: str, location: Location) -> tuple[tuple[int, int], ...]:
+def _box(
+    part: LocalTensor, mesh: tuple[int, ...], name: str, location: Location
+) -> tuple[tuple[int, int], ...]:
     """Start and size of a part in each dimension, by torch's rule; its tensor has exactly this shape."""
     box = [(0, size) for size in part.shape]
     for kind, at, ranks in zip(part.placements, part.coordinate, mesh, strict=True):
@@ -256,7 +258,7 @@ def _box(part: Part, mesh: tuple[int, ...], name: str, location: Location) -> tu
 
 
 def _in_order(
-    spec: TensorSpec, parts: Sequence[tuple[tuple[tuple[int, int], ...], Part]], location: Location
+    spec: TensorSpec, parts: Sequence[tuple[tuple[tuple[int, int], ...], LocalTensor]], location: Location
 ) -> Iterator[Extent]:
     """The byte ranges of a tensor: runs of the parts, one after the other for each index of the outer dimensions."""
     full = [(box, part) for box, part in parts if part.local.nbytes]
@@ -267,7 +269,7 @@ def _in_order(
     )
     width = spec.nbytes // max(1, math.prod(spec.shape))
     tail = math.prod(spec.shape[inner + 1 :]) * width
-    runs: list[tuple[int, Part, Span]] = []
+    runs: list[tuple[int, LocalTensor, Span]] = []
     for box, part in full:
         rows = box[: inner + 1]
         run = (rows[-1][1] if rows else 1) * tail

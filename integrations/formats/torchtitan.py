@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _HEAD = 1 << 18
+_OF_LINGUA = "params.json"  # a folder with this file is Lingua's, whose names these are too
 _EMBEDDINGS = "tok_embeddings.weight"
 _OF_MODEL = ("tok_embeddings.", "layers.", "norm.", "lm_head.", "output.", "mtp_layers.")
 _OF_STATES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
@@ -45,7 +46,7 @@ _STEP_FOLDER = "step-"
 
 def _detect(glimpse: Glimpse) -> Detection | None:
     first = dcp.seen(glimpse)
-    if first is None or METADATA not in glimpse.entries:
+    if first is None or METADATA not in glimpse.entries or _OF_LINGUA in glimpse.entries:
         return None
     found = _seen(glimpse.location)
     if found is None:

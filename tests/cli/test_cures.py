@@ -17,7 +17,8 @@ import pytest
 
 import wherry
 from tests.support.command import small
-from tests.support.house import MODULES, label
+from tests.support.cure_texts import COMMANDS, OPTION, named, texts
+from tests.support.house import label
 from wherry import cures
 from wherry.cli import cli, main
 from wherry.core.option import options_of
@@ -25,8 +26,6 @@ from wherry.core.request import ConvertKeywords, ConvertRequest, RewriteRequest,
 from wherry.errors import UsageError
 from wherry.formats.registry import formats
 
-COMMAND = re.compile(r"`wherry ([^`]+)`")
-OPTION = re.compile(r"(?<![\w-])--[a-z]")
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?=…|\"|\[|\{|[A-Z]|\d)")
 # Texts that no error carries to a caller in Python.
 ROOF = (
@@ -38,34 +37,6 @@ ROOF = (
 )
 
 
-def without_docstrings(tree):
-    """The strings of a module; of an f-string its whole text."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    heads = {id(node.body[0].value) for node in ast.walk(tree)
-             if isinstance(node, kinds) and isinstance(node.body[0], ast.Expr)}  # fmt: skip
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "1" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in heads | parts:
-            yield node.value
-
-
-@cache
-def texts():
-    """The strings of the code that are sentences with a command or an option, each with its module."""
-    modules = [path for path in MODULES if path.name != "cures.py"]
-    found = [(path, text) for path in modules for text in without_docstrings(ast.parse(path.read_text()))]
-    return [
-        (path, text) for path, text in found if COMMAND.search(text) or (" " in text and OPTION.search(text))
-    ]
-
-
-def named(row):
-    return f"{label(row[0])}: {row[1][:60]}"
-
-
-COMMANDS = sorted({found for _path, text in texts() for found in COMMAND.findall(cures.about(text, "/ckpt"))})
 FOR_PYTHON = [row for row in texts() if not label(row[0]).startswith(ROOF)]
 
 

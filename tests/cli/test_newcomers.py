@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import socket
 import time
@@ -18,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
-from tests.support.command import small
+from tests.support.command import small, typed
 from tests.support.tiny_models import save_tiny
-from wherry.cli import cli, main
-from wherry.cli.sections import SECTIONS
+from wherry.cli import cli
+from wherry.cli.help import SECTIONS
 from wherry.formats.registry import LIBRARIES, formats
 
 
@@ -213,15 +212,6 @@ def home(checkpoints, monkeypatch):
 def digest(checkpoints):
     """The first 12 hex digits of the converted checkpoint."""
     return checkpoints[1].partition(":")[2][:12]
-
-
-def typed(line, home, capfd):
-    """What a command prints, and its exit code."""
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(shlex.split(line.replace("HOME", str(home))))
-    printed = capfd.readouterr()
-    return ended.value.code or 0, (printed.out + printed.err).replace(str(home), "HOME")
 
 
 def pasted(cure):

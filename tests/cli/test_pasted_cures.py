@@ -14,9 +14,8 @@ import subprocess
 import pytest
 
 import wherry
-from tests.cli.test_cures import COMMANDS
-from tests.cli.test_newcomers import typed
-from tests.support.command import small
+from tests.support.command import small, typed
+from tests.support.cure_texts import COMMANDS
 from tests.support.tiny_models import save_tiny
 
 # What a user puts in the place of a word; `1` is what the error fills in, most often the URI of a checkpoint.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from safetensors.numpy import save
+
+from wherry.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +32,15 @@ def command(
         line, env={**os.environ, **(env or {})}, capture_output=True, check=False, timeout=120,
         encoding="utf-8", errors="surrogateescape", **how,
     )  # fmt: skip
+
+
+def typed(line: str, home: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of a command that runs in this process, and what it prints; HOME stands for a folder in both."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(line.replace("HOME", str(home))))
+    printed = capfd.readouterr()
+    return int(ended.value.code or 0), (printed.out + printed.err).replace(str(home), "HOME")
 
 
 def small(path: Path) -> Path:

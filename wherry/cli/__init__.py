@@ -28,7 +28,14 @@ from wherry.cli.errors import (
     is_debugging,
     silence,
 )
-from wherry.cli.help import complete_arguments, completion, names_for, show_help
+from wherry.cli.help import (
+    Sections,
+    complete_arguments,
+    completion,
+    first_sentence,
+    names_for,
+    show_help,
+)
 from wherry.cli.init import init
 from wherry.cli.inspect import diff, inspect, layouts
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
@@ -48,7 +55,6 @@ from wherry.cli.options import (
 )
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
-from wherry.cli.sections import Sections, first_sentence
 from wherry.cli.units import commit, on_engine, on_readers, split, unit_size, work
 from wherry.console.say import explain, say_lines, show_waits
 from wherry.core.request import SourceRequest, TargetRequest, convert_request

@@ -28,8 +28,6 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch-zip", "dcp"),
     "pth": ("torch-zip",),
     "ckpt": ("torch-zip", "tf-bundle"),
-    "fsdp": ("dcp",),
-    "torchtitan": ("dcp",),
     "jax": ("orbax",),
     "ocdbt": ("orbax",),
     "zarr": ("orbax",),

@@ -116,7 +116,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     if version != VERSION:
         raise UnsupportedError(
             f"unsupported version of {SHARDED}: {version}", uri=location.uri,
-            cure="read it with Megatron-Core, and save it again with --ckpt-format torch_dist",
+            cure="read it with Megatron-Core, and save it again in the format torch_dist",
         )  # fmt: skip
     opened = dcp.open_folder(folder, detection, _RULES)
     record = read_record(folder.join(COMMON))

@@ -34,7 +34,7 @@ _FORM = 3.0  # of checkpoints since 2021: query, key and value of each group fol
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
+class MegatronRun:
     """What `common.pt` says of a run.
 
     Attributes:
@@ -51,7 +51,7 @@ class RunRecord:
         return (json.dumps(self.arguments, indent=2) + "\n").encode()
 
 
-def read_record(file: Location) -> RunRecord:
+def read_record(file: Location) -> MegatronRun:
     """Read `common.pt`.
 
     Raises:
@@ -61,7 +61,7 @@ def read_record(file: Location) -> RunRecord:
     return record_of(read_object(place, read_directory(place), {}).tree, file.uri)
 
 
-def record_of(tree: PickleTree, uri: str) -> RunRecord:
+def record_of(tree: PickleTree, uri: str) -> MegatronRun:
     """The record in the leaves of a pickle.
 
     Raises:
@@ -72,7 +72,7 @@ def record_of(tree: PickleTree, uri: str) -> RunRecord:
         raise CorruptError(
             f"{COMMON}: {ITERATION} is not a number", uri=uri, cure="restore the file from a backup"
         )
-    return RunRecord(_arguments(tree), step)
+    return MegatronRun(_arguments(tree), step)
 
 
 def _arguments(tree: PickleTree) -> dict[str, Any]:

@@ -49,7 +49,7 @@ _GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d+)"
 _MODEL = "model"
 _HEAD = "output_layer.weight"
 _CURE = "copy the whole folder of the step again, with the files of all ranks"
-_OTHER = "merge the ranks with Megatron's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist"
+_OTHER = "merge the ranks with Megatron's tools/checkpoint/convert.py, or save in the format torch_dist"
 
 
 @dataclass(frozen=True, slots=True)
