@@ -40,7 +40,9 @@ _OF_MODEL = ("tok_embeddings.", "layers.", "norm.", "lm_head.", "output.", "mtp_
 _OF_STATES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
 # What else is among the names: a part of the optimizer's state, with which a folder begins, or of a layer.
 _STATES = (b"optimizer.state.tok_embeddings.weight.", b"optimizer.param_groups.tok_embeddings.weight.")
-_LAYER = b"layers.0."
+# Names of 0.3 that no other system has; those of 0.2 are Lingua's and Meta's too.
+_OWN = (b".attention.qkv_linear.", b".moe.routed_experts.", b"lm_head.weight")
+_CONFIG = "torchtitan_config.json"
 _STEP_FOLDER = "step-"
 
 
@@ -48,7 +50,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     first = dcp.seen(glimpse)
     if first is None or METADATA not in glimpse.entries or _OF_LINGUA in glimpse.entries:
         return None
-    found = _seen(glimpse.location)
+    found = _seen(glimpse)
     if found is None:
         return None
     return Detection(
@@ -61,16 +63,25 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     )
 
 
-def _seen(location: Location) -> str | None:
-    """What says that the names are torchtitan's: its optimizer's state, or the parameters of a decoder at the top."""
-    head = location.join(METADATA).read(0, _HEAD)
+def _seen(glimpse: Glimpse) -> str | None:
+    """The evidence that the names are torchtitan's: its optimizer's state, or a decoder at the top, in its own place."""
+    head = glimpse.location.join(METADATA).read(0, _HEAD)
     state = next((one for one in _STATES if one in head), None)
     if state is not None:
         return f"contains {state.decode().strip('.')}"
-    in_step = location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None
-    if _at_top(head) and (in_step or _LAYER in head):
-        return f"contains {_EMBEDDINGS} at the top{f', in a folder {_STEP_FOLDER}N' if in_step else ''}"
-    return None
+    place = _place(glimpse, head)
+    return f"contains {_EMBEDDINGS} at the top, {place}" if place and _at_top(head) else None
+
+
+def _place(glimpse: Glimpse, head: bytes) -> str | None:
+    """What tells torchtitan's parameters from those of Lingua and Meta, whose names are the same in torchtitan 0.2."""
+    location = glimpse.location
+    if location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None:
+        return f"in a folder {_STEP_FOLDER}N"
+    if _CONFIG in glimpse.entries:
+        return f"beside {_CONFIG}"
+    own = next((one for one in _OWN if one in head), None)
+    return f"and {own.decode().strip('.')}" if own else None
 
 
 def _at_top(head: bytes) -> bool:
