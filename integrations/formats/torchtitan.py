@@ -64,7 +64,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _seen(glimpse: Glimpse) -> str | None:
-    """The evidence that the names are torchtitan's: its optimizer's state, or a decoder at the top, in its own place."""
+    """The evidence that the names are torchtitan's: its optimizer's state, or a decoder at the top in its own place."""
     head = glimpse.location.join(METADATA).read(0, _HEAD)
     state = next((one for one in _STATES if one in head), None)
     if state is not None:
