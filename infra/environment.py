@@ -132,6 +132,8 @@ def ensure(purpose: Purpose, *, fresh: bool = False) -> Path:
             f"WHERRY_VENV={folder} is neither empty nor a virtual environment; set it to another directory"
         )
     key = environment_key(purpose, find_python())
+    if ours and given:
+        _require_same_checkout(folder, key)
     if ours and not fresh and json.loads((folder / _KEY_FILE).read_text()) == key and python.exists():
         say(f"reusing the environment {_short(folder)}")
         return python
@@ -148,7 +150,17 @@ def environment_key(purpose: Purpose, python: str) -> dict[str, str]:
     declared = {name: project[name] for name in ("build-system", "project")}
     made_from = json.dumps([declared, purpose, str(ROOT)], sort_keys=True).encode() + CONSTRAINTS.read_bytes()
     version = "{}.{}".format(*_python_version(python))
-    return {"purpose": purpose.name, "python": version, "made_from": hashlib.sha256(made_from).hexdigest()}
+    made = hashlib.sha256(made_from).hexdigest()
+    return {"purpose": purpose.name, "root": str(ROOT), "python": version, "made_from": made}
+
+
+def _require_same_checkout(folder: Path, key: dict[str, str]) -> None:
+    """Refuse to replace the environment of another checkout."""
+    root = json.loads((folder / _KEY_FILE).read_text()).get("root", key["root"])
+    if root != key["root"]:
+        raise SystemExit(
+            f"WHERRY_VENV={folder} is the environment of the checkout {root}; set it to another directory"
+        )
 
 
 def _make(folder: Path, purpose: Purpose) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -129,6 +130,11 @@ def test_an_environment_is_reused_until_what_it_is_made_from_changes(
     constraints.write_text("another==1\n")
     monkeypatch.setattr(environment, "CONSTRAINTS", constraints)
     assert environment.ensure(environment.TEST)
+    assert len(made) == 4
+    key = tmp_path / "venv" / "wherry-environment.json"
+    key.write_text(json.dumps({**json.loads(key.read_text()), "root": "/another/checkout"}))
+    with pytest.raises(SystemExit, match="is the environment of the checkout"):
+        environment.ensure(environment.TEST)
     assert len(made) == 4
 
 
