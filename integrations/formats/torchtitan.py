@@ -40,9 +40,8 @@ _OF_MODEL = ("tok_embeddings.", "layers.", "norm.", "lm_head.", "output.", "mtp_
 _OF_STATES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
 # What else is among the names: a part of the optimizer's state, with which a folder begins, or of a layer.
 _STATES = (b"optimizer.state.tok_embeddings.weight.", b"optimizer.param_groups.tok_embeddings.weight.")
-# Names of 0.3 that no other system has; those of 0.2 are Lingua's and Meta's too.
-_OWN = (b".attention.qkv_linear.", b".moe.routed_experts.", b"lm_head.weight")
-_CONFIG = "torchtitan_config.json"
+_LAYER = b"layers.0."
+_PREFIX = "model."  # of Lingua
 _STEP_FOLDER = "step-"
 
 
@@ -50,7 +49,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     first = dcp.seen(glimpse)
     if first is None or METADATA not in glimpse.entries or _OF_LINGUA in glimpse.entries:
         return None
-    found = _seen(glimpse)
+    found = _seen(glimpse.location)
     if found is None:
         return None
     return Detection(
@@ -63,31 +62,28 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     )
 
 
-def _seen(glimpse: Glimpse) -> str | None:
-    """The evidence that the names are torchtitan's: its optimizer's state, or a decoder at the top in its own place."""
-    head = glimpse.location.join(METADATA).read(0, _HEAD)
+def _seen(location: Location) -> str | None:
+    """The evidence that the names are torchtitan's: its optimizer's state, or the parameters of a decoder."""
+    head = location.join(METADATA).read(0, _HEAD)
     state = next((one for one in _STATES if one in head), None)
     if state is not None:
         return f"contains {state.decode().strip('.')}"
-    place = _place(glimpse, head)
-    return f"contains {_EMBEDDINGS} at the top, {place}" if place and _at_top(head) else None
-
-
-def _place(glimpse: Glimpse, head: bytes) -> str | None:
-    """What tells torchtitan's parameters from those of Lingua and Meta, whose names are the same in torchtitan 0.2."""
-    location = glimpse.location
-    if location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None:
-        return f"in a folder {_STEP_FOLDER}N"
-    if _CONFIG in glimpse.entries:
-        return f"beside {_CONFIG}"
-    own = next((one for one in _OWN if one in head), None)
-    return f"and {own.decode().strip('.')}" if own else None
+    in_step = location.name.startswith(_STEP_FOLDER) and step_number(location.name) is not None
+    if _at_top(head) and (in_step or _LAYER in head):
+        return f"contains {_EMBEDDINGS} at the top{f', in a folder {_STEP_FOLDER}N' if in_step else ''}"
+    return None
 
 
 def _at_top(head: bytes) -> bool:
-    """Whether the embeddings are a whole name: a pickle's text follows its length, of one byte or of four."""
-    name = _EMBEDDINGS.encode()
-    size = len(name)
+    """Whether the embeddings are a whole name: a pickle's text follows its length, of one byte or of four.
+
+    Lingua's names have a prefix, but its nested paths have the same text as a part.
+    """
+    return _is_whole(_EMBEDDINGS, head) and not _is_whole(_PREFIX + _EMBEDDINGS, head)
+
+
+def _is_whole(text: str, head: bytes) -> bool:
+    name, size = text.encode(), len(text)
     return any(start + name in head for start in (b"\x8c" + bytes([size]), b"X" + size.to_bytes(4, "little")))
 
 

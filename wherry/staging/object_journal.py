@@ -276,6 +276,7 @@ def finished_journal(
     runs: Sequence[str],
     rows: Iterable[DurableMove],
     notes: Iterable[list[Any]] = (),
+    parts: Iterable[list[Any]] = (),
 ) -> None:
     """Write the journal of a run that was interrupted after its last move; an existing one is left.
 
@@ -289,12 +290,15 @@ def finished_journal(
         runs: ids of the runs that have made the objects; at least one.
         rows: the moves.
         notes: of the writers.
+        parts: path of an object and one of its parts.
 
     Raises:
         StorageError: the storage failed.
     """
     first = {**header, "members": members, "run": runs[0]}
-    groups = [{"uploads": [], "parts": [], "notes": list(notes), "done": [encode(row) for row in rows]}]
+    groups = [
+        {"uploads": [], "parts": list(parts), "notes": list(notes), "done": [encode(row) for row in rows]}
+    ]
     lines: list[bytes] = []
     key, mac = journal_key(), FIRST_MAC
     for line in (first, *({"run": run} for run in runs[1:]), *groups):
@@ -347,7 +351,7 @@ def sent_before(
     found = {
         path: SentBefore(parts=dict(past.parts.get(path, {})), found=one) for path, one in objects.items()
     }
-    agreed = True
+    agreed = all(path in objects or path in past.uploads for path in past.parts)
     for path, upload in past.uploads.items():
         if path in objects:
             store.abort(upload)  # killed after the object was assembled: gs:// may still hold its parts

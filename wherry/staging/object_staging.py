@@ -185,12 +185,12 @@ class ObjectStaging:
         past = read_past(self._area, self._header)
         if past.reason:
             self.discarded, past = past.reason, JournalPast()
-        own = self._taken_up(past)
-        if self._by_checksum:
-            own = without_unproved(past, own, self._store)
+        present = self._taken_up(past)
+        own = without_unproved(past, present, self._store) if self._by_checksum else present
         before, agreed = sent_before(past, own, self._store)
         if not agreed:
             self.discarded = "the store no longer has all parts that the interrupted run had sent"
+        if not agreed or len(own) < len(present):  # moves whose bytes are gone are not done
             past = replace(past, done=())
         self._journal = begin_journal(
             past,

@@ -190,7 +190,8 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
     if store is not None:
         runs = [receipt.token for receipt in receipts]
         notes = [note for receipt in receipts for note in receipt.notes]
-        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows, notes)
+        parts = [part for receipt in receipts for part in receipt.parts]
+        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows, notes, parts)
         return
     if _is_composed(split):
         return  # another commit has done it

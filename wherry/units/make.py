@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,7 +100,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
         finish(writer)
         files = tuple(_made(area.staged, file.name) for file in unit.files)
-        notes = _notes(area.staged)
+        notes, parts = _notes(area.staged), _parts(area.staged)
     _require_moved(unit, journal.rows)
     hashed = {
         algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
@@ -115,6 +115,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         moves=tuple(journal.rows),
         hashed=hashed,
         notes=notes,
+        parts=parts,
         worker=f"process {os.getpid()} on {socket.gethostname()}",
         seconds=round(time.monotonic() - clock, 3),
     )
@@ -162,7 +163,7 @@ def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location
 @contextmanager
 def _object_area(store: ObjectStore, split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
     job, sender = split.job, Sender(parts_share(split.job.plan.memory))
-    context = UploadContext(store, claim.token, sender, _NoLog(), job.committed.store.protocol)
+    context = UploadContext(store, claim.token, sender, PartLog(), job.committed.store.protocol)
     run = UploadRun(job.committed, staging_of(split).path, context, job.row.commit_members)
     staged = inside(job, job.committed)
     paths = _paths(staged, unit)
@@ -213,17 +214,35 @@ def _notes(staged: Location) -> tuple[list[Any], ...]:
     return tuple(staged.store.run.new_notes()) if isinstance(staged.store, SelectedObjects) else ()
 
 
+def _parts(staged: Location) -> tuple[list[Any], ...]:
+    """The parts of the objects, with the checksums that the store has computed of them, which prove the objects."""
+    if not isinstance(staged.store, SelectedObjects):
+        return ()
+    log = staged.store.run.using.log
+    assert isinstance(log, PartLog)
+    return tuple(log.rows)
+
+
 def _require_moved(unit: Unit, rows: list[DurableMove]) -> None:
     moved, wanted = sum(row.span.nbytes for row in rows), sum(part.nbytes for part in unit.parts)
     if moved != wanted:
         raise InternalError(f"unit {unit.name}: {moved:,} of {wanted:,} bytes were moved")
 
 
-class _NoLog:
-    """A unit that is interrupted is made again from its beginning: what was sent of it is not noted."""
+@dataclass(slots=True)
+class PartLog:
+    """Keeps what is sent for the receipt; a unit that is interrupted is made again from its beginning.
+
+    Attributes:
+        rows: path of an object and one of its parts.
+    """
+
+    rows: list[list[Any]] = field(default_factory=list["list[Any]"])
 
     def part(self, upload: Upload, part: Part) -> None:
         """See UploadLog."""
+        self.rows.append([upload.path, asdict(part)])
 
     def whole(self, path: str, part: Part) -> None:
         """See UploadLog."""
+        self.rows.append([path, asdict(part)])

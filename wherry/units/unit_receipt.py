@@ -53,6 +53,7 @@ class UnitReceipt:
         moves: the moves, with the hashes of their leaves.
         hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
         notes: what the writer has noted about objects, for the commit.
+        parts: path of an object and one of its parts, with the checksum that the store has computed; see Part.
         worker: host and process.
         seconds: how long it took.
     """
@@ -67,6 +68,7 @@ class UnitReceipt:
     worker: str
     seconds: float
     notes: tuple[list[Any], ...] = ()
+    parts: tuple[list[Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -89,6 +91,7 @@ class UnitReceipt:
             "moves": [encode(move) for move in self.moves],
             "hashed": hashed,
             "notes": list(self.notes),
+            "parts": list(self.parts),
             "worker": self.worker,
             "seconds": self.seconds,
         }
@@ -116,6 +119,7 @@ def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
             worker=row["worker"],
             seconds=row["seconds"],
             notes=tuple(row["notes"]),
+            parts=tuple(row["parts"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"invalid receipt of a unit: {error!r}", uri=uri, cure="remove it") from error

@@ -124,7 +124,9 @@ def test_flat_and_nested_forms_agree(tmp_path):
 @pytest.mark.parametrize("to", ["lingua", "lingua-consolidated"])
 def test_what_lingua_could_not_load(tmp_path, change, words, to):
     with pytest.raises(UnrepresentableError, match=words) as caught:
-        wherry.convert(bare_file(tmp_path / "a", **change), tmp_path / "out", to=to, lineage=False)
+        wherry.convert(
+            bare_file(tmp_path / "a", **change), tmp_path / "out", to=to, format="dcp", lineage=False
+        )
     assert caught.value.cure
     assert not (tmp_path / "out").exists()
 
