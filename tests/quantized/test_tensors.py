@@ -130,7 +130,9 @@ def test_what_is_not_supported_is_refused_by_name(quantization, words, tmp_path)
 
 def test_asking_for_it_without_a_quantisation_is_an_error(tmp_path):
     source = folder(tmp_path / "a", {"m.weight": CODES}, None)
-    with pytest.raises(UsageError, match="no config next to the source states a quantisation"):
+    with pytest.raises(
+        UsageError, match="nothing can be dequantised: no config next to the source states it"
+    ):
         wherry.convert(source, tmp_path / "b", **ROUTE)
     with pytest.raises(UsageError, match="cannot dequantise to 'int8'"):
         quantized = folder(tmp_path / "c", {"m.weight": CODES, "m.weight_scale_inv": SCALES}, FP8)

@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import MismatchError
-from wherry.formats.companions import MemoryFiles
-from wherry.formats.reader import Access, ReaderOver
 from wherry.mover.parts import Parts
 from wherry.quantized.codes import code_table, scale_values
+from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.encode import block_scales, encode, largest_error, packed
-from wherry.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Absent, Reader
+    from wherry.formats.reader import Reader
     from wherry.quantized.tensors import QuantizedTensor
-    from wherry.storage.location import Entry
 
 _BAND = 1 << 18  # elements that are encoded at a time, or one block
 _WORKING = 32  # bytes of memory for each of them
@@ -56,7 +53,7 @@ class QuantisationError:
             self.error, self.share = max(self.error, error), max(self.share, share)
 
 
-class CodedReader(ReaderOver):
+class CodedReader(ComputedReader):
     """A reader of codes and scales over plain tensors; used from several threads."""
 
     def __init__(
@@ -76,64 +73,36 @@ class CodedReader(ReaderOver):
             files: companion files that differ, by name.
             kept: a checkpoint that has the scales; closed together with this reader.
         """
-        self._reader = reader
-        self._plain = plain
+        super().__init__(reader, plain, files)
         self._roles = roles
-        self._files = files
         self._kept = kept
         self._parts = Parts(reader, plain)
         self._scales = Parts(kept.reader, kept.manifest.tensors) if kept else None
         self.measured = QuantisationError()
 
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The plain checkpoint's reader, for tensors that stay plain."""
-        return self._reader, self._plain[spec.path]
+    def is_computed(self, spec: TensorSpec) -> bool:
+        """Whether the tensor has codes, scales or a shape."""
+        return spec.path in self._roles
 
-    def access(self, spec: TensorSpec) -> Access:
-        """By region, if the tensor is made."""
-        if spec.path in self._roles:
-            return Access("regions", gridded=False, computes=True)
-        return super().access(spec)
-
-    def extents(self, spec: TensorSpec):  # noqa: ANN201  as ReaderOver has it
-        """The extents of a plain tensor; None for one that is made."""
-        return None if spec.path in self._roles else super().extents(spec)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See Reader."""
-        return None if spec.path in self._roles else super().held(spec, cell)
-
-    def encoded(self, spec: TensorSpec):  # noqa: ANN201  as ReaderOver has it
-        """See Reader."""
-        return None if spec.path in self._roles else super().encoded(spec)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes() if spec.path in self._roles else super().read_bytes(spec)
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region.
+    def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
+        """Make a region of codes, scales or a shape.
 
         Raises:
             MismatchError: scales were kept, and a value is none that a code means.
         """
-        import numpy as np
-
-        if spec.path not in self._roles:
-            return super().read(spec, region)
-        out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        self._make(spec, region, out)
-        return out
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the elements of a region; see `read`."""
-        import numpy as np
-
-        if spec.path not in self._roles:
-            super().fill(spec, region, buffer)
+        role = self._roles[spec.path]
+        if role.name == "shape":
+            out[...] = role.tensor.shape[region[0]]
             return
-        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
-        self._make(spec, region, out)
+        if role.name == "scales" and self._kept is not None:
+            out[...] = self._kept.reader.read(spec, region)
+            return
+        try:
+            (self._make_codes if role.name == "codes" else self._make_scales)(role, region, out)
+        finally:
+            self._parts.release()
+            if self._scales is not None:
+                self._scales.release()
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band of whole blocks, and for what the plain tensor's reader takes to read it."""
@@ -149,49 +118,14 @@ class CodedReader(ReaderOver):
         columns = elements[-1].stop - elements[-1].start
         band = min(max(_BAND, tensor.block[-2] * columns), math.prod(region_shape(elements)))
         first = next(_bands(tensor, elements), elements)
-        plain = self._plain[tensor.plain.path]
+        plain = self._stored[tensor.plain.path]
         return _WORKING * band + self._reader.overhead(plain, _of_plain(tensor, first))
-
-    def absent(self) -> Iterable[Absent]:
-        """Missing chunks of the plain checkpoint."""
-        return self._reader.absent()
-
-    def shortfall(self) -> str | None:
-        """See the plain checkpoint's reader."""
-        return self._reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion: in memory, or in the plain checkpoint."""
-        if name in self._files:
-            return Location(MemoryFiles(files=self._files), name)
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the plain checkpoint."""
-        return self._reader.members()
 
     def close(self) -> None:
         """Close the readers below."""
-        self._reader.close()
+        super().close()
         if self._kept is not None:
             self._kept.close()
-
-    def _make(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
-        role = self._roles[spec.path]
-        if role.name == "shape":
-            out[...] = role.tensor.shape[region[0]]
-            return
-        if role.name == "scales" and self._kept is not None:
-            out[...] = self._kept.reader.read(spec, region)
-            return
-        if 0 in region_shape(region):
-            return
-        try:
-            (self._make_codes if role.name == "codes" else self._make_scales)(role, region, out)
-        finally:
-            self._parts.release()
-            if self._scales is not None:
-                self._scales.release()
 
     def _make_scales(self, role: Role, region: Region, out: np.ndarray) -> None:
         tensor = role.tensor
@@ -270,7 +204,7 @@ class CodedReader(ReaderOver):
         stored = self._scales.read(tensor.scales.path, part).reshape(region_shape(grid)[-2:])
         wide = _spread(stored, tensor.block, values.shape)
         codes = encode(values, wide, tensor.code)
-        kind = dtypes.numpy_dtype(self._plain[tensor.plain.path].dtype)
+        kind = dtypes.numpy_dtype(self._stored[tensor.plain.path].dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             meant = (code_table(tensor.code)[codes] * scale_values(wide, tensor.code)).astype(kind)
         if not np.array_equal(meant.astype(np.float32), values, equal_nan=True):

@@ -9,24 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.account import Bound
-from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import counted
 from wherry.errors import UnrepresentableError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.formats.reader import Access, ReaderOver
 from wherry.layout.words import significant
 from wherry.mover.regions import read_span
+from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.ggml import RULES, exact, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Absent, Reader
-    from wherry.storage.location import Entry, Location
+    from wherry.formats.reader import Reader
 
 RECORD = "dequantized"  # in a manifest's origin
 _PREFIX = "ggml:"
@@ -34,91 +32,24 @@ _BAND = 1 << 18  # elements that are made at a time, or one row
 _WORKING = 16  # bytes of memory for each of them
 
 
-class BlockReader(ReaderOver):
+class BlockReader(ComputedReader):
     """A reader over a file with quantised blocks; used from several threads."""
 
-    def __init__(self, reader: Reader, stored: Mapping[KeyPath, TensorSpec]) -> None:
-        """Read nothing yet.
-
-        Args:
-            reader: of the stored file; it is closed together with this reader.
-            stored: its tensors.
-        """
-        self._reader = reader
-        self._stored = stored
-
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The file's reader."""
-        return self._reader, self._stored[spec.path]
-
-    def access(self, spec: TensorSpec) -> Access:
-        """By region, if the tensor is stored in blocks."""
-        if self._blocks(spec):
-            return Access("regions", gridded=False, computes=True)
-        return super().access(spec)
-
-    def extents(self, spec: TensorSpec) -> Any:
-        """The extents of a plain tensor; None for blocks."""
-        return None if self._blocks(spec) else super().extents(spec)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes() if self._blocks(spec) else super().read_bytes(spec)
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region."""
-        import numpy as np
-
-        if not self._blocks(spec):
-            return super().read(spec, region)
-        out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        self._make(self._stored[spec.path], region, out)
-        return out
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the elements of a region."""
-        import numpy as np
-
-        if not self._blocks(spec):
-            super().fill(spec, region, buffer)
-            return
-        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
-        self._make(self._stored[spec.path], region, out)
+    def is_computed(self, spec: TensorSpec) -> bool:
+        """Whether the tensor is stored in blocks."""
+        return self._stored[spec.path].dtype in RULES
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band of rows."""
-        if not self._blocks(spec):
+        if not self.is_computed(spec):
             return super().overhead(spec, region)
         return _WORKING * min(max(_BAND, spec.shape[-1]), spec.size)
 
-    def absent(self) -> Iterable[Absent]:
-        """See the file's reader."""
-        return self._reader.absent()
-
-    def shortfall(self) -> str | None:
-        """See the file's reader."""
-        return self._reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """See the file's reader."""
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The file."""
-        return self._reader.members()
-
-    def close(self) -> None:
-        """Close the reader below."""
-        self._reader.close()
-
-    def _blocks(self, spec: TensorSpec) -> bool:
-        return self._stored[spec.path].dtype in RULES
-
-    def _make(self, stored: TensorSpec, region: Region, out: np.ndarray) -> None:
+    def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
+        """Dequantise a region, row by row."""
         import numpy as np
 
-        if 0 in region_shape(region):
-            return
+        stored = self._stored[spec.path]
         extents = self._reader.extents(stored)
         assert extents is not None
         elements = dtypes.block_elements(stored.dtype)

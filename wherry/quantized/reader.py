@@ -9,17 +9,14 @@ import math
 import threading
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
-from wherry.formats.companions import MemoryFiles
-from wherry.formats.reader import Absent, Access, ReaderOver
 from wherry.layout.transpose import permute
 from wherry.mover.parts import Parts
 from wherry.quantized.codes import decode, multiply, scale_values
-from wherry.storage.location import Location
+from wherry.quantized.computed_reader import ComputedReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,16 +24,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Reader
+    from wherry.formats.reader import Absent, Reader
     from wherry.quantized.tensors import QuantizedTensor
-    from wherry.storage.location import Entry
 
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
 _WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
-class DequantizedReader(ReaderOver):
+class DequantizedReader(ComputedReader):
     """A reader over a checkpoint with quantised tensors; used from several threads."""
 
     def __init__(
@@ -54,71 +50,26 @@ class DequantizedReader(ReaderOver):
             quantized: the tensors that are dequantised, by their key path.
             files: companion files that differ from the stored ones, by name.
         """
-        self._reader = reader
-        self._stored = stored
+        super().__init__(reader, stored, files)
         self._quantized = quantized
-        self._files = files
         self._parts = Parts(reader, stored)
         self._checked: set[KeyPath] = set()
         self._lock = threading.Lock()
 
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The stored checkpoint's reader, for plain tensors."""
-        return self._reader, self._stored[spec.path]
+    def is_computed(self, spec: TensorSpec) -> bool:
+        """Whether the tensor is dequantised."""
+        return spec.path in self._quantized
 
-    def access(self, spec: TensorSpec) -> Access:
-        """By region, if the tensor is dequantised."""
-        if spec.path in self._quantized:
-            return Access("regions", gridded=False, computes=True)
-        return super().access(spec)
-
-    def extents(self, spec: TensorSpec) -> Any:
-        """The extents of a plain tensor; None for one that is dequantised."""
-        return None if spec.path in self._quantized else super().extents(spec)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See Reader."""
-        return None if spec.path in self._quantized else super().held(spec, cell)
-
-    def encoded(self, spec: TensorSpec) -> Any:
-        """See Reader."""
-        return None if spec.path in self._quantized else super().encoded(spec)
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Any:
-        """See Reader."""
-        if spec.path in self._quantized:
-            return super(ReaderOver, self).stream(spec, cell)
-        return super().stream(spec, cell)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        if spec.path in self._quantized:
-            return self.read(spec, spec.whole).tobytes()
-        return super().read_bytes(spec)
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region.
+    def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
+        """Dequantise a region.
 
         Raises:
             CorruptError: the checkpoint states another shape for the codes.
         """
-        import numpy as np
-
-        if spec.path not in self._quantized:
-            return super().read(spec, region)
-        out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        self._make(self._quantized[spec.path], region, out)
-        return out
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the elements of a region; see `read`."""
-        import numpy as np
-
-        if spec.path not in self._quantized:
-            super().fill(spec, region, buffer)
-            return
-        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
-        self._make(self._quantized[spec.path], region, out)
+        try:
+            self._make_bands(self._quantized[spec.path], region, out)
+        finally:
+            self._parts.release()
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band, and for the scales of the region."""
@@ -134,32 +85,6 @@ class DequantizedReader(ReaderOver):
         """Missing chunks, of a tensor that is dequantised under its own key path."""
         owners = {path: one.plain.path for one in self._quantized.values() for path in one.made_of}
         return (replace(one, path=owners.get(one.path, one.path)) for one in self._reader.absent())
-
-    def shortfall(self) -> str | None:
-        """See the stored checkpoint's reader."""
-        return self._reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion: in memory, or in the stored checkpoint."""
-        if name in self._files:
-            return Location(MemoryFiles(files=self._files), name)
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the stored checkpoint."""
-        return self._reader.members()
-
-    def close(self) -> None:
-        """Close the reader below."""
-        self._reader.close()
-
-    def _make(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
-        if 0 in region_shape(region):
-            return
-        try:
-            self._make_bands(tensor, region, out)
-        finally:
-            self._parts.release()
 
     def _make_bands(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
         import numpy as np

@@ -75,9 +75,14 @@ ROUTES: dict[str, tuple[Route, ...]] = {
 }
 
 
+# Classes that a system does not have: all of their models are refused. torchtitan's attention has no biases, and
+# neither it nor Megatron has the indexer of DeepSeek V3.2.
 WITHOUT = {
-    ("umt5", "huggingface-flax")
-}  # classes that a system does not have: all of their models are refused
+    ("umt5", "huggingface-flax"),
+    ("qwen2", "torchtitan"),
+    ("deepseek_v32", "torchtitan"),
+    ("deepseek_v32", "megatron"),
+}
 
 
 @dataclass(frozen=True, slots=True)
