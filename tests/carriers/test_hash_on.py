@@ -188,7 +188,7 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
     outcome = wherry.verify(model, level="digest", on="processes:2", unit_bytes=16 * MIB)
     assert outcome.ok
     assert len(killed) == 1
-    assert "was lost while it made unit" in caplog.text
+    assert "was lost while it wrote unit" in caplog.text
 
 
 @pytest.mark.slow

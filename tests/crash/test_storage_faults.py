@@ -83,7 +83,7 @@ def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("options", [(), ("compression=zstd",), ("ocdbt=false",)], ids=str)
-@pytest.mark.parametrize("function", ["_append", "_write_file", "_sync_files"])
+@pytest.mark.parametrize("function", ["append_to_log", "_write_file", "_sync_files"])
 def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, code):
     source = sources["orbax"]
     from wherry.integrations.containers.zarr import store
@@ -91,7 +91,7 @@ def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, 
     def fails(*_arguments, **_options):
         raise OSError(code, os.strerror(code))
 
-    if function == "_append" and "ocdbt=false" in options:
+    if function == "append_to_log" and "ocdbt=false" in options:
         pytest.skip("a file for each chunk needs no log")
     target = tmp_path / "out" / "orbax"
     chosen = dict(option.split("=") for option in options)

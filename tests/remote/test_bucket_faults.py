@@ -156,8 +156,8 @@ def test_a_body_that_is_cut_is_read_again(store, read):
     ("start", "stop", "words"),
     [
         (0, 10, "more than the 10 bytes that were asked for"),
-        (10, 20, "asked for"),
-        (10, 2 * len(DATA), "the range that begins at byte 10 was asked for"),
+        (10, 20, "the store sent "),
+        (10, 2 * len(DATA), "the requested range, which begins at byte 10"),
     ],
 )
 @pytest.mark.parametrize("by", ["connection", "library"])

@@ -53,11 +53,13 @@ class ChildPool:
         with child.started("wherry.carriers.call", purpose=title, text=text, variables=variables()) as one:
             while not one.has_ended():
                 if self._over.wait(_LOOK_SECONDS):
-                    raise StorageError("the pool was closed")
+                    raise StorageError("the pool was closed", cure="run the command again")
             done = one.result()
         if done.code:
             raise StorageError(
-                f"{title} ended with exit code {done.code}: {done.errors[-200:]}", retryable=True
+                f"{title} ended with exit code {done.code}: {done.errors[-200:]}",
+                retryable=True,
+                cure="run the command again; if it ends so again, with --on threads",
             )
         return json.loads(done.output)
 
