@@ -239,16 +239,17 @@ def _require_held(
     try:
         require_assumed(family, source, target, told, names)
     except UnrepresentableError as error:
-        others = [one.name for one in _of_the_same_tensors(family) if _holds(one, target.name, names)]
+        same = _of_the_same_tensors(family, source)
+        others = [one.name for one in same if _holds(one, target.name, names)]
         if others:
             error.cure = f"choose a family that holds it: --family {' or '.join(others)}; or {error.cure}"
         raise
     require_accepted(target, names)
 
 
-def _of_the_same_tensors(family: Family) -> Iterator[Family]:
+def _of_the_same_tensors(family: Family, source: System) -> Iterator[Family]:
     """The families with which a checkpoint that names no family could be read as well."""
-    return (one for one in map(load_family, families()) if one.yields_to == family.name)
+    return (one for one in map(load_family, families()) if one.yields_in(source.name) == family.name)
 
 
 def _holds(family: Family, target: str, names: Mapping[str, Any]) -> bool:

@@ -240,7 +240,10 @@ def config_file(path: str) -> dict[str, Any]:
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:
-    """The system of a config: the one of which it states most sizes; None if it states no size of any system."""
+    """The system of a config: the one of which it states most sizes; None if it states no size of any system.
+
+    Other systems share some of its attributes, and need not make sense of them: see `_states`.
+    """
     scored = [(_stated(config, system), system) for system in systems]
     best = max(scored, key=lambda pair: pair[0], default=None)
     return best[1] if best and best[0] else None
@@ -249,7 +252,15 @@ def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> Syste
 def _stated(config: Mapping[str, Any], system: System) -> int:
     table = config.get(system.config.table) if system.config.table else None
     attributes = table if isinstance(table, dict) else config
-    return sum(evaluate(text, attributes) is not None for text in system.config.sizes.values())
+    return sum(_states(attributes, text) for text in system.config.sizes.values())
+
+
+def _states(attributes: Mapping[str, Any], size: str) -> bool:
+    """Whether a config states a size; one that is no whole number is not stated, as if it were of another system."""
+    try:
+        return evaluate(size, attributes) is not None
+    except UsageError:
+        return False
 
 
 def source_config(

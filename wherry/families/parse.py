@@ -169,6 +169,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         config=_config(row.get("config", {}), where),
         write=_write(row.get("write", {}), where),
         like=row.get("like"),
+        yields_to=row.get("yields_to"),
     )
 
 

@@ -16,6 +16,7 @@ and pass the same checks. An unknown field is an error.
       like                 a system with the same config file: `config` and `write` are its own, with the changes here.
                            This system's software may ignore what such a config says: a source whose config states
                            another value than `assumes` or `accepts` allow is refused
+      yields_to            as of the family, in this system alone
       forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
                            target; [choices] or {choices, config, kept}, the first being the default
       conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
@@ -305,6 +306,7 @@ class System:
     config: ConfigRules
     write: Write
     like: str | None = None
+    yields_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +322,11 @@ class Family:
     parameters: Mapping[str, Parameter]
     facts: Mapping[str, Fact]
     systems: Mapping[str, System]
+
+    def yields_in(self, system: str) -> str | None:
+        """The family that a checkpoint of this system belongs to if it fits both and names neither."""
+        own = self.systems.get(system)
+        return (own.yields_to if own else None) or self.yields_to
 
     def system(self, name: str) -> System:
         """One of its systems.

@@ -115,7 +115,7 @@ def _row_layouts(
         if _is_stacked(stack, chosen):
             place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
             inserted = [_inserted(one, stack.axis, place) for one in axes]
-            along += 1 if inserted != axes and place <= along else 0
+            along += 1 if len(axes) > 1 and inserted != axes and place <= along else 0
             axes = inserted
     return key, tuple(axes), along
 

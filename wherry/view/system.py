@@ -231,7 +231,7 @@ def _family(
 def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
     """The only family whose layouts fit every tensor and the config; None if none does."""
     fits = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
-    fitting = [one for one in fits if one.yields_to not in {other.name for other in fits}]
+    fitting = [one for one in fits if _yields_to(one, checkpoint) not in {other.name for other in fits}]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
@@ -245,6 +245,11 @@ def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked:
             cure="pass --family, or declare one with --family-file; run `wherry layouts` to list the families",
         )  # fmt: skip
     return fitting[0] if fitting else None
+
+
+def _yields_to(family: Family, checkpoint: Checkpoint) -> str | None:
+    source = _source(family, checkpoint)
+    return family.yields_in(source.name) if source else None
 
 
 def _written(checkpoint: Checkpoint) -> dict[str, str]:
