@@ -8,18 +8,28 @@ from tests.support.families import SIZES, carried, made, same
 from wherry.families import convert_layout, families, load_family
 from wherry.families.templates import form_choices
 
+INDEXER = [
+    f"{kind}_index_{name}"
+    for kind in ("dense", "moe")
+    for name in ("query", "key", "norm", "norm_bias", "weights")
+]
+BIASES = ["query_bias", "key_bias", "value_bias"]
+EXPERTS = ["router", "expert_gate", "expert_up", "expert_down"]
+
 # Parameters that exclude each other: a model has those of one row less.
 VARIANTS = {
-    "deepseek": [["dense_query", "moe_query"], ["dense_query_down", "dense_query_norm", "dense_query_up",
-                 "moe_query_down", "moe_query_norm", "moe_query_up", "moe_router_bias", "head",
-                 *(f"{kind}_index_{name}" for kind in ("dense", "moe")
-                   for name in ("query", "key", "norm", "norm_bias", "weights"))]],
+    "deepseek": [["dense_query", "moe_query"], [*INDEXER, "dense_query", "moe_query"],
+                 ["dense_query_down", "dense_query_norm", "dense_query_up", "moe_query_down", "moe_query_norm",
+                  "moe_query_up", "moe_router_bias", "head", *INDEXER]],
     "t5": [["encoder_relpos", "decoder_relpos", "encoder_up", "decoder_up"],
            ["encoder_layer_relpos", "decoder_layer_relpos", "encoder_gate", "encoder_gated_up", "decoder_gate",
             "decoder_gated_up", "logits"]],
-    "qwen": [["gate", "up", "down", "query_bias", "key_bias", "value_bias"],
-             ["router", "expert_gate", "expert_up", "expert_down", "query_norm", "key_norm", "head"]],
+    "qwen": [["gate", "up", "down", *BIASES], [*EXPERTS, "query_norm", "key_norm", "head"], [*EXPERTS, *BIASES]],
     "bert": [[], ["pooler", "pooler_bias"]],
+}  # fmt: skip
+# Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2.
+LACKED = {
+    ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
 }  # fmt: skip
 CHOSEN = {"rope": "interleaved", "query_scale": "folded"}
 
@@ -34,8 +44,13 @@ def conventions(family, name, **more):
 
 def _has_no_place(family, source, target, forms, without):
     """Forms of T5 whose relative bias is of the other kind, which the checkpoint would lack; tied models in Penzai, and
-    in Flax's Llama, whose head is never tied; UMT5 in Flax."""
+    in Flax's Llama, whose head is never tied; UMT5 in Flax; parameters that a system lacks; models with experts where
+    Megatron's norms are part of the projections, which tells that there are none."""
     tied = "head" in without
+    if any(set(LACKED.get((family.name, one), ())) - set(without) for one in (source, target)):
+        return True
+    if forms.get("norms") == "fused" and {"router"} & (family.parameters.keys() - set(without)):
+        return True
     if tied and {source, target} > {"penzai"}:
         return True
     if tied and family.system(source).untied.get("head"):
