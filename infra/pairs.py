@@ -53,6 +53,11 @@ class Tree(NamedTuple):
 _MODEL: tuple[KeyPath, ...] = (("embed", "kernel"), ("layer_0", "kernel"), ("norm", "scale"))
 _T5X: tuple[KeyPath, ...] = tuple(("target", *path) for path in _MODEL)
 _LINGUA = ("tok_embeddings.weight", "layers.0.attention.wq.weight", "norm.weight")
+_TORCHTITAN: tuple[KeyPath, ...] = tuple((name,) for name in _LINGUA)
+_MEGATRON: tuple[KeyPath, ...] = tuple(
+    (name,)
+    for name in ("embedding.word_embeddings.weight", "output_layer.weight", "decoder.final_layernorm.weight")
+)
 TREES = (
     Tree("flat", "safetensors", (("embed.weight",), ("layers.0.weight",), ("norm",))),
     Tree("nested", "torch-zip", tuple(("params", *path) for path in _MODEL)),
@@ -70,6 +75,9 @@ TREES = (
         tuple(("model", name) for name in _LINGUA),
         "lingua-consolidated",
     ),
+    Tree("own", "safetensors", _TORCHTITAN, "torchtitan"),
+    Tree("own", "safetensors", _MEGATRON, "megatron"),
+    Tree("own", "safetensors", _MEGATRON, "megatron-ranks"),
 )
 SPECS = (((4, 6), "float32"), ((3, 4, 2), "bfloat16"), ((5,), "float32"))
 SAME_TREE = LayoutRequest(family=NONE)  # containers only: no tree is treated as a model

@@ -100,9 +100,11 @@ def _adapt(source: Manifest, uri: str) -> Adapted:
         UnrepresentableError: the names are not those of a torchtitan model.
     """
     paths = (*source.tensors, *source.values, *source.empties)
-    if not any(path[:1] == (_EMBEDDINGS,) for path in source.tensors):
+    names = {path[0] for path in source.tensors if path}
+    lacking = next((name for name in (_EMBEDDINGS, _LAYER.decode()) if not _begins(names, name)), None)
+    if lacking is not None:
         raise UnrepresentableError(
-            f"missing parameter {_EMBEDDINGS}: the source does not have torchtitan's parameter names",
+            f"missing parameter {lacking.rstrip('.')}: the source does not have torchtitan's parameter names",
             uri=uri,
             cure="convert a checkpoint with torchtitan's names, or choose another target format",
         )
@@ -110,6 +112,11 @@ def _adapt(source: Manifest, uri: str) -> Adapted:
     known = planned if isinstance(planned, dict) else {}
     own = {path[0]: _nested(path[0]) for path in paths if path}
     return Adapted(_names(paths), source.lists, {**source.custom, NESTED: {**own, **known}})
+
+
+def _begins(names: set[str], wanted: str) -> bool:
+    """Whether one is this name, or begins with this part of names, which ends in a dot."""
+    return wanted in names or (wanted.endswith(".") and any(name.startswith(wanted) for name in names))
 
 
 def _names(paths: tuple[KeyPath, ...]) -> dict[KeyPath, KeyPath]:

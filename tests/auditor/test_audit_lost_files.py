@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support import audit as support
-from tests.support.forms import options_for
+from tests.support.forms import names_for, options_for
 from tests.support.registry import model_folder
 from tests.support.variants import WRITTEN
 from wherry.auditor.audit import audit
@@ -32,7 +32,8 @@ def emptied(folder):
 
 def made(tmp_path, to):
     source = tmp_path / "plain.safetensors"
-    save_file({"a": np.ones((2, 3), "f4"), "b": np.zeros(4, "f4")}, source)
+    others = {name: np.full(3, 2, "f4") for name in names_for(to)}
+    save_file({"a": np.ones((2, 3), "f4"), "b": np.zeros(4, "f4"), **others}, source)
     source = model_folder(tmp_path / "theirs") if to == "huggingface" else source
     return Path(wherry.convert(source, tmp_path / "out", to=to, options=options_for(to)).target.uri)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support import tf_bundle, zero
+from tests.support import rank_files, tf_bundle, zero
 from tests.support.audit import flip
 from tests.support.corpus import expected, home, needs
 from tests.support.made import MAKERS
@@ -25,7 +25,9 @@ from wherry.formats.registry import find_format, formats
 from wherry.testing import samples, writers
 
 # Containers with a checksum over the data of every tensor: a CRC of each member of a zip archive.
-ARCHIVES = {"dcp", "lingua", "lingua-consolidated", "npz", "torch-zip"}
+ARCHIVES = {
+    "dcp", "lingua", "lingua-consolidated", "megatron", "megatron-ranks", "npz", "torch-zip", "torchtitan",
+}  # fmt: skip
 # Without one; a codec may have its own: gzip's CRC-32, and zstd's checksum, which zarr 3 asks for.
 PLAIN = {
     "flax-msgpack", "huggingface", "huggingface-flax", "maxtext", "orbax", "paxml", "penzai", "safetensors",
@@ -33,7 +35,7 @@ PLAIN = {
 }  # fmt: skip
 # Formats that are only read: those in READ have a checksum over their data, and a case below. The others have none:
 # `verify` reads every byte of them, and finds another one where the ledger or a sidecar has the digests.
-READ = {"meta-consolidated", "tf-bundle"}
+READ = {"fsdp", "meta-consolidated", "tf-bundle"}
 UNCHECKED = {
     "dcp-safetensors",
     "deepspeed",
@@ -161,6 +163,12 @@ def meta(folder):
     return folder / "consolidated.00.pth"
 
 
+def fsdp(folder):
+    """The first of two ranks has a half of the tensor."""
+    saved = rank_files.save_all(folder, {"2": rank_files.Save([2], {"w": [[*SHAPE], "float32", ["S0"]]})})
+    return saved["2"][0] / "model_world_size_2_rank_0.pt"
+
+
 def zarr3(folder, codecs, chunks=SHAPE):
     """An Orbax item without a database, of one array with other codecs than wherry writes."""
     import tensorstore
@@ -219,15 +227,18 @@ def small_shared_storage(folder):
 
 BUNDLES = (tensor_bundle, small_tensors_of_a_bundle)
 FURTHER = (
-    *BUNDLES, deflated, fortran, shared_storage, small_shared_storage, hidden_storage, transposed, meta, crc32c_codec,
-    crc32c_in_shards,
+    *BUNDLES, deflated, fortran, shared_storage, small_shared_storage, hidden_storage, transposed, meta, fsdp,
+    crc32c_codec, crc32c_in_shards,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("make", FURTHER, ids=lambda make: make.__name__)
 def test_a_flipped_bit_where_another_software_recorded_a_checksum(tmp_path, make):
     file = make(tmp_path / "in")
-    source = tmp_path / "in" if make in (*BUNDLES, meta, crc32c_codec, crc32c_in_shards) else file
+    if make in (*BUNDLES, meta, crc32c_codec, crc32c_in_shards):
+        source = tmp_path / "in"
+    else:
+        source = file.parent if make is fsdp else file
     assert wherry.verify(source, level="digest").verdict == "read"
     flip(file, file.stat().st_size // 2)
     require_found(source, None, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from tests.support.formats import canonical, opened
-from tests.support.forms import form_of
+from tests.support.forms import form_of, names_for
 from tests.support.libraries import LIBRARIES, loaded
 from tests.support.made import MAKERS
 from wherry.core.keypath import render
@@ -36,6 +36,12 @@ REFUSED: dict[str, tuple[str, ...]] = {
 OPTIONS = "optim.param_groups.0.lr"
 # Lingua's names: those that its own formats take from each other. With an optimizer, a step only resumes.
 LINGUA = {"lingua": ("lingua_consolidated",), "lingua-consolidated": ("lingua", "lingua_consolidated")}
+# Formats that take a source's tree under their own names and nothing else, before they look at anything else of it.
+NAMED = {
+    "lingua": ("Lingua", "model.tok_embeddings.weight"),
+    "lingua-consolidated": ("Lingua", "tok_embeddings.weight"),
+    "torchtitan": ("torchtitan", "tok_embeddings.weight"),
+}
 JOINED = ("paxml", *LINGUA)  # formats whose names are joined, so that a dot may have been a part's own
 # Values that PaxML writes as arrays without dimensions: where they came from is in its metadata.
 VALUES = {
@@ -76,13 +82,14 @@ def refusal(name, to, paths, around):
         around: the parts that a rule puts before and after a key path.
     """
     systems = {find_format(SOURCES[name][0]).system, find_format(to).system}
-    named = to not in LINGUA or name.startswith(
+    named = to not in NAMED or name.startswith(
         "huggingface"
-    )  # by a config, or not judged by Lingua's own names
-    if not form_of(to)[0] and named and len(systems - {""}) > 1:
+    )  # by a config, or not judged by names of its own
+    formed = find_format(to).form is not None  # which no rule gives a tree
+    if not form_of(to)[0] and named and (formed or len(systems - {""}) > 1):
         return f"{to} is no container: without a layout"
-    if to in LINGUA:
-        return None if name in LINGUA[to] else lingua_refusal(name, to)
+    if to in NAMED:
+        return None if name in LINGUA.get(to, ()) else named_refusal(name, to)
     if (find_format(to).holds.depth or 99) < max(map(len, paths)):
         return f"{to} cannot hold a key path of "
     if name not in REFUSED.get(to, ()):
@@ -94,16 +101,14 @@ def refusal(name, to, paths, around):
     return f"dtype complex32 (tensor {render((*before, *path, *after))})"
 
 
-def lingua_refusal(name, to):
-    """An optimizer, a configuration that is missing, or the first of its names that is."""
-    if name == "lingua":
+def named_refusal(name, to):
+    """Lingua's optimizer, its configuration that is missing, or the first of a system's names that is."""
+    if to in LINGUA and name == "lingua":
         return "the source contains optimizer state"
-    if name == "dcp":
+    if to in LINGUA and name == "dcp":
         return "missing params.json: Lingua requires it"
-    prefix = "model." if to == "lingua" else ""
-    return (
-        f"missing parameter {prefix}tok_embeddings.weight: the source does not have Lingua's parameter names"
-    )
+    system, first = NAMED[to]
+    return f"missing parameter {first}: the source does not have {system}'s parameter names"
 
 
 def test_every_format_that_is_written_has_its_library():
@@ -132,6 +137,21 @@ def test_the_target_s_library_finds_the_bytes_of_the_source(name, to, source, tm
     values = held.keys() - meant.keys()
     assert values == VALUES.get((name, to), set())
     assert {held[value][1] for value in values} <= {()}
+
+
+@pytest.mark.parametrize("to", ["megatron", "megatron-ranks", "torchtitan"])
+@pytest.mark.parametrize("name", ["npz", "safetensors"])
+def test_the_target_s_library_finds_the_bytes_under_a_system_s_names(name, to, source, tmp_path):
+    """No rule gives any tree the names of these systems, so a tensor gets the one that each of their models has."""
+    folder, wanted = source(name)
+    renamed = dict(zip(("wide", "counts"), names_for(to), strict=False))
+    rules = [f"{old} -> {new}" for old, new in renamed.items()]
+    receipt = wherry.convert(
+        folder, tmp_path / "out", to=to, wish=SAME_TREE, options={"rename": rules}, lineage=False
+    )
+    assert receipt.lossless
+    held = loaded(to, tmp_path / "out")
+    assert held == {(renamed.get(path[0], path[0]),): row for path, row in wanted.items()}
 
 
 def refused(folder, target, to, what, cure="", **asked):

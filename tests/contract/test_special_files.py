@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import zero
+from tests.support import rank_files, zero
 from tests.support.crash import own_container
 from tests.support.formats import cases, place
 from tests.support.warm import Warm
@@ -43,7 +43,18 @@ OURS = ("huggingface", "safetensors")  # with companions, in a folder and as one
 WRITTEN = [
     name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
 ]
-IMITATED = {"deepspeed": lambda folder: zero.save(folder, stage=2, ranks=2) / "global_step10"}
+
+
+def two_ranks_of_fsdp(folder):
+    """What torch's own DTensors are in the files of two ranks."""
+    rows = {"a.weight": [[10, 3], "float32", ["S0"]], "b.norm": [[5], "float32", ["R"]]}
+    return rank_files.save_all(folder, {"2": rank_files.Save([2], rows)})["2"][0]
+
+
+IMITATED = {
+    "deepspeed": lambda folder: zero.save(folder, stage=2, ranks=2) / "global_step10",
+    "fsdp": two_ranks_of_fsdp,
+}
 ROOT = Path(__file__).parents[2]
 MODULES = (
     *("wherry.converter.convert", "wherry.verifier.verify", "wherry.ledger.open", "tests.support.warm_formats"),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
-from tests.support import torchtitan, zero
+from tests.support import megatron, torchtitan, zero
 from tests.support.corpus import place
 from tests.support.lingua import step_folder
 from tests.support.readme import PAGES, blocks, commands
@@ -65,12 +65,19 @@ def torchtitan_run(folder):
     (folder / "run" / "model.json").rename(folder / "model.json")
 
 
+def megatron_runs(folder):
+    tiny("llama", "llama")(folder)
+    megatron.save(folder / "runs" / "iter_0000010")
+    megatron.save_ranks(folder / "runs" / "old" / "iter_0000010", tensor=2, pipeline=2)
+
+
 SOURCES = {
     "deepspeed": deepspeed,
     "flax-and-penzai": flax_and_penzai,
     "huggingface": tiny("llama", "hf"),
     "huggingface-flax": tiny("t5", "t5"),
     "maxtext": tiny("llama", "hf"),
+    "megatron": megatron_runs,
     "meta": lingua,
     "orbax": orbax,
     "paxml": paxml,

@@ -22,6 +22,11 @@ def form_of(to):
     return FORMS.get(find_format(to).system, ("", (), ()))
 
 
+def names_for(to):
+    """The names that a tree must have for a format that cannot get them by a rule."""
+    return [path[-1] for path in find_format(to).holds.names]
+
+
 def options_for(to):
     """The options with which any tree converts to a format."""
     rule = form_of(to)[0]

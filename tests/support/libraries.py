@@ -66,6 +66,14 @@ def _torch(path: Path) -> Any:
     return torch.load(path / "consolidated.pth" if path.is_dir() else path, weights_only=True)
 
 
+def _rank(path: Path) -> Any:
+    """Megatron's file of one rank, whose arguments are the one class that is not torch's own."""
+    from argparse import Namespace
+
+    with torch.serialization.safe_globals([Namespace]):
+        return torch.load(path / "mp_rank_00" / "model_optim_rng.pt", weights_only=True)["model"]
+
+
 def _distributed(path: Path) -> Any:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -129,6 +137,8 @@ LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "dcp": _distributed,
     "lingua": _distributed,
     "torchtitan": _distributed,
+    "megatron": _distributed,
+    "megatron-ranks": _rank,
     "orbax": _orbax(""),
     "penzai": _orbax(""),
     "maxtext": _orbax("items"),

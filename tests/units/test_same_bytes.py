@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+import wherry
 from tests.support.corpus import place
 from tests.support.jobs import made_job, requested
+from tests.support.tiny_models import save_tiny
+from wherry.core.request import TargetRequest, convert_request
+from wherry.errors import UnsupportedError
 from wherry.formats.registry import formats
 from wherry.storage.stores import locate
+from wherry.units.commit import commit
 from wherry.units.records import records_beside
 from wherry.units.split_job import split
 from wherry.units.unit_receipt import done
@@ -80,11 +85,45 @@ def test_every_unit_of_a_lingua_step_is_the_same(tmp_path):
     assert first == second
 
 
+def in_shards(source, target, to):
+    """A job whose target has several files, by a config that the target has of its own."""
+    asked = [TargetRequest(str(target), to, {"shard_size": "20KB"} if to != "megatron-ranks" else {})]
+    return split(convert_request(str(source), asked, lineage=False), 20_000)
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "megatron"])
+def test_every_unit_of_a_model_in_a_system_s_names_is_the_same(to, tmp_path):
+    source = save_tiny(tmp_path / "model", "llama")
+    first, second = twice(lambda target: in_shards(source, target, to), tmp_path)
+    assert len(first) > 1
+    assert first == second
+    options = {"shard_size": "20KB"}
+    wherry.convert(source, tmp_path / "alone", to=to, options=options, lineage=False)
+    commit(str(tmp_path / "one" / "out"))
+    assert files_of(tmp_path / "one" / "out") == files_of(tmp_path / "alone")
+
+
+def files_of(folder):
+    """Name → bytes of the files of a checkpoint, without its sidecar."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "wherry.json"}
+
+
+def test_a_file_that_begins_with_what_only_the_commit_has_is_not_cut(tmp_path):
+    source = save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(
+        UnsupportedError, match=r"several processes here: .* begins with the arguments of the run"
+    ):
+        in_shards(source, tmp_path / "out", "megatron-ranks")
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_the_formats_that_can_be_cut_are_those_of_files_at_known_offsets():
     """Their bytes and places follow from the plan; the list here has all of them, by what makes their units."""
     tested = {"huggingface", "dcp", "orbax", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
+    tested |= {"torchtitan", "megatron"}
+    whole = {"megatron-ranks"}
     as_torch_zip, as_msgpack = {"lingua-consolidated"}, {"huggingface-flax"}
     as_orbax = {"t5x-legacy", "t5x-orbax", "paxml", "maxtext", "penzai"}  # `test_chunks` has each of them
     assert {row.name for row in formats().values() if row.streams} == (
-        tested | as_torch_zip | as_msgpack | as_orbax
+        tested | whole | as_torch_zip | as_msgpack | as_orbax
     )

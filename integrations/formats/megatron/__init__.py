@@ -23,7 +23,12 @@ from wherry.errors import CorruptError, IncompleteError, NotFoundError, Unsuppor
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
 from wherry.formats.systems import TreeForm
-from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.integrations.containers.torch.writer import (
+    WRITABLE,
+    ArchivesWriter,
+    place_archives,
+    whole_archive,
+)
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
 from wherry.integrations.formats.dcp.layout import lay_out, metadata
@@ -46,6 +51,7 @@ from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
+from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
@@ -147,12 +153,20 @@ def _require_agreement(folder: Location, beside: bool, arguments: dict[str, Any]
 
 
 class MegatronWriter(DcpWriter):
-    """Writes the files of DCP, and `metadata.json` last."""
+    """Writes the files of DCP, then `common.pt`, and `metadata.json` last.
 
-    def __init__(self, folder: Location, layout: DcpLayout, text: bytes) -> None:
-        """See DcpWriter."""
+    `common.pt` is none of the layout's files: of several processes, only the one that commits has the arguments.
+    """
+
+    def __init__(self, folder: Location, layout: DcpLayout, text: bytes, common: bytes) -> None:
+        """See DcpWriter.
+
+        Args:
+            folder, layout, text: as there.
+            common: the bytes of `common.pt`.
+        """
         super().__init__(folder, layout, text)
-        self._backend = folder.join(BACKEND)
+        self._backend, self._common = folder.join(BACKEND), (folder.join(COMMON), common)
 
     def finish(self) -> None:
         """Complete the files; write the mark of a complete save when everything else is durable."""
@@ -163,29 +177,42 @@ class MegatronWriter(DcpWriter):
             "common_backend": "torch",
             "common_backend_version": 1,
         }
-        try:
-            self._backend.store.put(self._backend.path, json.dumps(words).encode())
-        except OSError as error:
-            raise storage_error(error, self._backend.uri) from error
+        for place, data in (self._common, (self._backend, json.dumps(words).encode())):
+            try:
+                place.store.put(place.path, data)
+            except OSError as error:
+                raise storage_error(error, place.uri) from error
 
 
 def _create(staging: Location, manifest: Manifest, options: Options) -> MegatronWriter:
     make_folder(staging)
-    names = {companion.name for companion in manifest.companions}
-    arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
+    arguments = _arguments(staging, manifest) if not is_selected(staging) else {}
     layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
-    layout.files[COMMON] = place_archives([common_pickle(arguments, manifest.step)])
-    return MegatronWriter(staging, layout, metadata(layout, {}, options["for_torch"]))
+    common = whole_archive(common_pickle(arguments, manifest.step)[0])
+    return MegatronWriter(staging, layout, metadata(layout, {}, options["for_torch"]), common)
+
+
+def _arguments(staging: Location, manifest: Manifest) -> dict[str, Any]:
+    """The arguments that lie among the companions; empty if none do."""
+    there = any(companion.name == ARGUMENTS for companion in manifest.companions)
+    return parse_arguments(staging.join(ARGUMENTS)) if there else {}
 
 
 def _create_ranks(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
+    """See Format.
+
+    Raises:
+        UnsupportedError: several processes write it, of which none has the arguments with which the file begins.
+    """
+    if is_selected(staging):
+        raise UnsupportedError(
+            f"{ranks.ONE} is one file, which begins with the arguments of the run", uri=staging.uri,
+            cure="convert in one process, or choose the format megatron",
+        )  # fmt: skip
     make_folder(staging)
     make_folder(staging.join(ranks.ONE).parent)
-    names = {companion.name for companion in manifest.companions}
-    arguments = parse_arguments(staging.join(ARGUMENTS)) if ARGUMENTS in names else {}
-    archive = common_pickle(
-        arguments, manifest.step, {path[0]: one for path, one in manifest.tensors.items()}
-    )
+    model = {path[0]: one for path, one in manifest.tensors.items()}
+    archive = common_pickle(_arguments(staging, manifest), manifest.step, model)
     return ArchivesWriter(staging, {ranks.ONE: place_archives([archive])})
 
 
@@ -202,7 +229,15 @@ FORMATS = (
         open=_open,
         create=_create,
         streams=True,
-        holds=Holds(types=True, dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True),
+        holds=Holds(
+            types=True,
+            dtypes=WRITABLE,
+            depth=1,
+            values=True,
+            empties=True,
+            companions=True,
+            names=((EMBEDDING,),),
+        ),
         refines=("dcp",),
         system="megatron",
         form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),
@@ -219,7 +254,7 @@ FORMATS = (
         open=ranks.open_ranks,
         create=_create_ranks,
         streams=True,
-        holds=Holds(dtypes=WRITABLE, depth=1, companions=True),
+        holds=Holds(dtypes=WRITABLE, depth=1, companions=True, names=((EMBEDDING,),)),
         system="megatron",
         form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),
         commit_members=(ranks.ONE,),
