@@ -114,3 +114,11 @@ def test_a_tied_model_says_that_it_is_tied(tmp_path):
     found = tensors(tmp_path / "out")
     assert said["enable_weight_tying"] is True
     assert found["lm_head.weight",] == found["tok_embeddings.weight",]
+
+
+def test_a_tree_without_layers_is_refused(tmp_path):
+    """The target would be taken for another folder of torch."""
+    torch.save({"tok_embeddings.weight": torch.ones(3, 2), "head": torch.ones(2)}, tmp_path / "in.pt")
+    with pytest.raises(UnrepresentableError, match=r"missing parameter layers\.0: "):
+        wherry.convert(tmp_path / "in.pt", tmp_path / "out", to="torchtitan")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
