@@ -15,7 +15,7 @@ STOPS = ("sleep", "wait", "wait_for")
 # File and function → why nobody is left without a word.
 ALLOWED = {
     # beside the work: threads that come again and again
-    ("wherry/remote/waits.py", "_look_on"): "it is what tells",
+    ("wherry/remote/waits.py", "_has_waits_after_pause"): "it is what tells",
     ("wherry/staging/lease.py", "_beat"): "renews a lease, in a thread of its own",
     ("wherry/staging/lease.py", "_release_later"): "releases a lease, in a thread of its own",
     ("wherry/staging/object_lease.py", "_beat"): "renews a lease, in a thread of its own",

@@ -79,3 +79,25 @@ def test_the_thread_ends_with_the_last_wait(watch, monkeypatch):
     while watch._running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not watch._running
+
+
+def until(true):
+    deadline = time.monotonic() + 10
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert true()
+
+
+def test_a_thread_that_fails_is_followed_by_another(watch, monkeypatch, caplog):
+    def fails(_line):
+        raise RuntimeError("of a listener")
+
+    monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(waits, "_tell", fails)
+        with waiting("gs://a/x"):
+            until(lambda: not watch._running)
+    with waiting("gs://b/x"):
+        until(lambda: any("gs://b/x" in record.getMessage() for record in caplog.records))

@@ -98,14 +98,20 @@ class _Watch:
         return now - wait.since >= NOTICE_SECONDS and (last is None or now - last >= REPEAT_SECONDS)
 
     def _look_on(self) -> None:
-        while True:
-            time.sleep(_LOOK_SECONDS)
+        try:
+            while self._has_waits_after_pause():
+                for line in self.look(time.monotonic()):
+                    _tell(line)
+        except BaseException:
             with self._lock:
-                if not self._waits:
-                    self._running = False
-                    return
-            for line in self.look(time.monotonic()):
-                _tell(line)
+                self._running = False  # the next wait starts another thread
+            raise
+
+    def _has_waits_after_pause(self) -> bool:
+        time.sleep(_LOOK_SECONDS)
+        with self._lock:
+            self._running = bool(self._waits)
+            return self._running
 
 
 _watch = _Watch()
