@@ -22,8 +22,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError
-from wherry.formats.format import Adapted, Format, Glimpse, Holds, Opened
-from wherry.integrations.containers.torch.writer import WRITABLE
+from wherry.formats.format import Adapted, Format, Glimpse, Opened
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION
@@ -137,15 +136,7 @@ FORMATS = (
         open=_open,
         create=dcp.create_folder,
         streams=True,
-        holds=Holds(
-            types=True,
-            dtypes=WRITABLE,
-            depth=1,
-            values=True,
-            empties=True,
-            companions=True,
-            names=((_EMBEDDINGS,), ("layers.0.attention.wo.weight",)),
-        ),
+        holds=replace(dcp.HOLDS, names=((_EMBEDDINGS,), ("layers.0.attention.wo.weight",))),
         refines=("dcp",),
         system="torchtitan",
         commit_members=(METADATA,),

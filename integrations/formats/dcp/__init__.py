@@ -159,6 +159,9 @@ OPTIONS = {
         ("default", WIDEST),
     ),
 }
+# What a folder of DCP holds, of torch or of a system that stores its checkpoints so.
+HOLDS = Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, types=True)
+
 FORMATS = (
     Format(
         name="dcp",
@@ -167,7 +170,7 @@ FORMATS = (
         open=open_folder,
         create=create_folder,
         streams=True,
-        holds=Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, types=True),
+        holds=HOLDS,
         aliases=("distcp", "torch-dcp"),
         commit_members=(METADATA,),
         options=OPTIONS,
