@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from safetensors.numpy import load, load_file
 
 import wherry
 from tests.support.jobs import changed, committed, made_job, receipts, undisturbed
@@ -54,6 +55,24 @@ def test_objects_without_checksums_are_made_again_and_never_zeros(source, target
     receipt = committed(target)
     assert receipt.resumed_bytes == 0
     assert wherry.verify(target, level="digest").ok
+
+
+def test_the_library_of_safetensors_finds_the_bytes_of_the_source(source, target):
+    made_job(source, target, "hf", verify="store")
+    work(target)
+    committed(target)
+    written: dict[str, bytes] = {}
+    for entry in locate(target).entries():
+        if entry.name.endswith(".safetensors"):
+            tensors = load(locate(target).join(entry.name).read_whole(1 << 24))
+            written |= {name: array.tobytes() for name, array in tensors.items()}
+    stored = {
+        name: array.tobytes()
+        for file in source.glob("*.safetensors")
+        for name, array in load_file(file).items()
+    }
+    assert len(stored) == 12
+    assert written == stored
 
 
 def test_a_receipt_with_other_checksums_proves_nothing(source, target):
