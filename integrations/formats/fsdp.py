@@ -11,7 +11,7 @@ part that would overlap another, or leave a hole, is refused.
 `optim_world_size_N_rank_R.pt` and `extra_state_…` are the state of the trainer and are not read. Element types
 stay (verl's own merger makes everything bfloat16). Plain tensors are whole only where there is one rank: else
 nothing says whether they are.
-Source: verl/utils/checkpoint/fsdp_checkpoint_manager.py and verl/model_merger/fsdp_model_merger.py (0.5),
+Source: verl/utils/checkpoint/fsdp_checkpoint_manager.py and verl/model_merger/fsdp_model_merger.py,
 torch/distributed/tensor/placement_types.py (2.13).
 """
 

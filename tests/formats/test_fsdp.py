@@ -69,6 +69,21 @@ def test_every_placement_gives_whole_tensors(saves, name):
     require_whole(*saves[name])
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_torch_s_own_parts_put_together_are_the_tensors(saves, ranks):
+    """As verl's merger does it: torch loads each rank's file, and joins the local parts along the dimension."""
+    folder, _whole = saves[str(ranks)]
+    files = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+    loaded = [torch.load(file, weights_only=False) for file in files]
+    with wherry.open(folder) as checkpoint:
+        assert {path[0] for path in checkpoint.manifest.tensors} == set(loaded[0])
+        for name, first in loaded[0].items():
+            (placement,) = first.placements
+            parts = [one[name].to_local() for one in loaded]
+            joined = torch.cat(parts, placement.dim) if placement.is_shard() else parts[0]
+            assert checkpoint.read((name,)).tobytes() == raw(joined), name
+
+
 def copied(saved, tmp_path):
     target = tmp_path / "actor"
     target.mkdir()
