@@ -16,10 +16,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
-from wherry.core.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence, verdict_of_damage
 from wherry.core.manifest import Companion
 from wherry.core.units import parse_size
-from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError, storage_error
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    IncompleteError,
+    NotFoundError,
+    UnsupportedError,
+    WherryError,
+    storage_error,
+)
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
 from wherry.formats.systems import TreeForm
@@ -78,15 +86,21 @@ def detect(glimpse: Glimpse) -> Detection | None:
     data = [name for name in names if name == METADATA or name.endswith(SUFFIX)]
     if COMMON not in names or not data:
         return None
+    damage: WherryError | None = None
+    try:
+        if BACKEND in names and _backend(folder).get("sharded_backend") != SHARDED:
+            return None
+    except (CorruptError, HostileError) as error:
+        damage = error
     evidence = [Evidence(LATEST, prefix)] if prefix else []
-    if BACKEND in names and _backend(folder).get("sharded_backend") != SHARDED:
-        return None
     evidence.append(Evidence(f"{prefix}/{COMMON}".lstrip("/"), "what all ranks of Megatron share"))
     step = STEP.fullmatch(folder.name)
     found = Detection(
         glimpse.location.uri, "megatron", format_version=_VERSION, writer="megatron-core",
         step=int(step[1]) if step and step[1] else None, evidence=tuple(evidence),
     )  # fmt: skip
+    if damage is not None:
+        return replace(found, verdict=verdict_of_damage(damage.verdict), reason=damage.what, cure=damage.cure)
     if BACKEND in names and METADATA in names:
         return found
     return replace(found, verdict="incomplete", reason=_UNCOMMITTED)
@@ -104,12 +118,18 @@ def latest(location: Location) -> str:
 
 
 def _backend(folder: Location) -> dict[str, Any]:
-    """What `metadata.json` says; empty if it is not a table."""
-    try:
-        found = parse_json(folder.join(BACKEND).read_whole(_LONGEST), BACKEND, uri=folder.uri, limits=SMALL)
-    except CorruptError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    """What `metadata.json` says.
+
+    Raises:
+        CorruptError: it is not JSON, or not a table.
+        HostileError: it exceeds a limit.
+    """
+    found = parse_json(folder.join(BACKEND).read_whole(_LONGEST), BACKEND, uri=folder.uri, limits=SMALL)
+    if not isinstance(found, dict):
+        raise CorruptError(
+            f"{BACKEND}: expected an object", uri=folder.uri, cure="restore the file, or use an earlier step"
+        )
+    return found
 
 
 def _open(location: Location, detection: Detection) -> Opened:

@@ -231,3 +231,13 @@ def test_a_parameter_of_which_the_division_is_not_known_is_refused(tmp_path):
         torch.save(said, place)
     with pytest.raises(UnsupportedError, match=r"decoder\.layers\.0\.novel\.weight"):
         back(step, tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_metadata_json_is_no_checkpoint_of_torch(tmp_path, text):
+    step = megatron.save(tmp_path / "iter_0000010")
+    (step / "metadata.json").write_text(text)
+    found = wherry.detect(step)
+    assert (found.format, found.verdict) == ("megatron", "corrupt")
+    with pytest.raises(CorruptError, match=r"metadata\.json"):
+        wherry.inspect(step)
