@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale import tables
 from benchmarks.scale.curves import svg
-from benchmarks.scale.forecast import comparison, curves, goal
+from benchmarks.scale.forecast import MOST_ERROR, comparison, curves, goal
 from benchmarks.scale.rows import row_from
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def docs_text(found: Mapping[str, Any]) -> str:
         *([_disk_words(found["disk"])] if "disk" in found else []),
         f"Simulated: {SIMULATED_BYTES / 1e12:g} TB, units of 1 GiB, 400 MB/s a worker, with read-back by the workers:",
         tables.simulated(found),
-        _goal_words(found["goal"]),
+        _goal_words(found["goal"]) + _model_words(found),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -92,11 +92,19 @@ def readme_text(found: Mapping[str, Any]) -> str:
     """The table of README."""
     minutes = max(found["goal"]["seconds"].values()) / 60
     alone = found["goal"]["seconds_commit_alone"] / 60
-    words = f"{minutes:.1f} minutes if the workers read back, {alone:.0f} if the commit does it alone"
     return (
         f"{tables.short(found)}\n\nMeasured: {place(found)}. Simulated, 1 TB, 16 workers of 400 MB/s, three killed: "
-        f"{words}."
+        f"{alone:.0f} minutes, as the commit reads the target back alone; {minutes:.1f} if the workers did."
+        f"{_model_words(found)}"
     )
+
+
+def _model_words(found: Mapping[str, Any]) -> str:
+    """How far the simulation is from the rows that were measured; empty if it is near enough."""
+    worst = max((abs(one["error"]) for one in found["comparison"]), default=0.0)
+    if worst <= MOST_ERROR:
+        return ""
+    return f" The simulation is not valid yet: it differs from measured rows by up to {worst:.0%}."
 
 
 def put_into_docs(found: Mapping[str, Any]) -> None:
@@ -131,6 +139,6 @@ def _goal_words(goal: Mapping[str, Any]) -> str:
     judged = tables.bold(f"{work:.1f}", work <= required), tables.bold(f"{dask:.1f}", dask <= required)
     return (
         f"The goal, 1 TB on 16 workers of which three are killed, in {required:.0f} minutes: simulated "
-        f"{judged[0]} minutes with `wherry work` and {judged[1]} with Dask if the workers read back, "
-        f"{tables.bold(f'{alone:.0f}', alone <= required)} if the commit does it alone."
+        f"{tables.bold(f'{alone:.0f}', alone <= required)} minutes, as the commit reads the target back alone; "
+        f"{judged[0]} with `wherry work` and {judged[1]} with Dask if the workers did."
     )
