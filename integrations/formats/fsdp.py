@@ -180,7 +180,7 @@ def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator
             yield _name(path, place), LocalTensor(rank, spec.shape, (), (), spec, extents)
         else:
             raise UnsupportedError(
-                "a plain tensor in the files of several ranks: nothing says whether it is whole",
+                "unsupported plain tensor in the files of several ranks: the files do not state whether it is complete",
                 uri=place.uri, path=render(path), cure="save DTensors (FSDP 2), or whole tensors in one file",
             )  # fmt: skip
 
@@ -288,7 +288,7 @@ def _in_order(
             raise _hostile("its parts overlap, or leave a hole", spec.path[0], location)
         if part.extents is None:
             raise UnsupportedError(
-                "a part whose elements are not stored in order", uri=location.uri, path=spec.path[0],
+                "unsupported strides: a part is not stored in order", uri=location.uri, path=spec.path[0],
                 cure="save it with .contiguous()",
             )  # fmt: skip
         yield from cut(part.extents, span)

@@ -140,7 +140,7 @@ def test_exact_blocks_are_lossless(tmp_path):
 
 def test_other_blocks_are_refused_by_name(tmp_path):
     file = save_gguf(tmp_path / "m.gguf", {"x": (10, (1, 256), b"\0" * 84)})
-    with pytest.raises(UnrepresentableError, match="blocks of Q2_K are not dequantised: known are Q4_0"):
+    with pytest.raises(UnrepresentableError, match="unsupported block type Q2_K; supported types: Q4_0"):
         convert(file, tmp_path / "a.safetensors", to="safetensors", options={"dequantize": "float32"})
     assert not (tmp_path / "a.safetensors").exists()
     plain = save_gguf(tmp_path / "plain.gguf", {})

@@ -132,7 +132,7 @@ def hash_on(
             ):
                 if len(own) != len(rows):
                     raise MismatchError(
-                        "a worker answered with hashes of something else",
+                        "a worker returned hashes of another unit",
                         uri=checkpoint.uri,
                         cure="run the same command again without --on",
                     )

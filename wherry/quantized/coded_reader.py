@@ -209,7 +209,7 @@ class CodedReader(ComputedReader):
             meant = (code_table(tensor.code)[codes] * scale_values(wide, tensor.code)).astype(kind)
         if not np.array_equal(meant.astype(np.float32), values, equal_nan=True):
             raise MismatchError(
-                f"a value of {tensor.plain.name} is no product of a {tensor.code} code and its kept scale",
+                f"a value of {tensor.plain.name} is not the product of a {tensor.code} code and its kept scale",
                 path=tensor.plain.name,
                 cure="the weights changed since they were dequantised: leave scales out, and new ones are computed",
             )

@@ -127,13 +127,13 @@ def quantised(source: Checkpoint, scheme: str, scales: str | None = None, *, fil
 
     Raises:
         UsageError: the scheme is unknown, there is no config, or the source is quantised already.
-        UnrepresentableError: no tensor is of the kind that the scheme quantises.
+        UnrepresentableError: no tensor can be quantised with the scheme.
         MismatchError: kept scales are of other tensors.
     """
     row, config = written_scheme(scheme), config_beside(source)
     if files and not config:
         raise UsageError(
-            "no config.json beside the target's weights would state their quantisation",
+            "the target would have no config.json, which states the quantisation",
             uri=source.uri, cure="pass the model's config.json with --config",
         )  # fmt: skip
     if quantization_of(config) is not None:

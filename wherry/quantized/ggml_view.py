@@ -135,7 +135,7 @@ def without_blocks(checkpoint: Checkpoint, dtype: str) -> BlockView | None:
         if kind not in RULES:
             known = ", ".join(name.removeprefix(_PREFIX) for name in RULES)
             raise UnrepresentableError(
-                f"blocks of {kind.removeprefix(_PREFIX)} are not dequantised: known are {known}",
+                f"unsupported block type {kind.removeprefix(_PREFIX)}; supported types: {known}",
                 uri=checkpoint.uri, path=spec.name,
                 cure="dequantise the file with `llama-quantize --allow-requantize FILE OUT F32`",
             )  # fmt: skip

@@ -45,7 +45,7 @@ def quantised_by(
     """The tensors that a scheme quantises, by their plain key path.
 
     Raises:
-        UnrepresentableError: no tensor is of the kind that the scheme quantises.
+        UnrepresentableError: no tensor can be quantised with the scheme.
     """
     assert scheme.written is not None
     found = {
@@ -55,7 +55,7 @@ def quantised_by(
     }
     if not found:
         raise UnrepresentableError(
-            f"no tensor is of the kind that {scheme.name} quantises: {scheme.written.about}", uri=uri
+            f"no tensor can be quantised with {scheme.name}: {scheme.written.about}", uri=uri
         )
     return found
 

@@ -72,14 +72,14 @@ def _state(record: Any) -> dict[str, Any]:
 def _rows(found: Any) -> list[Any]:
     value = found.value if isinstance(found, Opaque) else found
     if type(value) not in (tuple, list):
-        raise CorruptError("invalid DTensor: its shape, placements or coordinate are no sequence")
+        raise CorruptError("invalid DTensor: its shape, placements or coordinate are not sequences")
     return list(value)
 
 
 def _numbers(found: Any) -> list[int]:
     numbers = _rows(found)
     if any(type(one) is not int or one < 0 for one in numbers):
-        raise CorruptError("invalid DTensor: its shape or coordinate has something that is no size")
+        raise CorruptError("invalid DTensor: its shape or coordinate contains a value that is not a size")
     return numbers
 
 

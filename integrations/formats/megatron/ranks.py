@@ -167,7 +167,9 @@ def _stages(location: Location) -> list[list[RankPart]]:
         if rank is None or not entry.is_dir:
             continue
         if rank[3]:
-            raise UnsupportedError(f"{entry.name} is of expert parallelism", uri=location.uri, cure=_OTHER)
+            raise UnsupportedError(
+                f"unsupported expert-parallel rank: {entry.name}", uri=location.uri, cure=_OTHER
+            )
         found[int(rank[2] or 0)][int(rank[1])] = _part(location, entry.name)
     width = max(len(stage) for stage in found.values())
     for number in range(max(found) + 1):
@@ -206,12 +208,10 @@ def _require_all(
             )
     for one in (part for stage in stages for part in stage):
         if any(path[0] == "model0" for path in one.archive.placed if path):
-            raise UnsupportedError(
-                "the stages of the pipeline are virtual", uri=one.location.uri, cure=_OTHER
-            )
+            raise UnsupportedError("unsupported virtual pipeline stages", uri=one.location.uri, cure=_OTHER)
         if not any(True for _row in one.parameters()):
             raise UnsupportedError(
-                "the file has no parameters of GPTModel below `model`", uri=one.location.uri, cure=_OTHER
+                "missing parameters of GPTModel below `model`", uri=one.location.uri, cure=_OTHER
             )
 
 
@@ -234,7 +234,7 @@ def _whole(stages: Sequence[Sequence[RankPart]], *, tied: bool) -> Iterator[tupl
                 continue  # the embedding, which the last stage has a copy of
             if full in seen:
                 raise CorruptError(
-                    f"two stages have {full}", uri=stage[0].location.uri, path=full, cure=_CURE
+                    f"two pipeline stages contain {full}", uri=stage[0].location.uri, path=full, cure=_CURE
                 )
             seen.add(full)
             yield full, [part for part in parts if part is not None]
