@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "journal-"
 GROUPS = 100  # of a large checkpoint
+_MOST_BYTES = 4 * MOST_CONFIG  # of an object; that of a job has all leaves and parts, about 34 MB a terabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def read_past(area: Location, header: Header) -> JournalPast:
     if not names:
         return JournalPast()
     expected = [f"{NAME}{number:06d}" for number in range(len(names))]
-    data = b"".join(area.join(name).read_whole(MOST_CONFIG) for name in names)
+    data = b"".join(area.join(name).read_whole(_MOST_BYTES) for name in names)
     lines, reason = checked_lines(io.BytesIO(data), journal_key())
     if names != expected:
         reason = "a part of the journal of the interrupted run is missing"

@@ -37,6 +37,7 @@ from wherry.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    from wherry.converter.job import Job
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
     from wherry.objects.uploads import ObjectStore, Part, Upload
@@ -100,7 +101,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
         finish(writer)
         files = tuple(_made(area.staged, file.name) for file in unit.files)
-        notes, parts = _notes(area.staged), _parts(area.staged)
+        notes, parts = _notes(area.staged), _parts(job, area.staged)
     _require_moved(unit, journal.rows)
     hashed = {
         algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
@@ -214,9 +215,9 @@ def _notes(staged: Location) -> tuple[list[Any], ...]:
     return tuple(staged.store.run.new_notes()) if isinstance(staged.store, SelectedObjects) else ()
 
 
-def _parts(staged: Location) -> tuple[list[Any], ...]:
-    """The parts of the objects, with the checksums that the store has computed of them, which prove the objects."""
-    if not isinstance(staged.store, SelectedObjects):
+def _parts(job: Job, staged: Location) -> tuple[list[Any], ...]:
+    """The parts of the objects, with the checksums of the store, where these are the proof of the target."""
+    if job.plan.verify != "store" or not isinstance(staged.store, SelectedObjects):
         return ()
     log = staged.store.run.using.log
     assert isinstance(log, PartLog)

@@ -53,7 +53,7 @@ class UnitReceipt:
         moves: the moves, with the hashes of their leaves.
         hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
         notes: what the writer has noted about objects, for the commit.
-        parts: path of an object and one of its parts, with the checksum that the store has computed; see Part.
+        parts: path of an object and one of its parts, with the checksum of the store; only with `--verify store`.
         worker: host and process.
         seconds: how long it took.
     """
