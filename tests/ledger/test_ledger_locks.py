@@ -186,3 +186,20 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path):
     (tmp_path / "text.db").write_text("not a database, but long enough to be read as one" * 20)
     with pytest.raises(StorageError, match="ledger"), open_ledger(f"sqlite:///{tmp_path / 'text.db'}"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("login", "reason"),
+    [
+        ("nobody@{host}/postgres", 'FATAL: role "nobody" does not exist'),
+        ("postgres@{host}/nowhere", 'FATAL: database "nowhere" does not exist'),
+    ],
+)
+def test_a_login_that_the_server_refuses_is_not_tried_again(postgres, login, reason):
+    host = postgres.partition("@")[2].partition("/")[0]
+    url = f"postgresql://{login.format(host=host)}"
+    with pytest.raises(StorageError) as caught, open_ledger(url):
+        pass
+    assert reason in str(caught.value)
+    assert not caught.value.retryable
+    assert "set WHERRY_LEDGER" in caught.value.cure

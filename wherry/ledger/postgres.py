@@ -43,6 +43,8 @@ _VERSION = (
 # SQLSTATE classes and codes after which a retry may succeed: connection lost, deadlock or serialization failure, too
 # many connections or out of resources, shutting down or starting up; 55P03 is a lock timeout.
 _BUSY = ("08", "40", "53", "57P", "55P03")
+# The same for a refused connection, whose error has the server's words and no SQLSTATE.
+_BUSY_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 
 
 class Postgres:
@@ -80,7 +82,9 @@ class Postgres:
 
     def busy(self, error: DBAPIError) -> bool:
         """See Backend."""
-        state = getattr(error.orig, "sqlstate", None)
+        state, text = getattr(error.orig, "sqlstate", None), str(error.orig)
+        if state is None and "FATAL:" in text:
+            return any(words in text for words in _BUSY_WORDS)
         return error.connection_invalidated or state is None or state.startswith(_BUSY)
 
     def silence(self, error: DBAPIError) -> str | None:
