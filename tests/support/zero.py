@@ -54,7 +54,7 @@ def save(folder: Path, stage: int, ranks: int, whole=None, groups=(("a.weight", 
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     for rank in range(ranks):
         state = {
-            "zero_stage": stage, "partition_count": ranks, key: [torch.tensor(one[rank]) for one in partitions],
+            "zero_stage": stage, "partition_count": ranks, key: [_vector(one[rank], stage) for one in partitions],
             "loss_scaler": _scaler() if scaler else None, "overflow": False,
             "base_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}},
         }  # fmt: skip
@@ -72,6 +72,16 @@ def save(folder: Path, stage: int, ranks: int, whole=None, groups=(("a.weight", 
             "frozen_param_fragments": fragments or None, "ds_version": "0.19.8", "dp_world_size": ranks,
         }, step / f"{name}_model_states.pt")  # fmt: skip
     return folder
+
+
+def _vector(array, stage):
+    """A rank's part; ZeRO 3 marks some of its tensors with an attribute."""
+    import torch
+
+    vector = torch.tensor(array)
+    if stage == 3:
+        vector.ds_id = "0_2"  # pyright: ignore[reportAttributeAccessIssue]
+    return vector
 
 
 def _by_group(whole, groups, ranks):
