@@ -22,7 +22,7 @@ from wherry.integrations.formats.deepspeed.pickles import read_pickle
 from wherry.layout.runs import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from wherry.formats.reader import Extent
     from wherry.storage.location import Entry, Location
@@ -150,6 +150,17 @@ def buffers_of(model: RankFile) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]
         spec = model.manifest.tensors.get(path)
         if spec is not None and path in model.extents:
             yield replace(spec, path=(str(name),), chunks=None, tags=None), model.extents[path]
+
+
+def others_of(model: RankFile, known: Container[KeyPath]) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
+    """Tensors of the module's state under names that nothing else has, whole in stages 1 and 2.
+
+    ZeRO 1 does not list the parameters that were not trained: only the module's state has them.
+    """
+    for path, spec in model.below("module").items():
+        place = model.extents.get(("module", *path))
+        if len(path) == 1 and path not in known and place is not None:
+            yield replace(spec, path=path, chunks=None, tags=None), place
 
 
 def with_shared(

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.formats.deepspeed.rank_files import buffers_of, frozen_parameters, with_shared
+from wherry.integrations.formats.deepspeed.rank_files import (
+    buffers_of,
+    frozen_parameters,
+    others_of,
+    with_shared,
+)
 from wherry.integrations.formats.deepspeed.state_files import (
     AGAIN,
     COUNT,
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.deepspeed.rank_files import RankFile
     from wherry.storage.location import Location
 
-_MODULE = "module"
+_MODULE, _OF_ZERO_3 = "module", "zero_pp_rank_"
 
 
 class UniversalTree:
@@ -93,6 +98,9 @@ class UniversalTree:
             self.specs[spec.path], self.places[spec.path] = spec, extents
         for ranks in models:
             with_shared(ranks[0], self.specs, self.places)
+        if len(models) == 1 and not first[0].location.name.startswith(_OF_ZERO_3):
+            for spec, extents in list(others_of(first[0], self.specs)):
+                self.specs[spec.path], self.places[spec.path] = spec, extents
 
     def is_copy(self, name: str, models: Sequence[Sequence[RankFile]]) -> bool:
         """Whether a folder that no optimizer had is a copy of a tensor of the tree; if it is not, the copy is added.

@@ -9,8 +9,9 @@
 Stages 1 and 2 store each group of parameters as one vector, cut into equal parts (`single_partition_of_fp32_groups`);
 a parameter may lie in two of them. Stage 3 cuts each parameter into equal parts, of which the last are padded
 (`fp32_flat_groups`). `param_shapes` has the names, in the order of the vectors; trained parameters alone are in them.
-What is frozen, and the buffers, lie in the model states (`frozen_param_fragments`, `module`); `shared_params` names
-second names. So every parameter is a few byte ranges of the ranks' files, and is read as such.
+What is frozen, and the buffers, lie in the model states (`frozen_param_fragments`, `module`; what ZeRO 1 has of it, in
+`module` alone); `shared_params` names second names. So every parameter is a few byte ranges of the ranks' files, and is
+read as such.
 
 The bytes are those of DeepSpeed's own `zero_to_fp32.py`, whose facts these are (DeepSpeed 0.19). Objects of DeepSpeed's
 classes in the pickles (loss scalers, enumerations) are opaque: nothing is imported or called. Tensor-parallel ranks,
@@ -42,6 +43,7 @@ from wherry.integrations.formats.deepspeed.rank_files import (
     buffers_of,
     files_by_rank,
     frozen_parameters,
+    others_of,
     read_latest,
     shapes_of,
     shard_entries,
@@ -121,6 +123,9 @@ def open_deepspeed(location: Location, detection: Detection) -> Opened:
     ):
         specs[spec.path], places[spec.path] = spec, extents
     with_shared(models[0], specs, places)
+    if stage != _WHOLE_STAGE:
+        for spec, extents in list(others_of(models[0], specs)):
+            specs[spec.path], places[spec.path] = spec, extents
     seen = Evidence(ranks[0].location.name, f"ZeRO stage {stage}, {len(specs)} whole tensors in float32")
     ignored = (
         ignored_file(
