@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support import rank_files, tf_bundle, zero
+from tests.support import rank_files, tf_bundle, universal, zero
 from tests.support.audit import flip
 from tests.support.corpus import expected, home, needs
 from tests.support.made import MAKERS
@@ -35,7 +35,7 @@ PLAIN = {
 }  # fmt: skip
 # Formats that are only read: those in READ have a checksum over their data, and a case below. The others have none:
 # `verify` reads every byte of them, and finds another one where the ledger or a sidecar has the digests.
-READ = {"fsdp", "meta-consolidated", "tf-bundle"}
+READ = {"deepspeed-universal", "fsdp", "meta-consolidated", "tf-bundle"}
 UNCHECKED = {
     "dcp-safetensors",
     "deepspeed",
@@ -163,6 +163,11 @@ def meta(folder):
     return folder / "consolidated.00.pth"
 
 
+def deepspeed_universal(folder):
+    step = universal.save(folder, whole={"w": VALUES}, trained=False) / universal.STEP
+    return step / "zero" / "w" / "fp32.pt"
+
+
 def fsdp(folder):
     """The first of two ranks has a half of the tensor."""
     saved = rank_files.save_all(folder, {"2": rank_files.Save([2], {"w": [[*SHAPE], "float32", ["S0"]]})})
@@ -228,7 +233,7 @@ def small_shared_storage(folder):
 BUNDLES = (tensor_bundle, small_tensors_of_a_bundle)
 FURTHER = (
     *BUNDLES, deflated, fortran, shared_storage, small_shared_storage, hidden_storage, transposed, meta, fsdp,
-    crc32c_codec, crc32c_in_shards,
+    deepspeed_universal, crc32c_codec, crc32c_in_shards,
 )  # fmt: skip
 
 
@@ -238,7 +243,8 @@ def test_a_flipped_bit_where_another_software_recorded_a_checksum(tmp_path, make
     if make in (*BUNDLES, meta, crc32c_codec, crc32c_in_shards):
         source = tmp_path / "in"
     else:
-        source = file.parent if make is fsdp else file
+        above = {fsdp: file.parent, deepspeed_universal: file.parents[2]}
+        source = above.get(make, file)
     assert wherry.verify(source, level="digest").verdict == "read"
     flip(file, file.stat().st_size // 2)
     require_found(source, None, tmp_path)

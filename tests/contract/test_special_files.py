@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import rank_files, zero
+from tests.support import rank_files, universal, zero
 from tests.support.crash import own_container
 from tests.support.formats import cases, place
 from tests.support.warm import Warm
@@ -53,6 +53,7 @@ def two_ranks_of_fsdp(folder):
 
 IMITATED = {
     "deepspeed": lambda folder: zero.save(folder, stage=2, ranks=2) / "global_step10",
+    "deepspeed-universal": lambda folder: universal.save(folder) / universal.STEP,
     "fsdp": two_ranks_of_fsdp,
 }
 ROOT = Path(__file__).parents[2]

@@ -26,6 +26,7 @@ VARIANTS = {
             "decoder_gated_up", "logits"]],
     "qwen": [["gate", "up", "down", *BIASES], [*EXPERTS, "query_norm", "key_norm", "head"], [*EXPERTS, *BIASES]],
     "bert": [[], ["pooler", "pooler_bias"]],
+    "lora": [[], ["key_in", "key_out", "down_in", "down_out"]],
 }  # fmt: skip
 # Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2.
 LACKED = {

@@ -49,6 +49,14 @@ def test_frozen_shared_and_buffers(stage, tmp_path):
     np.testing.assert_array_equal(found["head.weight"], zero.parameters()["a.weight"])
 
 
+def test_zero_1_lists_no_frozen_parameters_and_they_are_read(tmp_path):
+    """Only the state of the module has them there; zero_to_fp32.py loses them."""
+    others = {"f.weight": np.arange(10, dtype="f2").reshape(2, 5)}
+    found = read(zero.save(tmp_path / "run", 1, 2, others=others))
+    assert found["f.weight"].dtype == np.float16
+    np.testing.assert_array_equal(found["f.weight"], others["f.weight"])
+
+
 def test_it_converts_and_verifies(tmp_path):
     folder = zero.save(tmp_path / "run", 3, 2)
     receipt = wherry.convert(folder, tmp_path / "out", to="huggingface")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
-from tests.support import megatron, torchtitan, zero
+from tests.support import megatron, torchtitan, universal, zero
 from tests.support.corpus import place
 from tests.support.lingua import step_folder
 from tests.support.readme import PAGES, blocks, commands
@@ -57,6 +57,7 @@ def flax_and_penzai(folder):
 
 def deepspeed(folder):
     zero.save(folder / "runs" / "zero", stage=3, ranks=2)
+    universal.save(folder / "runs" / "universal", number=True)
 
 
 def torchtitan_run(folder):

@@ -41,7 +41,7 @@ def _scaler() -> Any:
 
 
 def save(folder: Path, stage: int, ranks: int, whole=None, groups=(("a.weight", "a.bias", "b.weight"), ("c.weight",)),
-         frozen=None, shared=None, buffers=None, scaler=False) -> Path:  # fmt: skip
+         frozen=None, shared=None, buffers=None, others=None, scaler=False) -> Path:  # fmt: skip
     """The folder above a step, as `save_checkpoint` leaves it; 10 is the step."""
     import torch
 
@@ -54,7 +54,7 @@ def save(folder: Path, stage: int, ranks: int, whole=None, groups=(("a.weight", 
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     for rank in range(ranks):
         state = {
-            "zero_stage": stage, "partition_count": ranks, key: [torch.tensor(one[rank]) for one in partitions],
+            "zero_stage": stage, "partition_count": ranks, key: [_vector(one[rank], stage) for one in partitions],
             "loss_scaler": _scaler() if scaler else None, "overflow": False,
             "base_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}},
         }  # fmt: skip
@@ -62,16 +62,27 @@ def save(folder: Path, stage: int, ranks: int, whole=None, groups=(("a.weight", 
             {"optimizer_state_dict": state, "ds_config": {}, "ds_version": "0.19.8"},
             step / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
         )
+    module = {**(buffers or {}), **(others or {})}
     for rank in range(ranks if stage == 3 else 1):
         name = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
         fragments = {key: torch.tensor(_part(one, rank, ranks, stage)) for key, one in (frozen or {}).items()}
         torch.save({
-            "module": OrderedDict((key, torch.tensor(one)) for key, one in (buffers or {}).items()),
+            "module": OrderedDict((key, torch.tensor(one)) for key, one in module.items()),
             "buffer_names": list(buffers or {}), "param_shapes": shapes, "shared_params": dict(shared or {}),
             "frozen_param_shapes": {key: torch.Size(one.shape) for key, one in frozen.items()} if frozen else None,
             "frozen_param_fragments": fragments or None, "ds_version": "0.19.8", "dp_world_size": ranks,
         }, step / f"{name}_model_states.pt")  # fmt: skip
     return folder
+
+
+def _vector(array, stage):
+    """A rank's part; ZeRO 3 marks some of its tensors with an attribute."""
+    import torch
+
+    vector = torch.tensor(array)
+    if stage == 3:
+        vector.ds_id = "0_2"  # pyright: ignore[reportAttributeAccessIssue]
+    return vector
 
 
 def _by_group(whole, groups, ranks):

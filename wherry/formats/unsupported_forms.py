@@ -87,8 +87,8 @@ def is_part(glimpse: Glimpse) -> bool:
 
 
 _MERGE = (
-    "ZeRO's partitions are read, tensor-parallel ranks, experts and pipeline stages are not: merge its shards with the "
-    "script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
+    "ZeRO's partitions and universal checkpoints are read, tensor-parallel ranks, experts and pipeline stages are not: "
+    "merge its shards with the script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
 )
 _MERGE_ABOVE = (
     "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "

@@ -46,6 +46,7 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", COMPANIONS, OTHERS)
 _PARAMETER_ROOTS = ("params", "target", "model", "state_dict")
+_MOMENTS = "optimizer.state."  # the start of torch's names of moments, by the names of their parameters
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
@@ -149,6 +150,8 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     kept = [path for path in paths if first[path] in roots]
     if source.kind == "params" and not kept:
         kept = paths
+    if source.kind == "train-state" and not kept and _NESTED not in source.custom:
+        kept = _beside_moments(paths)
     if not kept:
         raise UnrepresentableError(
             "--only params: no parameters found in this tree", uri=uri, cure="remove --only"
@@ -156,6 +159,12 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     chosen = set(kept)
     reason = "not a parameter; only parameters were requested"
     return kept, tuple(IgnoredEntry(path, "only params", reason) for path in paths if path not in chosen)
+
+
+def _beside_moments(paths: list[KeyPath]) -> list[KeyPath]:
+    """The parameters of a flat tree that has the moments under torch's names for them; empty if it has none."""
+    kept = [path for path in paths if not path[0].startswith(_MOMENTS)]
+    return kept if len(kept) < len(paths) else []
 
 
 def _root(path: KeyPath, source: Manifest) -> str | None:

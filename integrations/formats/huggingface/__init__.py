@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from wherry.core.units import parse_size
-from wherry.errors import AmbiguousError, CorruptError
+from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
 from wherry.formats.format import Format, Glimpse, Holds, Option
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.writer import (
@@ -32,6 +32,8 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
 )
 from wherry.storage.stores import make_folder
+
+_OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -76,6 +78,11 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     names = {companion.name for companion in manifest.companions}
     if ADAPTER_CONFIG in names and CONFIG not in names:
         return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT does not support an index
+    if ADAPTER_CONFIG not in names and any(path[-1].startswith(_OF_PEFT) for path in manifest.tensors):
+        raise UnrepresentableError(
+            f"missing {ADAPTER_CONFIG}: no tensor of an adapter states its scale",
+            cure=f"put PEFT's {ADAPTER_CONFIG}, with peft_type, r, lora_alpha and target_modules, beside the source",
+        )
     return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 
 

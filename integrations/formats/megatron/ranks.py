@@ -1,19 +1,20 @@
-"""Megatron's older checkpoints: a folder `mp_rank_TT[_PPP]` for each tensor- and pipeline-parallel rank.
+"""Megatron's older checkpoints: a folder `mp_rank_TT[_PPP][_EEE]` for each tensor-, pipeline- and expert-parallel rank.
 
     iter_0000010/mp_rank_00/model_optim_rng.pt          tensor-parallel rank 0
-    iter_0000010/mp_rank_00_001/model_optim_rng.pt      the same of pipeline stage 1
+    iter_0000010/mp_rank_00_001/model_optim_rng.pt      the same of pipeline stage 1, or of expert-parallel rank 1
 
 Each file is a torch archive with `args`, `iteration` and `model`, the rank's part of the parameters. Whole parameters
 are shown: layers are numbered through all stages, and the parts of tensor-parallel ranks are put together
-(`partition.py`) as regions of the ranks' files, so that no rank is loaded. Grouped experts have their index behind the
-name; they are shown under the names of sequential ones. Optimizers are not read. One rank is written.
+(`partition.py`) as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
+shown under the names of sequential ones (`experts.py`). What one number behind the first counts, the arguments tell.
+Optimizers are not read. One rank is written.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from wherry.core.account import TRAINING_STATE, IgnoredEntry, ignored_file
@@ -28,6 +29,7 @@ from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.dcp.metadata import DcpIndex, DescribedTensor, StoredItem
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.megatron.arguments import record_of
+from wherry.integrations.formats.megatron.experts import joined
 from wherry.integrations.formats.megatron.names import ARGUMENTS, OPAQUE, STEP, left
 from wherry.integrations.formats.megatron.partition import chunks_of
 from wherry.storage.location import Location
@@ -43,12 +45,13 @@ if TYPE_CHECKING:
 
 FILE = "model_optim_rng.pt"
 ONE = f"mp_rank_00/{FILE}"
-_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(_\d{3})?")
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d+)")
 _MODEL = "model"
 _HEAD = "output_layer.weight"
 _CURE = "copy the whole folder of the step again, with the files of all ranks"
+_TENSOR, _PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+_EXPERT, _EXPERT_TENSOR = "expert_model_parallel_size", "expert_tensor_parallel_size"
 _OTHER = "merge the ranks with Megatron's tools/checkpoint/convert.py, or save in the format torch_dist"
 
 
@@ -112,14 +115,15 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
 
     Raises:
         IncompleteError: the file of a rank is missing.
-        UnsupportedError: expert-parallel ranks, virtual stages, or a parameter of which no rule knows the division.
+        UnsupportedError: virtual stages, experts that are divided otherwise, or a parameter of which no rule knows the
+            division.
         CorruptError: the ranks do not fit one another.
         HostileError, WherryError: as of files of torch.
     """
-    stages = _stages(location)
-    first = stages[0][0].archive
-    record = record_of(first.tree, location.uri)
+    files_of_ranks = _files(location)
+    record = record_of(next(iter(files_of_ranks.values())).archive.tree, location.uri)
     arguments = record.arguments
+    stages = _stages(files_of_ranks, arguments, location)
     _require_all(stages, arguments, location)
     index, items, specs = DcpIndex(writer="megatron"), RankItems(), dict[str, TensorSpec]()
     ignored = list(_beside(stages))
@@ -134,7 +138,7 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
             index.stored[name, chunk.offsets] = items.add(part)
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
     beside = tuple(one for one in location.entries() if _is_companion(one))
-    files = (*(one.entry for stage in stages for one in stage), *beside)
+    files = (*(one.entry for one in files_of_ranks.values()), *beside)
     names = frozenset(one.name for one in beside)
     reader = DcpReader(location, index, items, files, {}, names)  # pyright: ignore[reportArgumentType]  what it calls
     companions = tuple(Companion(one.name, one.size) for one in beside if one.name != ARGUMENTS)
@@ -150,7 +154,9 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
     manifest = Manifest(
         {(name,): spec for name, spec in specs.items()}, step=step, kind="params", companions=companions
     )
-    seen = Evidence(FILE, f"{len(specs)} parameters of {len(stages[0])} × {len(stages)} ranks")
+    experts = len(stages[0][0])
+    words = f"{len(stages[0])} × {len(stages)}" + (f" × {experts}" if experts > 1 else "")
+    seen = Evidence(FILE, f"{len(specs)} parameters of {words} ranks")
     return Opened(replace(detection, step=step).seen(seen), manifest, reader, tuple(ignored))
 
 
@@ -159,27 +165,43 @@ def _is_companion(entry: Entry) -> bool:
     return not (entry.is_dir or entry.size < 0 or entry.name in OWN_NAMES or entry.name.startswith("."))
 
 
-def _stages(location: Location) -> list[list[RankPart]]:
-    """Pipeline stage → tensor-parallel rank → its file."""
-    found: defaultdict[int, dict[int, RankPart]] = defaultdict(dict)
-    for entry in location.entries():
-        rank = _RANK.fullmatch(entry.name)
-        if rank is None or not entry.is_dir:
-            continue
-        if rank[3]:
-            raise UnsupportedError(
-                f"unsupported expert-parallel rank: {entry.name}", uri=location.uri, cure=_OTHER
-            )
-        found[int(rank[2] or 0)][int(rank[1])] = _part(location, entry.name)
-    width = max(len(stage) for stage in found.values())
-    for number in range(max(found) + 1):
-        lacking = next((rank for rank in range(width) if rank not in found.get(number, {})), None)
-        if lacking is not None:
+def _files(location: Location) -> dict[str, RankPart]:
+    """Folder → the file of its rank, opened."""
+    names = [one.name for one in location.entries() if one.is_dir and _RANK.fullmatch(one.name)]
+    return {name: _part(location, name) for name in sorted(names)}
+
+
+def _stages(
+    files: Mapping[str, RankPart], arguments: Mapping[str, object], location: Location
+) -> list[list[list[RankPart]]]:
+    """Pipeline stage → tensor-parallel rank → the files of its expert-parallel ranks."""
+    found: dict[tuple[int, int, int], RankPart] = {}
+    for name, part in files.items():
+        tensor, stage, expert = _numbers(name, arguments)
+        if found.setdefault((stage, tensor, expert), part) is not part:
+            raise CorruptError(f"two folders of one rank: {name}", uri=location.uri, cure=_CURE)
+    counts = [max(column) + 1 for column in zip(*found, strict=True)]
+    for stage, tensor, expert in product(*map(range, counts)):
+        if (stage, tensor, expert) not in found:
+            of_experts = f" and expert-parallel rank {expert}" if counts[2] > 1 else ""
             raise IncompleteError(
-                f"the file of tensor-parallel rank {lacking} of pipeline stage {number} is missing",
+                f"the file of tensor-parallel rank {tensor}{of_experts} of pipeline stage {stage} is missing",
                 uri=location.uri, cure=_CURE,
             )  # fmt: skip
-    return [[found[number][rank] for rank in range(width)] for number in range(len(found))]
+    return [
+        [[found[stage, tensor, expert] for expert in range(counts[2])] for tensor in range(counts[1])]
+        for stage in range(counts[0])
+    ]
+
+
+def _numbers(name: str, arguments: Mapping[str, object]) -> tuple[int, int, int]:
+    """The tensor-parallel rank, pipeline stage and expert-parallel rank of a folder."""
+    rank = _RANK.fullmatch(name)
+    assert rank is not None
+    first, second = int(rank[2] or 0), int(rank[3] or 0)
+    experts = arguments.get(_EXPERT)
+    alone = rank[3] is None and isinstance(experts, int) and experts > 1 and arguments.get(_PIPELINE, 1) == 1
+    return (int(rank[1]), 0, first) if alone else (int(rank[1]), first, second)
 
 
 def _part(location: Location, folder: str) -> RankPart:
@@ -194,19 +216,24 @@ def _part(location: Location, folder: str) -> RankPart:
 
 
 def _require_all(
-    stages: Sequence[Sequence[RankPart]], arguments: Mapping[str, object], location: Location
+    stages: Sequence[Sequence[Sequence[RankPart]]], arguments: Mapping[str, object], location: Location
 ) -> None:
     """The number of ranks is what the arguments say, and each has a model of one part."""
     for name, count in (
-        ("tensor_model_parallel_size", len(stages[0])),
-        ("pipeline_model_parallel_size", len(stages)),
-    ):
+        (_TENSOR, len(stages[0])), (_PIPELINE, len(stages)), (_EXPERT, len(stages[0][0])),
+    ):  # fmt: skip
         said = arguments.get(name, count)
         if said != count:
             raise IncompleteError(
                 f"{name} is {said}, but there are files of {count}", uri=location.uri, cure=_CURE
             )
-    for one in (part for stage in stages for part in stage):
+    experts = arguments.get(_EXPERT_TENSOR) or len(stages[0])
+    if experts != len(stages[0]) and arguments.get("num_experts"):
+        raise UnsupportedError(
+            f"{_EXPERT_TENSOR} is {experts}, and {_TENSOR} {len(stages[0])}: experts are divided otherwise",
+            uri=location.uri, cure=_OTHER,
+        )  # fmt: skip
+    for one in (part for stage in stages for parts in stage for part in parts):
         if any(path[0] == "model0" for path in one.archive.placed if path):
             raise UnsupportedError("unsupported virtual pipeline stages", uri=one.location.uri, cure=_OTHER)
         if not any(True for _row in one.parameters()):
@@ -215,41 +242,42 @@ def _require_all(
             )
 
 
-def _whole(stages: Sequence[Sequence[RankPart]], *, tied: bool) -> Iterator[tuple[str, list[PlacedTensor]]]:
+def _whole(
+    stages: Sequence[Sequence[Sequence[RankPart]]], *, tied: bool
+) -> Iterator[tuple[str, list[PlacedTensor]]]:
     """Every parameter under the number that its layer has in the whole model, with the parts of all ranks."""
     before, last = 0, len(stages) - 1
     seen: set[str] = set()
     for number, stage in enumerate(stages):
-        rows = [dict(one.parameters()) for one in stage]
+        uri = stage[0][0].location.uri
+        rows = [joined([dict(one.parameters()) for one in parts], uri) for parts in stage]
         layers = {int(match[1]) for name in rows[0] if (match := _LAYER.fullmatch(name))}
         for name in rows[0]:
             parts = [row.get(name) for row in rows]
             if None in parts or any(row.keys() != rows[0].keys() for row in rows):
                 raise CorruptError(
                     f"the ranks of pipeline stage {number} have different parameters",
-                    uri=stage[0].location.uri, path=name, cure=_CURE,
-                )  # fmt: skip
+                    uri=uri,
+                    path=name,
+                    cure=_CURE,
+                )
             full = _named(name, before)
             if full == _HEAD and tied and number == last and last:
                 continue  # the embedding, which the last stage has a copy of
             if full in seen:
-                raise CorruptError(
-                    f"two pipeline stages contain {full}", uri=stage[0].location.uri, path=full, cure=_CURE
-                )
+                raise CorruptError(f"two pipeline stages contain {full}", uri=uri, path=full, cure=_CURE)
             seen.add(full)
             yield full, [part for part in parts if part is not None]
         before += max(layers, default=-1) + 1
 
 
 def _named(name: str, before: int) -> str:
-    """The name in the whole model: layers are counted from the first stage, experts are sequential."""
+    """The name in the whole model: layers are counted from the first stage."""
     layer = _LAYER.fullmatch(name)
-    if layer:
-        name = f"decoder.layers.{int(layer[1]) + before}.{layer[2]}"
-    return _GROUPED.sub(r"\1.local_experts.\4.\2.\3", name)
+    return f"decoder.layers.{int(layer[1]) + before}.{layer[2]}" if layer else name
 
 
-def _beside(stages: Sequence[Sequence[RankPart]]) -> Iterator[IgnoredEntry]:
+def _beside(stages: Sequence[object]) -> Iterator[IgnoredEntry]:
     """What the files hold beside the model."""
     reason = "only parameters are read"
     yield ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, "moments, schedules and random numbers", reason)

@@ -218,7 +218,7 @@ def test_ranks_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(IncompleteError, match="pipeline_model_parallel_size is 2"):
         back(step, tmp_path / "out")
     (step / "mp_rank_00_001_001").mkdir()
-    with pytest.raises(UnsupportedError, match="expert-parallel rank"):
+    with pytest.raises(IncompleteError, match="mp_rank_00_001_001"):
         back(step, tmp_path / "out")
 
 

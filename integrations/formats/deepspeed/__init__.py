@@ -1,0 +1,30 @@
+"""DeepSpeed's checkpoints: the partitions of ZeRO, and universal checkpoints, which are whole.
+
+A run that has both is that of its partitions, from which DeepSpeed resumes; the universal folder is read by its own
+name.
+"""
+
+from __future__ import annotations
+
+from wherry.formats.format import Format, Holds
+from wherry.integrations.formats.deepspeed import universal, zero
+
+FORMATS = (
+    Format(
+        name="deepspeed",
+        title="DeepSpeed ZeRO",
+        detect=zero.detect,
+        open=zero.open_deepspeed,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        refines=("deepspeed-universal",),
+    ),
+    Format(
+        name="deepspeed-universal",
+        title="DeepSpeed universal checkpoint",
+        detect=universal.detect,
+        open=universal.open_universal,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+    ),
+)

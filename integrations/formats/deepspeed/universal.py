@@ -1,0 +1,215 @@
+"""DeepSpeed's universal checkpoints: whole parameters and moments, whatever parallelism saved them.
+
+`ds_to_universal.py` makes `latest_universal` (the name of a step's folder) and in the folder of the step
+
+    zero/PARAMETER/fp32.pt, exp_avg.pt, exp_avg_sq.pt     the parameter in float32, and its moments
+    zero/PARAMETER/step.pt                                how often it was updated; not after ZeRO 3
+    zero/optimizer_state.pt                               what else the optimizer has
+    [zero_pp_rank_R_]mp_rank_XX_model_states.pt           copies of the ranks' own files
+
+A file has a table whose `param` is the tensor; after ZeRO 3 it is the tensor itself, as a vector. The shapes are in the
+model states, which also say which parameters there are: a folder that is missing or that they do not know is an error.
+After ZeRO 1 and 2 there are folders with `fp32.pt` alone: float32 copies of what the optimizer does not have, from the
+state of the module. Of a parameter that was never updated it is the parameter; of buffers, of what was not trained and
+of second names the model states have the tensors themselves, which are read.
+Moments are named as torch names them when it saves an optimizer by the names of parameters:
+`optimizer.state.PARAMETER.exp_avg`.
+Source: DeepSpeed 0.19, checkpoint/ds_to_universal.py, universal_checkpoint.py and autoep_universal.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.account import FILES, TRAINING_STATE, IgnoredEntry, ignored_file
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
+from wherry.errors import IncompleteError, UnsupportedError
+from wherry.formats.format import Opened
+from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.formats.deepspeed.rank_files import (
+    STEP,
+    WEIGHTS,
+    RankFile,
+    files_by_rank,
+    read_latest,
+    shapes_of,
+)
+from wherry.integrations.formats.deepspeed.state_files import AGAIN, COUNT, STATES, WEIGHT
+from wherry.integrations.formats.deepspeed.universal_tree import UniversalTree
+from wherry.storage.sidecar import OWN_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Entry, Location
+
+_LATEST, _ZERO, _REST = "latest_universal", "zero", "optimizer_state.pt"
+_MODEL = re.compile(r"(zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt")
+_STEPS = "global_steps"
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """Detect the folder of a step, or the folder above it whose file `latest_universal` names one."""
+    folder, prefix = glimpse.location, ""
+    if _LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
+        prefix = read_latest(glimpse.location, _LATEST)
+        folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
+    inside = {entry.name: entry for entry in folder.entries()} if prefix else glimpse.entries
+    if _ZERO not in inside or not inside[_ZERO].is_dir:
+        return None
+    names = {entry.name: entry.is_dir for entry in folder.join(_ZERO).entries()}
+    first = next((name for name, is_dir in names.items() if is_dir), None)
+    if first is None or not (_REST in names or folder.join(_ZERO).join(first).join(WEIGHT).exists()):
+        return None
+    evidence = [Evidence(_LATEST, prefix)] if prefix else []
+    evidence.append(Evidence(f"{prefix}/{_ZERO}".lstrip("/"), f"folders of {sum(names.values())} parameters"))
+    step = STEP.match(folder.name)
+    return Detection(
+        glimpse.location.uri, "deepspeed-universal", format_version="universal", writer="deepspeed",
+        step=int(step[1]) if step else None, kind="params", evidence=tuple(evidence),
+    )  # fmt: skip
+
+
+def open_universal(location: Location, detection: Detection) -> Opened:
+    """Read the metadata of all files; see Format.
+
+    Raises:
+        IncompleteError: the folder of a parameter, one of its files, or the file of a rank is missing.
+        UnsupportedError: an unknown file, or a parameter whose parts were joined in a way that no shape tells.
+        CorruptError: a tensor does not have the shape that the model states give, or nothing knows it.
+        HostileError, WherryError: as of files of torch.
+    """
+    names = {entry.name for entry in location.entries()}
+    prefix = read_latest(location, _LATEST) if _LATEST in names else ""
+    folder = location.join(prefix) if prefix in names else location
+    prefix = f"{prefix}/" if folder is not location else ""
+    entries = folder.entries()
+    models = _models(folder, [one.name for one in entries])
+    files = dict(_state_files(folder.join(_ZERO)))
+    shapes = _shapes(models)
+    _require_all(files, shapes, folder)
+    moments = {state for states in files.values() for state in states} - {WEIGHT}
+    tree = UniversalTree(folder, files, trained=bool(moments))
+    for name in sorted(shapes):
+        tree.add(name, shapes[name])
+    tree.add_rest(models)
+    others = [name for name in files if name not in shapes]
+    copies = [name for name in others if tree.is_copy(name, models)]
+    kind = "train-state" if moments - {COUNT} else "params"
+    step = detection.step if detection.step is not None else _step(models[0][0])
+    manifest = Manifest(tree.specs, values=tree.values, step=step, kind=kind)
+    members = [*_members(folder, prefix, entries), *_zero_members(folder, prefix, files)]
+    bare = sum(set(files[name]) == {WEIGHT} for name in shapes) if moments else 0
+    words = f"{len(shapes)} parameters with {len(moments)} states" + (
+        f", {bare} never updated" if bare else ""
+    )
+    seen = Evidence(f"{prefix}{_ZERO}", words)
+    found = replace(detection, step=step, kind=kind).seen(seen)
+    reader = FlatReader(location, tree.places, tuple(members))
+    return Opened(found, manifest, reader, tuple(_beside(prefix, entries, copies)))
+
+
+def _models(folder: Location, names: Sequence[str]) -> list[list[RankFile]]:
+    """The model states of each tensor-parallel or pipeline rank; of ZeRO 3, those of all ranks of each."""
+    ranks = sorted({int(match[2]) for name in names if (match := _MODEL.fullmatch(name))})
+    missing = next((rank for rank in range(max(ranks, default=0) + 1) if rank not in ranks), None)
+    if missing is not None:
+        raise IncompleteError(
+            f"file not found: mp_rank_{missing:02d}_model_states.pt, which has the shapes of the parameters",
+            uri=folder.uri, cure=AGAIN,
+        )  # fmt: skip
+    patterns = [re.compile(rf"(?:zero_pp_rank_(\d+)_)?mp_rank_0*{rank}_model_states\.pt") for rank in ranks]
+    return [files_by_rank(folder, names, pattern) for pattern in patterns]
+
+
+def _shapes(models: Sequence[Sequence[RankFile]]) -> dict[str, list[tuple[int, ...]]]:
+    """Parameter → its shape in each tensor-parallel or pipeline rank that has it."""
+    found: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for ranks in models:
+        for name, shape in shapes_of(ranks[0]):
+            found[name].append(shape)
+    return dict(found)
+
+
+def _state_files(zero: Location) -> Iterator[tuple[str, dict[str, Location]]]:
+    """Parameter → its files."""
+    for entry in zero.entries():
+        zero.require_open(entry)
+        if not entry.is_dir:
+            if entry.name != _REST:
+                raise UnsupportedError(
+                    f"unknown file {_ZERO}/{entry.name}", uri=zero.uri, cure="move it out of the folder"
+                )
+            continue
+        place = zero.join(entry.name)
+        names = [one.name for one in place.entries()]
+        unknown = next((name for name in names if name not in STATES), None)
+        if unknown is not None:
+            raise UnsupportedError(
+                f"unknown state {unknown} of {entry.name}: expected {', '.join(STATES)}", uri=zero.uri,
+                path=entry.name, cure="load the checkpoint with DeepSpeed, or move the file out of the folder",
+            )  # fmt: skip
+        yield entry.name, {name: place.join(name) for name in STATES if name in names}
+
+
+def _require_all(
+    files: Mapping[str, Mapping[str, Location]], shapes: Mapping[str, object], folder: Location
+) -> None:
+    """Every parameter of the model states has a folder, and all have the same files, or the parameter alone."""
+    wanted = {WEIGHT, *(state for states in files.values() for state in states)}
+    for name in (*shapes, *files):
+        there = files.get(name, {}).keys()
+        lacking = next((state for state in STATES if state in wanted - there), None)
+        if lacking is not None and set(there) != {WEIGHT}:
+            raise IncompleteError(
+                f"file not found: {_ZERO}/{name}/{lacking}", uri=folder.uri, path=name, cure=AGAIN
+            )
+    if not folder.join(_ZERO).join(_REST).exists() or not shapes:
+        raise IncompleteError(
+            f"file not found: {_ZERO}/{_REST}; the conversion was not completed", uri=folder.uri, cure=AGAIN
+        )
+
+
+def _step(model: RankFile) -> int | None:
+    found = model.manifest.values.get((_STEPS,))
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _members(folder: Location, prefix: str, entries: Sequence[Entry]) -> Iterator[Entry]:
+    """The files whose state is that of the checkpoint."""
+    yield from (replace(one, name=f"{prefix}{one.name}") for one in entries if _MODEL.fullmatch(one.name))
+    for one in folder.join(_ZERO).entries():
+        if not one.is_dir:
+            yield replace(one, name=f"{prefix}{_ZERO}/{one.name}")
+
+
+def _zero_members(
+    folder: Location, prefix: str, files: Mapping[str, Mapping[str, Location]]
+) -> Iterator[Entry]:
+    for name in files:
+        for one in folder.join(_ZERO).join(name).entries():
+            yield replace(one, name=f"{prefix}{_ZERO}/{name}/{one.name}")
+
+
+def _beside(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
+    """What is not read."""
+    for name in copies:
+        reason = "its tensor is read from the model states"
+        yield ignored_file(f"{prefix}{_ZERO}/{name}", FILES, "a copy in float32", reason)
+    yield ignored_file(
+        f"{prefix}{_ZERO}/{_REST}", TRAINING_STATE, "options of the optimizer, loss scales", "only tensors are read"
+    )  # fmt: skip
+    yield ignored_file(
+        f"{prefix}*_model_states.pt:module", TRAINING_STATE, "copies of the parameters, and states of the run",
+        f"the parameters are read from {_ZERO}",
+    )  # fmt: skip
+    for one in entries:
+        if one.name != _ZERO and not _MODEL.fullmatch(one.name) and one.name not in OWN_NAMES:
+            what = "a folder" if one.is_dir else "a file"
+            reason = "it is no part of a universal checkpoint"
+            yield ignored_file(f"{prefix}{one.name}", FILES, what, reason)
