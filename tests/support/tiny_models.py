@@ -63,6 +63,9 @@ GPT_OSS = {
 }  # fmt: skip
 
 
+OLMO2 = {**GATED, "num_hidden_layers": 4, "pad_token_id": 0, "eos_token_id": 1}
+
+
 OLMO3 = {**GATED, "num_hidden_layers": 4, "sliding_window": 4, "pad_token_id": 0, "eos_token_id": 1}
 
 
@@ -94,6 +97,7 @@ MODELS = {
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "olmo2": ("Olmo2", OLMO2),
     "olmo3": ("Olmo3", OLMO3),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),

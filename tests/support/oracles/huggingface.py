@@ -47,6 +47,7 @@ _YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
+_YARN_ALONE = {name: value for name, value in _YARN.items() if not name.startswith("mscale")}
 _GPT_OSS = {
     **_COMMON, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 4, "num_local_experts": 4,
     "num_experts_per_tok": 2, "swiglu_limit": 0.5,
@@ -75,6 +76,7 @@ MODELS: Mapping[str, Model] = {
     "llama": Model("Llama", _COMMON, "llama"),
     "llama-tied": Model("Llama", {**_COMMON, "tie_word_embeddings": True}, "llama"),
     "llama-3.1": Model("Llama", {**_COMMON, "rope_parameters": _LLAMA3}, "llama"),
+    "llama-yarn": Model("Llama", {**_COMMON, "rope_parameters": _YARN_ALONE}, "llama"),
     "llama-head-dim": Model("Llama", {**_COMMON, "head_dim": 24}, "llama"),
     "llama-square": Model("Llama", {**_COMMON, "intermediate_size": 64}, "llama"),
     "phi3": Model("Phi3", {**_COMMON, "pad_token_id": 0}, "phi3"),
@@ -85,6 +87,7 @@ MODELS: Mapping[str, Model] = {
     "qwen2": Model("Qwen2", _COMMON, "qwen"),
     "qwen2-tied": Model("Qwen2", {**_COMMON, "tie_word_embeddings": True}, "qwen"),
     "qwen3": Model("Qwen3", {**_COMMON, "head_dim": 16}, "qwen"),
+    "qwen3-yarn": Model("Qwen3", {**_COMMON, "head_dim": 16, "rope_parameters": _YARN_ALONE}, "qwen"),
     "qwen3-moe": Model("Qwen3Moe", {**_COMMON, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
                                     "moe_intermediate_size": 24, "norm_topk_prob": True}, "qwen"),
     "gemma": Model("Gemma", {**_COMMON, "head_dim": 16}, "gemma"),
@@ -100,6 +103,7 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
     "deepseek-v3.2": Model("DeepseekV32", {**_V32, "rope_parameters": _YARN}, "deepseek"),
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
+    "olmo2": Model("Olmo2", {**_COMMON, "num_hidden_layers": 4, "pad_token_id": 0}, "olmo2"),
     "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,

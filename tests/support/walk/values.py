@@ -17,7 +17,7 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo3"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -50,9 +50,10 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3], "olmo3": [8, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo3": [8], LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama phi3 granite olmo3": [4, 1, None, ABSENT],
+                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3": [8],
+                            LATENT: [to(2, {"num_key_value_heads": 2})]},
+    "num_key_value_heads": {"llama phi3 granite olmo2 olmo3": [4, 1, None, ABSENT],
                             f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
@@ -94,7 +95,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo3": [True],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3": [True],
                             f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
@@ -117,7 +118,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
+    "attention_bias": {f"llama granite olmo2 olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True], "gpt_oss": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
@@ -125,7 +126,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT} olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
@@ -136,7 +137,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_eps": {"bert": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
-    "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+    "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 olmo2 {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
                                 "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
@@ -191,18 +192,18 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
-    "head_dim": {"qwen2 granite phi3 olmo3": [16]},
+    "head_dim": {"qwen2 granite phi3 olmo2 olmo3": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
     "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
     "n_ctx": {"gpt2": [in_file(64)]},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": [in_file(0.5)]},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": [in_file(0.5)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "pretraining_tp": {"deepseek_v32": [in_file(2)]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
-        f"{SCALED} gemma gemma2 {LATENT}": [
+        f"{SCALED} gemma gemma2 olmo2 {LATENT}": [
             in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
@@ -223,7 +224,7 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
 
 _ROPE = {
     "phi3": long_entries(4, "rope_parameters."),
-    "llama mistral mixtral qwen2 qwen3_moe": entries(4, "rope_parameters."),
+    "llama mistral mixtral qwen2 qwen3_moe olmo2": entries(4, "rope_parameters."),
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     LATENT: entries(2, "rope_parameters."),
@@ -264,12 +265,12 @@ HARMLESS: dict[str, dict[str, str]] = {
     "num_decoder_layers": {"t5_encoder": "there is no decoder"},
     "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} {LATENT}": "positions that are not scaled do not read it"},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": "positions that are not scaled do not read it"},
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
     "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
     "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
-    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 {LATENT} gpt_oss": "of models with images"},
+    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 olmo2 {LATENT} gpt_oss": "of models with images"},
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
                                  "phi3": "of a rule that Phi3Config does not accept"},
