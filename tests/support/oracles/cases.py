@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-LABELS = [label for label, model in MODELS.items() if model.family != "t5" and not label.endswith("-square")]
+LABELS = [
+    label for label, model in MODELS.items()
+    if model.family not in ("t5", "smollm3", "qwen2-moe") and not label.endswith("-square")
+]  # fmt: skip
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
     "unscanned": {"scan_layers": "false"},
@@ -152,8 +155,8 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
-                 "qwen3-moe")  # fmt: skip
-MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe")
+                 "qwen3-moe", "smollm3", "qwen2-moe")  # fmt: skip
+MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe")
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

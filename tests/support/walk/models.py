@@ -24,6 +24,8 @@ from tests.support.tiny_models import (
     OLMO2,
     OLMO3,
     PHI3,
+    QWEN2_MOE,
+    SMOLLM3,
     T5,
 )
 from tests.support.walk.change import ABSENT, Change
@@ -74,6 +76,7 @@ BASES = {
     "qwen2": Base("Qwen2", "qwen", GATED),
     "qwen3": Base("Qwen3", "qwen", {**GATED, "head_dim": 16}),
     "qwen3_moe": Base("Qwen3Moe", "qwen", _EXPERTS),
+    "qwen2_moe": Base("Qwen2Moe", "qwen2-moe", QWEN2_MOE),
     "gemma": Base("Gemma", "gemma", {**GATED, "head_dim": 16}),
     "gemma2": Base("Gemma2", "gemma2", _WINDOW),
     "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),
@@ -83,6 +86,7 @@ BASES = {
     "gpt_oss": Base("GptOss", "gpt-oss", GPT_OSS),
     "olmo2": Base("Olmo2", "olmo2", OLMO2),
     "olmo3": Base("Olmo3", "olmo3", OLMO3),
+    "smollm3": Base("SmolLM3", "smollm3", SMOLLM3),
     "t5": Base("T5", "t5", {**T5, "feed_forward_proj": "relu"}),
     "t5_1_1": Base("T5", "t5", {**_GATED_T5, "tie_word_embeddings": False}, untied=True),
     "mt5": Base("MT5", "t5", _GATED_T5, untied=True),
