@@ -155,6 +155,23 @@ def test_one_spelling_of_rope_scaling(given, found):
     assert evaluate("rope(given, 64)", {"given": given}) == found
 
 
+@pytest.mark.parametrize(
+    ("system", "config", "found"),
+    [
+        ("huggingface", {"num_hidden_layers": 4}, [1, 1, 1, 0]),
+        ("huggingface", {"num_hidden_layers": 4, "no_rope_layers": [0, 1, 1, 1]}, [0, 1, 1, 1]),
+        ("megatron", {"num_layers": 4, "no_rope_freq": 2}, [1, 0, 1, 0]),
+        ("megatron", {"num_layers": 4, "no_rope_freq": [1, 0, 0, 0]}, [0, 1, 1, 1]),
+        ("megatron", {"num_layers": 4, "no_rope_freq": None}, [1, 1, 1, 1]),
+    ],
+)
+def test_layers_that_turn_no_positions(system, config, found):
+    """transformers lists the layers that do, Megatron those that do not, or every how-manieth."""
+    rules = load_family("smollm3").system(system).config
+    told = {**{name: evaluate(str(text), {}) for name, text in rules.defaults.items()}, **config}
+    assert evaluate(rules.facts["rotated_layers"], told) == found
+
+
 def test_activations_by_their_names_elsewhere():
     assert (
         evaluate("flax_activation(['gelu', 'linear'])", {}) == "gelu_pytorch_tanh"

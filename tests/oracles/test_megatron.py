@@ -24,12 +24,17 @@ _EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48}
 # The arguments of a model that Megatron-Core makes and saves.
 SAVED = {
     "llama": _DENSE,
+    "smollm3": {**_DENSE, "no_rope_freq": 2},
     "mistral": {**_DENSE, "untie_embeddings_and_output_weights": False},
     "qwen3": {**_DENSE, "qk_layernorm": True},
     "qwen2": {**_DENSE, "add_qkv_bias": True},
     "mixtral": {**_DENSE, **_EXPERTS, "moe_router_pre_softmax": False},
     "qwen3-moe": {**_DENSE, **_EXPERTS, "qk_layernorm": True, "moe_router_pre_softmax": True},
-}
+    "qwen2-moe": {
+        **_DENSE, **_EXPERTS, "moe_router_pre_softmax": False, "add_qkv_bias": True,
+        "moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True,
+    },
+}  # fmt: skip
 
 
 def torch_logits(folder):

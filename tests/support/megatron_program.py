@@ -48,6 +48,8 @@ def model_of(args: Namespace) -> Any:
     moe = {
         "num_moe_experts": experts, "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
         "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
+        "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
+        "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
         "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
     } if experts else {}  # fmt: skip
     config = TransformerConfig(
@@ -57,7 +59,7 @@ def model_of(args: Namespace) -> Any:
         add_bias_linear=args.add_bias_linear, add_qkv_bias=said("add_qkv_bias", False),
         qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
         bias_activation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0, attention_softmax_in_fp32=True,
-        rotary_interleaved=args.rotary_interleaved, **moe,
+        rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"), **moe,
     )  # fmt: skip
     spec = get_gpt_layer_local_spec(
         num_experts=experts,

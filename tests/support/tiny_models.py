@@ -63,6 +63,21 @@ GPT_OSS = {
 }  # fmt: skip
 
 
+QWEN2_MOE = {
+    **GATED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+SMOLLM3 = {
+    **GATED, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+    "no_rope_layer_interval": 2,
+}  # fmt: skip
+
+
+OLMO2 = {**GATED, "num_hidden_layers": 4, "pad_token_id": 0, "eos_token_id": 1}
+
+
 OLMO3 = {**GATED, "num_hidden_layers": 4, "sliding_window": 4, "pad_token_id": 0, "eos_token_id": 1}
 
 
@@ -94,7 +109,10 @@ MODELS = {
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "olmo2": ("Olmo2", OLMO2),
     "olmo3": ("Olmo3", OLMO3),
+    "qwen2moe": ("Qwen2Moe", QWEN2_MOE),
+    "smollm3": ("SmolLM3", SMOLLM3),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),
@@ -160,7 +178,8 @@ LLAMA_SYSTEMS = ("maxtext", "lingua", "meta", "penzai")
 
 
 TARGETS = {"llama": LLAMA_SYSTEMS, "phi3": LLAMA_SYSTEMS, "granite": LLAMA_SYSTEMS, "mistral": ("maxtext", "penzai"),
-           "t5": ("t5x",), "mt5": ("t5x",), "umt5": ("t5x",)}  # fmt: skip
+           "smollm3": ("megatron",), "qwen2moe": ("megatron",), "t5": ("t5x",), "mt5": ("t5x",),
+           "umt5": ("t5x",)}  # fmt: skip
 
 
 # Settings by the name of a config's attribute, for any class of transformers: a model of a few kilobytes.

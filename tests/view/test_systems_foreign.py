@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.tiny_models import MODELS, save_tiny, small_config, tiny_model
+from tests.support.tiny_models import MODELS, TARGETS, save_tiny, small_config, tiny_model
 from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError
 from wherry.families import families_of_system
@@ -36,9 +36,9 @@ WITHOUT_LAYOUT = [
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
     "Glm4ForCausalLM", "GlmForCausalLM", "HeliumForCausalLM",
     "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
-    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
-    "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
-    "RobertaForMaskedLM", "RwkvForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
+    "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM",
+    "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM",
+    "RobertaForMaskedLM", "RwkvForCausalLM", "StableLmForCausalLM",
     "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",
     "ViTForImageClassification", "WhisperForConditionalGeneration", "XGLMForCausalLM",
 ]  # fmt: skip
@@ -150,12 +150,12 @@ def test_an_adapter_is_no_model(to, tmp_path):
 
 
 def test_the_command_ends_with_7_and_leaves_nothing(tmp_path):
-    save(tmp_path / "hf", "Olmo2ForCausalLM")
+    save(tmp_path / "hf", "GPTNeoXForCausalLM")
     words = [sys.executable, "-m", "wherry.cli", "convert", "hf", "out", "--to", "maxtext"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 7
     assert (
-        "maxtext has no layout for olmo2 (Olmo2ForCausalLM) (MaxText's olmo3 block"
+        "maxtext has no layout for gpt_neox (GPTNeoXForCausalLM) (Penzai computes it"
         in done.stdout + done.stderr
     )
     assert sorted(os.listdir(tmp_path)) == ["hf"]
@@ -253,14 +253,16 @@ def test_the_config_decides_and_not_the_resemblance(llama, tmp_path):
     shutil.copy(llama / "model.safetensors", tmp_path / "hf")
     config = json.loads((llama / "config.json").read_text())
     said = tmp_path / "hf" / "config.json"
-    said.write_text(json.dumps({**config, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}))
-    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for smollm3 (SmolLM3ForCausalLM)")
+    said.write_text(
+        json.dumps({**config, "model_type": "stablelm", "architectures": ["StableLmForCausalLM"]})
+    )
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for stablelm (StableLmForCausalLM)")
     nameless = {name: value for name, value in config.items() if name != "model_type"}
     said.write_text(json.dumps(nameless))
     planned = wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
     assert planned.manifest.origin["layout"]["family"] == "llama"
-    said.write_text(json.dumps({**nameless, "architectures": ["Olmo2ForCausalLM"]}))
-    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for Olmo2ForCausalLM")
+    said.write_text(json.dumps({**nameless, "architectures": ["OlmoForCausalLM"]}))
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for OlmoForCausalLM")
 
 
 @pytest.mark.parametrize("label", MODELS)
@@ -271,7 +273,8 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
     whole = tmp_path / "whole.json"
     whole.write_text(json.dumps(model.config.to_dict(), default=str))
     assert len(json.loads(whole.read_text())) > len(json.loads((tmp_path / "hf" / "config.json").read_text()))
-    to = "t5x-legacy" if "t5" in label else "maxtext"
+    alone = TARGETS.get(label) == ("megatron",)
+    to = "t5x-legacy" if "t5" in label else "megatron" if alone else "maxtext"
     options = {"sliding_window": 0} if label.endswith("-window") else {}  # MaxText's block has no window
     wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
@@ -285,11 +288,24 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
             wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wishes[1])
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
-def test_a_rope_scaling_that_the_target_cannot_hold_is_said(kind, tmp_path):
-    scaling = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+def test_a_rope_scaling_that_the_target_cannot_hold_is_said(tmp_path):
+    scaling = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
     save_tiny(tmp_path / "hf", "llama", rope_parameters=scaling)
-    with pytest.raises(UnrepresentableError, match=rf"Llama 3\.1's rule, not as .*{kind}.* says"):
+    with pytest.raises(UnrepresentableError, match=r"Llama 3\.1's rule, not as .*dynamic.* says"):
+        wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
+
+
+@pytest.mark.parametrize(("name", "value"), [("factor", 2.5), ("attention_factor", 1.5)])
+def test_a_yarn_that_maxtext_s_attributes_cannot_state_is_refused(name, value, tmp_path):
+    """MaxText's factor is an integer, and that of the attention follows from it or is 1."""
+    scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    save_tiny(tmp_path / "hf", "llama", rope_parameters={**scaling, name: value})
+    with pytest.raises(UnrepresentableError, match="rope_scaling"):
         wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")
 
 

@@ -162,6 +162,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         names=_texts(row.get("names", {})),
         ignore=tuple(_ignored(*one) for one in row.get("ignore", [])),
         apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
+        towers=tuple((str(start), str(what)) for start, what in row.get("towers", [])),
         accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
         assumes=row.get("assumes", {}),
         presumes=_texts(row.get("presumes", {})),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from wherry.families.schema import System
 
 
+_TEXT_ALONE = "the target's layouts are those of the text model alone"
+
+
 @dataclass(frozen=True, slots=True)
 class SortedTensors:
     """The tensors of a checkpoint before they are matched.
@@ -28,7 +31,7 @@ class SortedTensors:
         rest: tensors that must be parameters or moments.
         scalars: name → the key path that it is read from.
         ignored: each with its rule.
-        apart: tensors of modules that only this system has, each with its rule.
+        apart: tensors of modules that only this system has, towers included, each with its rule.
     """
 
     rest: tuple[KeyPath, ...]
@@ -89,6 +92,8 @@ def sort_tensors(
             apart.append(IgnoredEntry(path, f"{system.name}: {module.start}*", module.reason))
         elif rule:
             ignored.append(IgnoredEntry(path, f"{system.name}: {rule[0]}", rule[1]))
+        elif tower := next((row for row in system.towers if name.startswith(row[0])), None):
+            apart.append(_of_tower(path, system, *tower))
         else:
             rest.append(path)
     scalars: dict[str, KeyPath] = {}
@@ -99,6 +104,11 @@ def sort_tensors(
             IgnoredEntry(path, f"copies of {name}", f"another copy of {render(first)}") for path in others
         ]
     return SortedTensors(tuple(rest), scalars, tuple(ignored), tuple(apart))
+
+
+def _of_tower(path: KeyPath, system: System, start: str, what: str) -> IgnoredEntry:
+    """The entry of a tensor beside the text model: other systems get it only if their own layouts have it."""
+    return IgnoredEntry(path, f"{system.name}: {start}*", _TEXT_ALONE, what, weights=True)
 
 
 class _Module(NamedTuple):

@@ -47,6 +47,9 @@ and pass the same checks. An unknown field is an error.
       apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
                            with `start`, if the name `start` + `mark` exists; a conversion within the system carries
                            them unchanged, another one leaves them out for the reason
+      towers               [[start, what], …]: modules for images or sound beside a text model: every tensor whose name
+                           begins with `start`; a conversion within the system carries them unchanged, another one
+                           leaves them behind only if the user asks for it (`--ignore others`)
       accepts              [[expression over the known names, reason], …]: what a target of this system can hold; {F} in
                            the reason stands for fact F of the expression
       assumes              fact → the value that this system's software always uses, whatever the config says (text is
@@ -299,6 +302,7 @@ class System:
     names: Mapping[str, str]
     ignore: tuple[tuple[str, str, str], ...]
     apart: tuple[tuple[str, str, str], ...]
+    towers: tuple[tuple[str, str], ...]
     accepts: tuple[tuple[str, str], ...]
     assumes: Mapping[str, Any]
     presumes: Mapping[str, str]

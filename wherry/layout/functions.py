@@ -130,6 +130,13 @@ def _freq_of_experts(dense: int, experts: int) -> list[int]:
     return [0] * dense + [1] * experts
 
 
+def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
+    """Whether each layer turns positions: all but every so-manieth (0 for all), or but those that a list says."""
+    if isinstance(without, int):
+        return [int(not without or number % without != 0) for number in range(1, layers + 1)]
+    return [1 - int(bool(one)) for one in without]
+
+
 def _windowed(layers: int, period: int) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
@@ -234,6 +241,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "rope": _rope,
+    "rotated_layers": _rotated_layers,
     "round_up": _round_up,
     "sqrt": math.sqrt,
     "starts": str.startswith,

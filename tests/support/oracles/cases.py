@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-LABELS = [label for label, model in MODELS.items() if model.family != "t5" and not label.endswith("-square")]
+LABELS = [
+    label for label, model in MODELS.items()
+    if model.family not in ("t5", "smollm3", "qwen2-moe") and not label.endswith("-square")
+]  # fmt: skip
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
     "unscanned": {"scan_layers": "false"},
@@ -23,10 +26,10 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 }
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
-           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"),
+           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
-RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied"}
+RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied", "qwen3-yarn"}
 # MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
 _DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
 _GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
@@ -39,6 +42,10 @@ _COMMON = {
     "base_config": "base.yml", "base_emb_dim": 64, "base_num_query_heads": 4, "base_num_kv_heads": 2, "head_dim": 16,
     "base_mlp_dim": 48, "base_num_decoder_layers": 3, "vocab_size": 60, "normalization_layer_epsilon": 1e-6,
     "rope_max_timescale": 10000,
+}  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "rope_factor": 4, "rope_attention_scaling": True, "rope_interleave": False,
+    "max_position_embeddings": 64, "original_max_position_embeddings": 16,
 }  # fmt: skip
 _GELU = {"mlp_activations": ["gelu", "linear"], "logits_via_embedding": True}
 _POSTS = {**_GELU, "use_post_attn_norm": True, "use_post_ffw_norm": True, "sliding_window_size": 4}
@@ -55,6 +62,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama-tied": {**_COMMON, "decoder_block": "llama2", "rope_type": "default", "logits_via_embedding": True,
                    "normalize_embedding_logits": False},
     "llama-3.1": {**_COMMON, "decoder_block": "llama2", "rope_type": "llama3.1", "rope_max_timescale": 500000},
+    "llama-yarn": {**_COMMON, "decoder_block": "llama2", **_YARN},
     "phi3": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
     "granite": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
     "granite-tied": {**_COMMON, "decoder_block": "llama2", "rope_type": "default", "logits_via_embedding": True,
@@ -64,6 +72,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                 "base_moe_mlp_dim": 48},
     "qwen2": {**_COMMON, "decoder_block": "qwen2", "attention_bias": True},
     "qwen3": {**_COMMON, "decoder_block": "qwen3", "use_qk_norm": True},
+    "qwen3-yarn": {**_COMMON, "decoder_block": "qwen3", "use_qk_norm": True, **_YARN, "rope_interleave": True},
     "qwen3-moe": {**_COMMON, "decoder_block": "qwen3_moe", "use_qk_norm": True, "num_experts": 4,
                   "num_experts_per_tok": 2, "base_moe_mlp_dim": 24, "base_mlp_dim": 24, "norm_topk_prob": True},
     "gpt-oss": {
@@ -80,6 +89,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "inhomogeneous_layer_cycle_interval": 4, "rope_type": "default", "model_name": "olmo3-7b-pt",
         "override_model_config": True,
     },
+    "olmo2": {
+        **_COMMON, "decoder_block": "olmo3", "base_num_decoder_layers": 4, "sliding_window_size": 4096,
+        "max_target_length": 2048, "use_qk_norm": True, "inhomogeneous_layer_cycle_interval": 4,
+        "model_name": "olmo3-7b-pt", "override_model_config": True,
+    },
     "gemma": {**_COMMON, **_GELU, "decoder_block": "gemma"},
     "gemma2": {**_COMMON, **_POSTS, "decoder_block": "gemma2", "base_num_decoder_layers": 2,
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
@@ -95,7 +109,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 # Where the forms of a family differ most, unscanned too.
 UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
 # MaxText itself has not computed these yet.
-NOT_BY_ITSELF = {"olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
+NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
     (label, "unscanned") for label in UNSCANNED
 ]
@@ -141,8 +155,8 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
-                 "qwen3-moe")  # fmt: skip
-MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe")
+                 "qwen3-moe", "smollm3", "qwen2-moe")  # fmt: skip
+MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe")
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.oracles.maxtext_latent import turn
 from tests.support.oracles.parts import (
     attend,
     frequencies,
@@ -79,6 +80,8 @@ def _turn(c: Any, x: Array, *, local: bool) -> Array:
     if c.model_name.startswith("llama3.1") or c.rope_type.startswith("llama3.1"):
         found = frequencies(c.head_dim, c.rope_max_timescale)
         return turn_neighbours(x, llama3_scaled(found, **_LLAMA3) if c.rope_use_scale else found)
+    if c.rope_type.startswith("yarn"):
+        return turn(c, x)
     own = local and c.local_rope_max_timescale > 0
     linear = 1.0 if local and c.model_name.startswith("gemma3") else c.rope_linear_scaling_factor
     base = c.local_rope_max_timescale if own else c.rope_max_timescale

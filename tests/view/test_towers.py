@@ -1,0 +1,115 @@
+"""Models with images: what stands beside the text model keeps its names, and is never left behind unasked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import yaml
+
+import wherry
+from tests.support.oracles import files, judge, maxtext
+from tests.support.oracles.cases import MODEL_NAMES, leaves_of
+from tests.support.oracles.huggingface import MODELS, TOKENS, logits
+from wherry.core.request import LayoutRequest
+from wherry.errors import UnrepresentableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+_EYE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14}  # fmt: skip
+_TEXT = {"vocab_size": 160, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64, "bos_token_id": 1,
+         "eos_token_id": 2}  # fmt: skip
+# Class → the arguments of its config, and how the names of what stands beside the text model begin.
+CLASSES = {
+    "Gemma3": ({"text_config": MODELS["gemma3"].settings, "vision_config": _EYE, "mm_tokens_per_image": 4},
+               ("vision_tower.", "multi_modal_projector.")),
+    "Qwen2VL": (
+        {"text_config": _TEXT,
+         "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}},
+        ("visual.",),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def saved(request, tmp_path_factory):
+    """A tiny random model of a class with images, as it saves itself."""
+    return save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory):
+    """The same of Gemma 3, of which MaxText has the text model."""
+    return save("Gemma3", tmp_path_factory.mktemp("Gemma3"))
+
+
+def save(name: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**CLASSES[name][0])
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(folder)
+    return folder
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    with wherry.open(folder) as checkpoint:
+        return {"/".join(path): checkpoint.read(path) for path in checkpoint.manifest.tensors}
+
+
+def beside(found: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    return {key: one for key, one in found.items() if key.startswith(CLASSES[name][1])}
+
+
+def require_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(
+        np.array_equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in wanted
+    )
+
+
+@pytest.mark.parametrize("to", ["huggingface", "dcp", "torch-zip", "safetensors", "orbax"])
+def test_every_tensor_arrives_under_its_name(saved, to, tmp_path):
+    wherry.convert(saved, tmp_path / "out", to=to, lineage=False)
+    require_same(tensors(tmp_path / "out"), tensors(saved))
+
+
+def test_a_layout_within_the_system_carries_the_towers(gemma3, tmp_path):
+    """With a data type the text model is laid out, the towers stay; transformers finds every weight."""
+    wish = LayoutRequest(dtype="bfloat16")
+    wherry.convert(gemma3, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    wanted, found = tensors(gemma3), tensors(tmp_path / "out")
+    assert found.keys() == wanted.keys()
+    assert len(beside(wanted, "Gemma3")) > 20
+    require_same(beside(found, "Gemma3"), beside(wanted, "Gemma3"))
+    assert {found[key].dtype.name for key in found.keys() - beside(found, "Gemma3").keys()} == {"bfloat16"}
+    logits(tmp_path / "out")
+
+
+def test_a_system_without_towers_does_not_get_the_text_model_unasked(gemma3, tmp_path):
+    with pytest.raises(UnrepresentableError, match=r"left out: .*\d+ vision tower weights") as caught:
+        wherry.convert(gemma3, tmp_path / "out", to="maxtext", lineage=False)
+    assert "--ignore others" in caught.value.cure
+    assert "projector weight" in caught.value.what
+    assert not (tmp_path / "out").exists()
+
+
+def test_maxtext_computes_from_the_text_model_what_transformers_computed(gemma3, tmp_path):
+    target = tmp_path / "out"
+    plan = wherry.plan(gemma3, target, to="maxtext", ignore=["others"])
+    left = {one.name for one in plan.ignored if one.weights}
+    assert left == beside(tensors(gemma3), "Gemma3").keys()
+    wherry.convert(gemma3, target, to="maxtext", ignore=["others"], lineage=False)
+    config = yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
+    leaves = leaves_of(files.arrays("maxtext", target), config)
+    found = maxtext.logits(leaves, {**MODEL_NAMES["gemma3"], **config}, TOKENS)
+    judge.require_equal(found, logits(gemma3))
