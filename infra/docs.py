@@ -145,9 +145,12 @@ def family_table() -> str:
 
 
 def matrix_table() -> str:
-    """Family × system: the forms of layers; and the schemes of quantised weights."""
+    """Family × system: the forms of layers; and the schemes of quantised weights. Families that are alike share a row."""
     columns, *rows = matrix()
-    return table(columns, [(f"`{name}`", *cells) for name, *cells in rows])
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        alike.setdefault(tuple(cells), []).append(f"`{name}`")
+    return table(columns, [(", ".join(names), *cells) for cells, names in alike.items()])
 
 
 def blocks_table() -> str:
