@@ -7,7 +7,11 @@
     pool         splits it, has its units made by workers of this process, and commits
     processes:N, dask:N     the same by an engine
 
-With NUMBER 0 it lives, and prints how often each place was called.
+    convert      the same by two processes, in a run of the flow `convert-checkpoint`
+    work         writes the units of a job and commits it, in a run of the flow `work`
+
+With NUMBER 0 it lives, and prints how often each place was called. The signal is
+WHERRY_TEST_SIGNAL, SIGKILL by default.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def deadly(function, place_of, fatal):
         place = place_of(*arguments)
         calls[place] += 1
         if (place, calls[place]) == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[os.environ.get("WHERRY_TEST_SIGNAL", "SIGKILL")])
         return function(*arguments, **options)
 
     return call
@@ -72,6 +76,27 @@ def carried(source, target):
     commit(made.uri)
 
 
+def spec_of(verb, source, target):
+    """The parameters of a flow; its units are those of `job_of`."""
+    from wherry.flows.convert import ConvertSpec
+    from wherry.flows.work import WorkSpec
+
+    if verb == "work":
+        return WorkSpec(job=target)
+    options = {"max_shard_size": SHARD}
+    return ConvertSpec(
+        source=source, target=target, to="hf", options=options, engine="processes:2", unit=str(UNIT)
+    )
+
+
+def run_flow(verb, source, target):
+    from wherry.flows.convert import convert_checkpoint
+    from wherry.flows.work import work_on_units
+
+    flow = work_on_units if verb == "work" else convert_checkpoint
+    flow(spec_of(verb, source, target))
+
+
 def main(verb, source, target, place, number) -> None:
     coordinator.LOOK_SECONDS = processes.LOOK_SECONDS = unit_queue.AGAIN_SECONDS = 0.05
     watch((place, int(number)))
@@ -79,6 +104,8 @@ def main(verb, source, target, place, number) -> None:
         job_of(source, target, SHARD, UNIT)
     elif verb == "commit":
         commit(target)
+    elif verb in ("convert", "work"):
+        run_flow(verb, source, target)
     elif verb == "pool":
         carried(source, target)
     else:

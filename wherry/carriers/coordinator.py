@@ -23,7 +23,7 @@ from wherry.carriers.challenge import challenge_of
 from wherry.carriers.unit_queue import UnitQueue
 from wherry.carriers.worker_wait import WorkerWait
 from wherry.carriers.workload import JobWork
-from wherry.core.progress import logger
+from wherry.core.progress import UnitCounts, logger
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -59,19 +59,24 @@ class Post:
     strikes: int = 0
 
 
-def carry_with_pool(made: SplitJob, pool: WorkerPool) -> Generator[str]:
+def carry_with_pool(made: SplitJob, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[str]:
     """Have the units of a job made by a pool; see Carry."""
     with challenge_of(made) as challenge:
-        yield from carried(JobWork(challenge), pool)
+        yield from carried(JobWork(challenge), pool, counts)
 
 
-def carried(work: Workload, pool: WorkerPool) -> Generator[Any]:
+def carried(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
     """Have a workload done by a pool; the result of each unit, as they come.
+
+    Args:
+        work: the workload.
+        pool: its workers.
+        counts: gets the numbers of workers and of failed attempts.
 
     Raises:
         StorageError: units are left; `retryable` if another try may help.
     """
-    coordinator = Coordinator(work, pool)
+    coordinator = Coordinator(work, pool, counts)
     try:
         yield from coordinator.results()
     finally:
@@ -81,14 +86,15 @@ def carried(work: Workload, pool: WorkerPool) -> Generator[Any]:
 class Coordinator:
     """Shares the units of a workload out to a pool."""
 
-    def __init__(self, work: Workload, pool: WorkerPool) -> None:
+    def __init__(self, work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> None:
         """Begin.
 
         Args:
             work: the units, and what workers have to prove.
             pool: the workers.
+            counts: gets the numbers of workers and of failed attempts.
         """
-        self._work, self._pool = work, pool
+        self._work, self._pool, self._counts = work, pool, counts or UnitCounts()
         self._queue = UnitQueue(work.uri, tuple(work.names))
         self._posts: dict[str, Post] = {}
         self._wait = WorkerWait(work.uri, work.again)
@@ -106,6 +112,8 @@ class Coordinator:
         while self._queue.left:
             self._meet()
             self._assign()
+            self._counts.workers = sum(post.is_proved for post in self._posts.values())
+            self._counts.failed = self._queue.losses.total() + self._queue.failures.total()
             yield from self._ended()
             self._require_workers()
 
