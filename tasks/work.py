@@ -41,7 +41,7 @@ def work(job: str, expiry: float = 60.0, *, commit: bool = True) -> dict[str, An
         log.info("unit %s: %s in %s", unit.name, show_size(unit.nbytes), show_seconds(receipt.seconds))
 
     try:
-        report = make_units(job, expiry=expiry, on_unit=told).to_json()
+        report: dict[str, Any] = make_units(job, expiry=expiry, on_unit=told).to_json()
     except NotFoundError:
         target = target_of(locate(job))
         if target.entry is None:

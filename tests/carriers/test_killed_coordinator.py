@@ -254,3 +254,14 @@ def carried_on_objects(source, target):
     assert len(carried(made, ImaginaryPool("ab"))) == UNITS
     assert before.items() <= receipts(target).items()
     return commit(made.uri)
+
+
+def test_the_spill_folder_of_a_killed_worker_is_removed_by_clean(source, place, tmp_path, monkeypatch):
+    """It lies where WHERRY_SPILL says, as that of one process."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    monkeypatch.setenv("WHERRY_SPILL", str(spill))
+    assert run("pool", source, place("out"), "move", 2)[0] == -9
+    assert os.listdir(spill)
+    assert all(report.removed for report in clean(spill, min_age=0))
+    assert os.listdir(spill) == []

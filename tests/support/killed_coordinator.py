@@ -27,7 +27,7 @@ from tests.support.worker_pools import ImaginaryPool, job_of, request_of
 from wherry.carriers import convert_on, coordinator, processes, unit_queue
 from wherry.carriers.coordinator import Coordinator, carry_with_pool
 from wherry.staging import staging
-from wherry.units import split_job
+from wherry.units import make, split_job
 from wherry.units.commit import commit
 from wherry.units.records import Records
 
@@ -61,6 +61,7 @@ def watch(fatal):
     at(Records, "begin", lambda *_: "begin")
     at(Records, "end", lambda *_: "end")
     at(Coordinator, "_start", lambda _self, _post, title, *_: f"out {title.partition('-')[0]}")
+    at(make, "move", lambda *_: "move")
     at(convert_on, "unit_of", lambda *_: "receipt in")
     at(processes, "_started", lambda *_: "worker started")
     at(staging, "rename_without_replacing", lambda *_: "commit")
