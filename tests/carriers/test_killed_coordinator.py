@@ -155,6 +155,7 @@ def moments(counts, verb, most):
     return [(name, number) for name in STEPS[verb] for number in spread(total[name], most)]
 
 
+@pytest.mark.timeout(3600)  # the slow forms kill some hundred times
 @pytest.mark.parametrize(
     ("verb", "most"),
     [

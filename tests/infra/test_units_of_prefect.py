@@ -117,8 +117,7 @@ def test_a_run_that_is_cancelled_leaves_a_job_that_the_next_takes_up(place, sour
         "target": target,
         "to": "hf",
         "options": OPTIONS,
-        "engine": "processes:2",
-        "unit": "1MB",
+        "advanced": {"engine": "processes:2", "unit": "1MB"},
     }
     run = started(place, "convert", spec)
     place.await_("a unit", lambda: " of 240 units" in progress(place, run))
