@@ -26,6 +26,7 @@ from functools import wraps
 from tests.support.worker_pools import ImaginaryPool, job_of, request_of
 from wherry.carriers import convert_on, coordinator, processes, unit_queue
 from wherry.carriers.coordinator import Coordinator, carry_with_pool
+from wherry.core.progress import Meter, UnitCounts
 from wherry.staging import staging
 from wherry.units import make, split_job
 from wherry.units.commit import commit
@@ -43,7 +44,7 @@ def deadly(function, place_of, fatal):
     def call(*arguments, **options):
         place = place_of(*arguments)
         calls[place] += 1
-        if (place, calls[place]) == fatal:
+        if place and (place, calls[place]) == fatal:
             os.kill(os.getpid(), signal.Signals[os.environ.get("WHERRY_TEST_SIGNAL", "SIGKILL")])
         return function(*arguments, **options)
 
@@ -62,7 +63,7 @@ def watch(fatal):
     at(Records, "end", lambda *_: "end")
     at(Coordinator, "_start", lambda _self, _post, title, *_: f"out {title.partition('-')[0]}")
     at(make, "move", lambda *_: "move")
-    at(convert_on, "unit_of", lambda *_: "receipt in")
+    at(Meter, "add", lambda meter, *_: "receipt in" if meter._units and meter._stage == "convert" else "")
     at(processes, "_started", lambda *_: "worker started")
     at(staging, "rename_without_replacing", lambda *_: "commit")
     for name in FILES:
@@ -72,8 +73,9 @@ def watch(fatal):
 def carried(source, target):
     """As `convert_on` does it, by workers of this process."""
     made = split_job.split(request_of(source, target, SHARD), UNIT)
+    meter = Meter("convert", 1, None, UnitCounts())
     for name in carry_with_pool(made, ImaginaryPool("ab")):
-        convert_on.unit_of(name)
+        meter.add(0, name)
     commit(made.uri)
 
 
@@ -111,6 +113,7 @@ def main(verb, source, target, place, number) -> None:
         carried(source, target)
     else:
         convert_on.convert_on(request_of(source, target, SHARD), verb, unit_bytes=UNIT)
+    del calls[""]
     print(json.dumps(calls))
 
 
