@@ -340,7 +340,9 @@ def starts(entry: dict[str, Any]) -> str:
 
 def limit(entry: dict[str, Any]) -> str:
     """The limit of concurrent runs of a deployment, and what happens to further runs."""
-    stated = entry["concurrency_limit"]
+    stated = entry.get("concurrency_limit")
+    if stated is None:
+        return "any number"
     more = {"CANCEL_NEW": "further runs are skipped", "ENQUEUE": "further runs wait"}[
         stated["collision_strategy"]
     ]

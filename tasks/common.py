@@ -13,12 +13,12 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from wherry.core.progress import LineLogger, logger
-from wherry.core.units import show_size
+from wherry.core.units import counted, show_seconds, show_size
 from wherry.errors import WherryError
 from wherry.tasks.artifacts import show_table, shown
 
 if TYPE_CHECKING:
-    from wherry.core.progress import OnProgress, Progress
+    from wherry.core.progress import OnProgress, Progress, UnitCounts
 
 _INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request and a row
 
@@ -76,14 +76,16 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
     busy = threading.Lock()
     last = time.monotonic()
     broken = False
+    units: UnitCounts | None = None  # those of workers are shown to the end
 
     def report(progress: Progress) -> None:
-        nonlocal last, broken
+        nonlocal last, broken, units
+        units = progress.units or units
         done = progress.done >= progress.total
         if broken or (time.monotonic() - last < _INTERVAL and not done) or not busy.acquire(blocking=done):
             return
         try:
-            text = shown(f"{verb} {subject}: {show_size(progress.done)} of {show_size(progress.total)}")
+            text = shown(f"{progress.stage} {subject}: {_words(progress, units)}")
             percent = 100.0 * progress.done / progress.total if progress.total else 100.0
             context.run(_update, artifact, percent, text)
             last = time.monotonic()
@@ -94,6 +96,18 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
             busy.release()
 
     return report
+
+
+def _words(progress: Progress, units: UnitCounts | None) -> str:
+    """How far a step is, as `3 of 40 units, 3.2 GB of 40 GB, 210 MB/s, 2:55 left, 4 workers, 1 failed attempt`."""
+    words = [f"{show_size(progress.done)} of {show_size(progress.total)}"]
+    if units:
+        words.insert(0, f"{units.done} of {counted(units.total, 'unit')}")
+    words += [f"{show_size(progress.rate)}/s"] if progress.rate else []
+    words += [f"{show_seconds(progress.eta)} left"] if progress.eta else []
+    if units:
+        words += [counted(units.workers, "worker"), counted(units.failed, "failed attempt")]
+    return ", ".join(words)
 
 
 def _update(artifact: Any, percent: float, text: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 
 import pytest
 
+import wherry
 from tests.support.jobs import changed, receipts
 from tests.support.object_stores import left_beside
 from tests.support.processes import gone
@@ -17,7 +19,15 @@ from wherry.carriers.convert_on import convert_on
 from wherry.carriers.processes import carry_with_processes
 from wherry.carriers.worker_pool import Workplace
 from wherry.core.services import _SERVICES
-from wherry.errors import MismatchError, StorageError, UsageError
+from wherry.errors import (
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UsageError,
+)
 from wherry.storage.stores import locate
 from wherry.units.records import records_beside
 
@@ -167,3 +177,28 @@ def test_paths_that_are_relative_mean_the_same_to_every_worker(source, target, t
     request = request_of(os.path.relpath(source), "out")
     [receipt] = convert_on(request, "processes:1", unit_bytes=UNIT).receipts
     assert same_tensors(receipt, source, tmp_path)
+
+
+def test_two_coordinators_carry_one_job_at_the_same_time(source, target, tmp_path):
+    """Each with a worker of its own; together they make each unit once, and one target."""
+    request, results = request_of(source, target), []
+
+    def carry():
+        try:
+            results.append(convert_on(request, "processes:1", unit_bytes=UNIT).receipts[0])
+        except (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError, StorageError) as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=carry) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [one for one in results if not isinstance(one, Exception)]
+    assert winners, results
+    assert all(same_tensors(one, source, tmp_path) for one in winners)
+    assert all(getattr(one, "retryable", True) for one in results), results
+    [again] = convert_on(request, "processes:1", unit_bytes=UNIT).receipts
+    assert again.already
+    assert wherry.verify(target, level="digest").ok
+    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []

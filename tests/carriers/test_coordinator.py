@@ -218,7 +218,7 @@ def test_a_unit_is_not_put_back_while_another_worker_makes_it():
 def test_a_worker_without_memory_says_so(source, target, monkeypatch):
     made = job_of(source, target)
     monkeypatch.setattr("wherry.carriers.challenge.available_memory", lambda: 1 << 20)
-    monkeypatch.setattr(coordinator, "START_SECONDS", 0.3)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.3")
     with pytest.raises(
         StorageError, match=r"no worker can make units; a: it has 1\.\d MB of free memory; a unit needs"
     ):
@@ -234,7 +234,7 @@ def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
         monkeypatch.delenv("WHERRY_KEY")
         return answer
 
-    monkeypatch.setattr(coordinator, "START_SECONDS", 0.3)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.3")
     with pytest.raises(
         StorageError, match=r"a: the record job\.json was altered, or signed with another key"
     ):
@@ -252,11 +252,11 @@ def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source
 
 def test_a_pool_without_workers_is_not_waited_for_without_end(source, target, monkeypatch):
     made = job_of(source, target)
-    monkeypatch.setattr(coordinator, "START_SECONDS", 0.1)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.1")
     with pytest.raises(StorageError, match="no worker can make units; there is none") as caught:
         carried(made, ImaginaryPool(""))
     assert caught.value.retryable
-    with pytest.raises(StorageError, match="no worker can make units; a does not answer"):
+    with pytest.raises(StorageError, match="no worker can make units; a has not answered"):
         carried(made, ImaginaryPool("a", lambda *_: HANGS))
 
 

@@ -17,7 +17,7 @@ import wherry
 from tests.support.command import command
 from tests.support.worker_pools import ImaginaryPool
 from wherry.auditor.audit import audit
-from wherry.carriers import child_pool, coordinator, hash_on
+from wherry.carriers import child_pool, hash_on
 from wherry.core.digest import LEAF, leaf_count
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import TensorSpec
@@ -159,7 +159,7 @@ def test_a_worker_that_is_wrong_about_damage_is_not_believed(model, pools):
 
 
 def test_without_workers_there_is_no_verdict(model, pools, monkeypatch):
-    monkeypatch.setattr(coordinator, "START_SECONDS", 0.1)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.1")
     pools(_Pool(""))
     with pytest.raises(StorageError, match="no worker can make units"):
         wherry.verify(model, level="digest", on="dask:1")

@@ -65,6 +65,7 @@ def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source
         row for key, row in artifacts(state.state_details.flow_run_id).items() if key == "wherry-convert"
     ]
     assert float(bar.data) == 100.0
+    assert re.search(r": 2 of 2 units, \S+ \S+ of .*, \d workers?, 0 failed attempts$", bar.description)
     with pytest.raises(ValueError, match="engine"):
         ConvertSpec(source="a", target="b", to="hf", engine="horses")
 

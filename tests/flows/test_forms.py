@@ -16,20 +16,23 @@ from wherry.flows.convert import ConvertSpec, convert_checkpoint
 from wherry.flows.export import export
 from wherry.flows.nightly import nightly
 from wherry.flows.promote import PromoteSpec, promote
+from wherry.flows.work import work_on_units
 from wherry.formats.registry import find_target_format, formats
 
-FLOWS = (convert_checkpoint, export, nightly, promote, audit)
+FLOWS = (convert_checkpoint, export, nightly, promote, audit, work_on_units)
 FIRST = {
     "convert-checkpoint": ["source", "target", "to"],
     "post-training-export": ["source", "routes"],
     "nightly-convert": ["routes", "dry_run"],
     "promote": ["subject", "to_alias"],
     "audit": ["scope", "roots", "level"],
+    "work": ["job"],
 }
 REQUIRED = {
     "convert-checkpoint": {"source", "target", "to"},
     "post-training-export": {"source"},
     "promote": {"subject"},
+    "work": {"job"},
 }
 every_flow = pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 

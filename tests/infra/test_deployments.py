@@ -32,7 +32,7 @@ def test_prefect_reads_the_file_and_knows_every_field(path):
     assert model.pull == [{"prefect.deployments.steps.set_working_directory": {"directory": "/"}}]
     for entry, stated in zip(model.deployments, yaml.safe_load(path.read_text())["deployments"], strict=True):
         assert set(stated) <= set(models.DeploymentConfig.model_fields)
-        assert set(stated["concurrency_limit"]) <= set(models.ConcurrencyLimitSpec.model_fields)
+        assert set(stated.get("concurrency_limit", {})) <= set(models.ConcurrencyLimitSpec.model_fields)
         assert all(isinstance(row, models.RawScheduleConfig) for row in entry.schedules or [])
         assert all(row.timezone for row in entry.schedules or [])
         for trigger in stated.get("triggers", []):
@@ -178,7 +178,7 @@ def test_what_cannot_be_served_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "pool", "made"),
-    [("prefect.yaml", None, {"wherry-process"}),
+    [("prefect.yaml", None, {"wherry-process", "wherry-units"}),
      ("prefect.yaml", "wherry-kubernetes-cpu", {"wherry-kubernetes-cpu"}),
      ("prefect.devices.yaml", None, {"wherry-kubernetes-gpu", "wherry-kubernetes-tpu"})],
 )  # fmt: skip

@@ -26,7 +26,7 @@ from tests.support.infra import INFRA
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 POOL = "wherry-process"
-FLOWS = {"nightly-convert", "post-training-export", "promote", "audit", "convert-checkpoint"}
+FLOWS = {"nightly-convert", "post-training-export", "promote", "audit", "convert-checkpoint", "work"}
 
 DRIFT = """
 import httpx, sys
@@ -119,9 +119,9 @@ def test_the_shipped_files_deploy_and_deploying_again_mends_drift_only(place):
     configure(place)
     first = deploy(place)
     assert set(first["deployments"]) == {
-        "nightly-convert", "post-training-export", "promote", "audit", "convert",
+        "nightly-convert", "post-training-export", "promote", "audit", "convert", "work",
     }  # fmt: skip
-    assert set(first["pools"]) == {"wherry-process"}, "no other pool is used"
+    assert set(first["pools"]) == {"wherry-process", "wherry-units"}, "no other pool is used"
     assert {*first["pools"].values(), *first["automations"].values()} == {"created"}
     pool = f"{place.environment['PREFECT_API_URL']}/work_pools/wherry-process"
     wanted = get(pool)["base_job_template"]

@@ -48,8 +48,8 @@ def publish(request):
     return request.param
 
 
-def test_the_five_pools_are_there():
-    assert set(POOLS) == {"wherry-process", "wherry-docker"} | {
+def test_the_pools_are_there():
+    assert set(POOLS) == {"wherry-process", "wherry-units", "wherry-docker"} | {
         f"wherry-kubernetes-{kind}" for kind in ("cpu", "gpu", "tpu")
     }
 

@@ -109,7 +109,7 @@ def test_the_first_task_of_a_conversion_asks(monkeypatch, tmp_path):
         plan.fn(request.to_json())
 
 
-@pytest.mark.parametrize("flow", ["audit", "promote", "nightly-convert", "post-training-export"])
+@pytest.mark.parametrize("flow", ["audit", "promote", "nightly-convert", "post-training-export", "work"])
 def test_every_flow_asks_before_anything_else(monkeypatch, flow):
     pytest.importorskip("prefect")
     from wherry.tasks.ending import ending

@@ -23,11 +23,13 @@ from wherry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from wherry.core.progress import UnitCounts
     from wherry.units.split_job import SplitJob
 
-    # Has every unit of a job made; gives the name of the record of each receipt when it is there.
+    # Has every unit of a job made; gives the name of the record of each receipt when it is there, and counts workers
+    # and failed attempts.
     # Raises StorageError if units are left, and UsageError or MissingExtraError at once.
-    Carry = Callable[[SplitJob, Workplace], Generator[str]]
+    Carry = Callable[[SplitJob, Workplace, UnitCounts], Generator[str]]
 
 THREADS, PROCESSES = "threads", "processes"
 CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT, ray:N, ray://HOST:PORT"
@@ -45,9 +47,9 @@ class UnitCarrier(NamedTuple):
     remote: bool = False
 
 
-def _on_engine(name: str, made: SplitJob, where: Workplace) -> Generator[str]:
+def _on_engine(name: str, made: SplitJob, where: Workplace, counts: UnitCounts) -> Generator[str]:
     with service(name).pool(where) as workers:
-        yield from carry_with_pool(made, workers)
+        yield from carry_with_pool(made, workers, counts)
 
 
 CARRIERS: Mapping[str, UnitCarrier] = {

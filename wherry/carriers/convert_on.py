@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.carriers.processes import require_made
 from wherry.converter.convert import convert_all
-from wherry.core.progress import Meter
+from wherry.core.progress import Meter, UnitCounts
 from wherry.errors import IncompleteError, TargetExistsError, UsageError
 from wherry.units.commit import commit
 from wherry.units.cut import UNIT_BYTES
 from wherry.units.split_job import split
-from wherry.units.unit_receipt import unit_of
+from wherry.units.unit_receipt import done, unit_of
 
 if TYPE_CHECKING:
     from wherry.carriers.carrier import UnitCarrier
@@ -68,10 +68,14 @@ def _round(
         IncompleteError: what a receipt names is not there, or not any more as it was left.
         WherryError: see `convert_on`.
     """
-    meter = Meter("convert", sum(unit.nbytes for unit in made.units), progress)
-    with closing(carrier.carry(made, where)) as receipts:
+    before = set(done(made.records.names()))
+    counts = UnitCounts(len(made.units), len(before))
+    meter = Meter("convert", sum(unit.nbytes for unit in made.units), progress, counts)
+    meter.resume(sum(made.units[number].nbytes for number in before))
+    with closing(carrier.carry(made, where, counts)) as receipts:
         for name in receipts:
             unit = made.units[unit_of(name)]
-            meter.add(unit.nbytes, unit.name)
+            counts.done += unit.number not in before
+            meter.add(0 if unit.number in before else unit.nbytes, unit.name)
     require_made(made, [])
     return commit(made.uri, progress=progress)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.unit_queue import UnitQueue
+from wherry.carriers.worker_wait import WorkerWait
 from wherry.carriers.workload import JobWork
-from wherry.core.progress import logger
-from wherry.errors import StorageError
+from wherry.core.progress import UnitCounts, logger
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from wherry.units.split_job import SplitJob
 
 LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
-START_SECONDS = 60.0  # without a worker that can make units
 ALLOWED_STRIKES = 3  # failures of a worker, one after the other
 _CLOSE_SECONDS = 5.0
 _log = logger(__name__)
@@ -60,19 +59,24 @@ class Post:
     strikes: int = 0
 
 
-def carry_with_pool(made: SplitJob, pool: WorkerPool) -> Generator[str]:
+def carry_with_pool(made: SplitJob, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[str]:
     """Have the units of a job made by a pool; see Carry."""
     with challenge_of(made) as challenge:
-        yield from carried(JobWork(challenge), pool)
+        yield from carried(JobWork(challenge), pool, counts)
 
 
-def carried(work: Workload, pool: WorkerPool) -> Generator[Any]:
+def carried(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
     """Have a workload done by a pool; the result of each unit, as they come.
+
+    Args:
+        work: the workload.
+        pool: its workers.
+        counts: gets the numbers of workers and of failed attempts.
 
     Raises:
         StorageError: units are left; `retryable` if another try may help.
     """
-    coordinator = Coordinator(work, pool)
+    coordinator = Coordinator(work, pool, counts)
     try:
         yield from coordinator.results()
     finally:
@@ -82,17 +86,18 @@ def carried(work: Workload, pool: WorkerPool) -> Generator[Any]:
 class Coordinator:
     """Shares the units of a workload out to a pool."""
 
-    def __init__(self, work: Workload, pool: WorkerPool) -> None:
+    def __init__(self, work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> None:
         """Begin.
 
         Args:
             work: the units, and what workers have to prove.
             pool: the workers.
+            counts: gets the numbers of workers and of failed attempts.
         """
-        self._work, self._pool = work, pool
+        self._work, self._pool, self._counts = work, pool, counts or UnitCounts()
         self._queue = UnitQueue(work.uri, tuple(work.names))
         self._posts: dict[str, Post] = {}
-        self._usable = time.monotonic()  # when a worker was last there that can make units
+        self._wait = WorkerWait(work.uri, work.again)
         self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
 
     def results(self) -> Iterator[Any]:
@@ -107,11 +112,14 @@ class Coordinator:
         while self._queue.left:
             self._meet()
             self._assign()
+            self._counts.workers = sum(post.is_proved for post in self._posts.values())
+            self._counts.failed = self._queue.losses.total() + self._queue.failures.total()
             yield from self._ended()
             self._require_workers()
 
     def close(self) -> None:
         """Forget what is running, and have idle workers close the job."""
+        self._wait.end()
         idle = [post for post in self._posts.values() if post.future is None]
         for post in self._posts.values():
             if post.future is not None:
@@ -213,15 +221,7 @@ class Coordinator:
 
     def _require_workers(self) -> None:
         """Refuse to wait for ever for a worker that can make units."""
-        now = time.monotonic()
-        if any(post.is_proved for post in self._posts.values()):
-            self._usable = now
-        elif now - self._usable > START_SECONDS:
-            rows = [f"{name}: {why}" for name, why in self.left_out.items()]
-            rows += [f"{name} does not answer" for name in self._posts]
-            raise StorageError(
-                f"no worker can make units; {'; '.join(rows) or 'there is none'}",
-                uri=self._work.uri,
-                cure="start workers that see source and target, with the same wherry and WHERRY_KEY",
-                retryable=True,
-            )
+        if not self._queue.left or any(post.is_proved for post in self._posts.values()):
+            self._wait.end()
+        else:
+            self._wait.go_on(self.left_out, list(self._posts))

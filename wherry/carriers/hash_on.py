@@ -65,6 +65,8 @@ class ReadOrder:
 class ReadWork:
     """The units of a checkpoint that is read; the result of each is its number and its raw hashes. See Workload."""
 
+    again = "reads the checkpoint anew"
+
     def __init__(self, reading: ReadOrder, checkpoint: Checkpoint, units: tuple[ReadUnit, ...]) -> None:
         self._reading, self._units, self.uri = reading, units, checkpoint.uri
         self._seen = {"version": __version__, "units": units_digest(units), "state": _state(checkpoint)}

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from wherry.config.file import CONFIG_ENV, config_file
+from wherry.core.progress import UnitCounts
 from wherry.core.units import counted
 from wherry.errors import StorageError
 from wherry.runtime import child
+from wherry.units.claims import claimed
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
@@ -24,12 +26,17 @@ LOOK_SECONDS = 0.5
 _GRACE = 10.0  # seconds in which a worker that is stopped removes what it has begun
 
 
-def carry_with_processes(made: SplitJob, where: Workplace) -> Generator[str]:
+def carry_with_processes(
+    made: SplitJob, where: Workplace, counts: UnitCounts | None = None
+) -> Generator[str]:
     """Have the units of a job made by worker processes of this machine; see Carry."""
-    seen = set[str]()
+    seen, counts = set[str](), counts or UnitCounts()
 
     def fresh() -> list[str]:
-        names = sorted(names[0] for names in done(made.records.names()).values())
+        records = made.records.names()
+        counts.failed = sum(attempt > 0 for _unit, attempt in claimed(records))
+        counts.workers = sum(not one.has_ended() for one in workers)
+        names = sorted(names[0] for names in done(records).values())
         found = [name for name in names if name not in seen]
         seen.update(found)
         return found

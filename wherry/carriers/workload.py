@@ -30,6 +30,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def again(self) -> str:
+        """What the same command does when it is run again."""
+        ...
+
+    @property
     def names(self) -> Sequence[str]:
         """The names of the units."""
         ...
@@ -61,6 +66,8 @@ class Workload(Protocol):
 
 class JobWork:
     """The units of a job; the result of each is the name of the record of its receipt."""
+
+    again = "resumes with the units that are left"
 
     def __init__(self, challenge: Challenge) -> None:
         self._challenge, self._job = challenge, challenge.job

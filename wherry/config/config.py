@@ -40,6 +40,7 @@ VARIABLES = {
     "digest": "WHERRY_DIGEST",
     "memory": "WHERRY_MEMORY",
     "storage_timeout": "WHERRY_STORAGE_TIMEOUT",
+    "worker_wait": "WHERRY_WORKER_WAIT",
     "shared_paths": "WHERRY_SHARED_PATHS",
     "links": "WHERRY_LINKS",
     "mlflow.tracking_uri": "MLFLOW_TRACKING_URI",

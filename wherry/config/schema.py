@@ -281,6 +281,12 @@ class Settings(Section):
         description="Time without progress, in seconds or as 5m, after which a request to a remote store fails. It is "
         "repeated until twice this time has passed, at most 12 times.",
     )
+    worker_wait: Duration = Field(
+        default=600.0,
+        description="Time without a worker that can make units, in seconds or as 10m, after which a conversion on an "
+        "engine (Dask, Ray) gives up; spot machines take minutes to be replaced. What is written is kept for the next "
+        "run.",
+    )
     shared_paths: tuple[str, ...] = Field(
         default=(), description="Folders that all workers mount at the same path."
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.console.say import say
+from wherry.core.units import counted
 from wherry.errors import NotRecordedError, json_escaped, printable, redact
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
         def report(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
-            shown.update(tasks[now.stage], completed=now.done, current=printable(now.current))
+            current = printable(now.current)
+            if now.units:
+                workers = counted(now.units.workers, "worker")
+                current = f"{now.units.done} of {counted(now.units.total, 'unit')}, {workers}"
+            shown.update(tasks[now.stage], completed=now.done, current=current)
 
         yield report
 

@@ -9,13 +9,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from wherry.core.receipt import utc_now
 from wherry.errors import printable, redact
 
 _INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, negligible for the mover
+
+
+@dataclass(slots=True)
+class UnitCounts:
+    """Units of a conversion that several workers make.
+
+    Attributes:
+        total: number of units.
+        done: of these, how many are made.
+        workers: number of workers that make units now.
+        failed: attempts that failed, or whose worker was lost.
+    """
+
+    total: int = 0
+    done: int = 0
+    workers: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,7 @@ class Progress:
         rate: bytes per second since the stage began.
         eta: seconds left at that rate; None before the rate is known.
         current: printed key path of the tensor that was processed last.
+        units: where workers make units, how many.
     """
 
     stage: str
@@ -37,6 +55,7 @@ class Progress:
     rate: float
     eta: float | None
     current: str
+    units: UnitCounts | None = None
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
@@ -45,14 +64,23 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 class Meter:
     """Counts bytes from several threads and reports at intervals."""
 
-    def __init__(self, stage: str, total: int, report: OnProgress | None) -> None:
+    def __init__(
+        self, stage: str, total: int, report: OnProgress | None, units: UnitCounts | None = None
+    ) -> None:
         self._stage = stage
         self._total = total
         self._report = report
+        self._units = units
+        self._before = 0
         self._started = time.monotonic()
         self._last = 0.0
         self._lock = threading.Lock()
         self.done = 0
+
+    def resume(self, nbytes: int) -> None:
+        """Count bytes as done by an earlier run, so that they do not count for the rate."""
+        self.done += nbytes
+        self._before += nbytes
 
     def add(self, nbytes: int, current: str) -> None:
         """Count bytes as done."""
@@ -66,9 +94,11 @@ class Meter:
             self._report(self._progress(now, current))
 
     def _progress(self, now: float, current: str) -> Progress:
-        rate = self.done / max(now - self._started, 1e-9)
+        rate = (self.done - self._before) / max(now - self._started, 1e-9)
         eta = (self._total - self.done) / rate if rate else None
-        return Progress(self._stage, self.done, self._total, rate, eta, current)
+        return Progress(
+            self._stage, self.done, self._total, rate, eta, current, self._units and replace(self._units)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from wherry.converter.passes import Pass, move
 from wherry.converter.plan import joint_moves
 from wherry.errors import InternalError, StorageError, WherryError, storage_errors
 from wherry.mover.output import Output
+from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.objects.stores import object_store
 from wherry.staging.journal import DurableMove, Journal
 from wherry.storage.folders import PREFIX, remove_leftover
@@ -142,7 +143,7 @@ def member(staged: Location, name: str) -> Location:
 def _area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[_AttemptPlace]:
     """The place of an attempt while the block runs; if it fails, what was written is removed."""
     store = object_store(split.job.committed.store)
-    with TemporaryDirectory(prefix="wherry-spill-") as spill:
+    with TemporaryDirectory(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE)) as spill:
         area = _local_area if store is None else partial(_object_area, store)
         with area(split, unit, claim) as staged:
             yield _AttemptPlace(staged, Path(spill))

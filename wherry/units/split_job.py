@@ -161,8 +161,12 @@ def _require_units(job: Job, units: Sequence[Unit], whole: str) -> None:
 
 
 def _require_absent(made: SplitJob) -> None:
-    """Refuse a target that exists, also if it is the result of this conversion: there is nothing to split."""
+    """Refuse a target that exists, also if it is the result of this conversion: there is nothing to split.
+
+    Then records without a job are those of a commit that was killed while it removed them, or of a late worker.
+    """
     if existing(made.job, made.request.if_exists) is not None:
+        made.records.end()
         raise TargetExistsError(
             "the target exists already, and is the result of this conversion",
             uri=made.job.committed.uri,
