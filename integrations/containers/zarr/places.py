@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 
     Attributes:
         first: number of the first, counted over all arrays.
-        count: number of chunks.
+        chunks: their number.
         file: number of the data file.
         start: offset of the first.
         size: bytes of each.
@@ -58,7 +58,7 @@ class _Run(NamedTuple):
     """
 
     first: int
-    count: int
+    chunks: int
     file: int
     start: int
     size: int
@@ -67,7 +67,7 @@ class _Run(NamedTuple):
     @property
     def end(self) -> int:
         """The end of the last chunk in the file."""
-        return self.start + (self.count - 1) * self.stride + self.size
+        return self.start + (self.chunks - 1) * self.stride + self.size
 
 
 class ChunkPlaces(Mapping[str, Reference]):
@@ -145,7 +145,7 @@ def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_Run]:
                 continue
             run = _Run(number, min(left, max(room, 1)), file, start, size, stride)
             yield run
-            number, left, end = number + run.count, left - run.count, run.end
+            number, left, end = number + run.chunks, left - run.chunks, run.end
 
 
 def start_after(end: int, nbytes: int) -> int:
