@@ -45,7 +45,7 @@ def encoded_database(values: Mapping[str, Value]) -> EncodedDatabase:
     return EncodedDatabase(nodes, *encode_database(values, nodes, bytes.fromhex(name), time.time_ns()))
 
 
-class _Run(NamedTuple):
+class _ChunkRun(NamedTuple):
     """Chunks of one array, one after another in one data file.
 
     Attributes:
@@ -132,7 +132,7 @@ class ChunkPlaces(Mapping[str, Reference]):
         raise KeyError(key)
 
 
-def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_Run]:
+def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_ChunkRun]:
     number = file = end = 0
     for array in arrays:
         size, left = array.chunk_nbytes, array.chunk_count
@@ -143,7 +143,7 @@ def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_Run]:
             if end and room <= 0:
                 file, end = file + 1, 0
                 continue
-            run = _Run(number, min(left, max(room, 1)), file, start, size, stride)
+            run = _ChunkRun(number, min(left, max(room, 1)), file, start, size, stride)
             yield run
             number, left, end = number + run.chunks, left - run.chunks, run.end
 
