@@ -18,8 +18,10 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
+from wherry.integrations.containers.zarr import new
+from wherry.integrations.containers.zarr.metadata import parse
 from wherry.integrations.containers.zarr.object_chunks import PlacedChunks
-from wherry.integrations.containers.zarr.places import places_of
+from wherry.integrations.containers.zarr.places import ChunkPlaces
 from wherry.objects.memory import MemoryObjects
 from wherry.staging.object_journal import ObjectJournal
 from wherry.storage.location import Location
@@ -257,16 +259,20 @@ def test_chunks_on_a_disk_stay_small(tmp_path):
 
 def test_gaps_between_chunks_are_filled_at_once(tmp_path, monkeypatch):
     """Chunks of 64 KiB and more begin on a block; their parts are complete before the end of the run."""
-    sizes, place = {"a/0": 70_001, "b/0": 70_001, "c/0": 70_001}, locate(f"memory://arrays{tmp_path}/out")
+    array = parse(new.text("uint8", (70_001,), (70_001,), 2, "none"), 2, "a")
+    places, place = (
+        ChunkPlaces(dict.fromkeys(["a/", "b/", "c/"], array)),
+        locate(f"memory://arrays{tmp_path}/out"),
+    )
     sender = Sender(1 << 20, 2)
     using = UploadContext(MemoryObjects(place.store), "run", sender, PartLog(), "memory")
     run = UploadRun(place, f"{place.path}-area", using)
-    chunks = PlacedChunks(Location(StagedObjects(place.store, run), place.path), places_of(sizes))
-    for key, size in sizes.items():
-        chunks.put(key, memoryview(bytes(size)))
+    chunks = PlacedChunks(Location(StagedObjects(place.store, run), place.path), places)
+    for key, chunk in places.items():
+        chunks.put(key, memoryview(bytes(chunk.length)))
     sender.drain()
-    assert [chunks.stored(key) for key in sizes] == [True] * 3
-    assert sorted(row[0] for row in run.new_notes()) == list(sizes)
+    assert [chunks.stored(key) for key in places] == [True] * 3
+    assert sorted(row[0] for row in run.new_notes()) == list(places)
     assert run.new_notes() == []
     sender.stop()
 

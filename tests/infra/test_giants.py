@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 import wherry
 
 SCRIPT = Path(__file__).resolve().parents[2] / "infra" / "giants.py"
@@ -52,6 +54,17 @@ def test_the_giant_of_paxml_is_a_checkpoint_of_two_terabytes(tmp_path):
     assert wherry.detect(step).format == "paxml"
     with wherry.open(step) as found:
         assert found.manifest.nbytes > 2_000_000_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_giant_with_the_most_chunks_is_planned_in_the_seconds_and_the_memory_of_the_goal(tmp_path):
+    step = giants.paxml_gpt3(tmp_path / "gpt3")
+    one = giants.planned(giants.Giant("GPT-3 175B", step, ("--to", "maxtext")), tmp_path)
+    print(f"{one.seconds:.1f} s of a processor, {one.memory / 1e6:.0f} MB")
+    assert len(one.plan["workers"]["units"]) > 2000
+    assert one.seconds <= 20
+    assert one.memory <= 300_000_000
 
 
 def test_the_table_of_the_docs_has_a_row_for_each_giant():

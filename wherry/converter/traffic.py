@@ -11,6 +11,7 @@ import math
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +28,7 @@ from wherry.storage.stores import locate
 from wherry.upload.uploaded_file import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -210,15 +211,23 @@ def _of_source(place: Location, seen: Checkpoint, plan: PlannedConversion) -> St
     original = seen.original
     wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
     specs = [spec for path, spec in original.manifest.tensors.items() if path in wanted]
-    sizes = [*_tensor_reads(original.reader, specs), *_companion_reads(plan)]
+    reads, egress = _counted(chain(_tensor_reads(original.reader, specs), _companion_reads(plan)))
     folders: dict[str, int] = {}
     for member in original.reader.members():
         folder = member.name.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + 1
     pages = sum(-(-count // _PAGE) for count in folders.values())
     return StoreTraffic(
-        _store_name(place), reads=len(sizes) + _METADATA_READS, lists=_LISTINGS * pages, egress=sum(sizes)
+        _store_name(place), reads=reads + _METADATA_READS, lists=_LISTINGS * pages, egress=egress
     )
+
+
+def _counted(sizes: Iterable[int]) -> tuple[int, int]:
+    """The number and the sum of some sizes, of which a giant has a million."""
+    count = total = 0
+    for size in sizes:
+        count, total = count + 1, total + size
+    return count, total
 
 
 def _of_target(place: Location, plan: PlannedConversion) -> StoreTraffic:

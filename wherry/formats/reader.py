@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
@@ -123,14 +124,17 @@ class Access:
         extents: the location of raw bytes, in order.
         gridded: whether the chunk grid matters: reading a part of a chunk costs as much as reading the chunk.
         computes: whether reading is bound by the CPU rather than by storage.
+        stops: for each extent, how many of the tensor's bytes lie in it and in those before it.
     """
 
     kind: Kind
     extents: tuple[Extent, ...] = ()
     gridded: bool = True
     computes: bool = False
+    stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stops", tuple(accumulate(extent.length for extent in self.extents)))
         if self.kind == "raw":
             object.__setattr__(self, "gridded", False)  # raw bytes are not in chunks
 

@@ -8,6 +8,7 @@ workers as requests fit the memory budget.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.storage.ranges import GAP, LARGEST, MOST_REQUESTS, RangeRequest, fill_together, requests_for
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterator
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.reader import Access, Extent
@@ -113,7 +114,7 @@ def ranged_move(move: Move, spec: TensorSpec, way: Way) -> RangedMove | None:
         return None
     if move.span.nbytes > LARGEST:
         return None
-    pieces = tuple(_pieces(move, extents))
+    pieces = tuple(_pieces(move, way.access))
     return RangedMove(move, spec, extents, pieces) if pieces else None
 
 
@@ -201,12 +202,12 @@ def _parts(
     ]
 
 
-def _pieces(move: Move, extents: Iterable[Extent]) -> Iterator[_Piece]:
-    position = 0
-    for extent in extents:
-        start = max(move.span.start, position)
-        stop = min(move.span.stop, position + extent.length)
+def _pieces(move: Move, access: Access) -> Iterator[_Piece]:
+    start, number = move.span.start, bisect_right(access.stops, move.span.start)
+    while start < move.span.stop and number < len(access.extents):
+        extent, end = access.extents[number], access.stops[number]
+        stop = min(move.span.stop, end)
         if start < stop:
-            first = extent.offset + start - position
+            first = extent.offset + extent.length - (end - start)
             yield _Piece(extent.location, first, first + stop - start, start - move.span.start)
-        position += extent.length
+        start, number = stop, number + 1

@@ -160,16 +160,13 @@ class OrbaxWriter(BaseWriter):
 
     def _open_store(self) -> ChunkStore:
         packed = self._ocdbt and bool(self._metadata or self._scalars)
-        sizes = self._sizes() if self._encoder.plain else None
-        return open_chunks(self._staging, ocdbt=packed, sizes=sizes, file_bytes=self._file_bytes)
-
-    def _sizes(self) -> dict[str, int]:
-        """Key → size of each chunk, where none is compressed."""
-        return {
-            f"{_prefix(path)}{key}": array.chunk_nbytes
-            for path, array in self._arrays.items()
-            for key in array.keys()  # noqa: SIM118  of chunks, not of a mapping
-        }
+        placed = {_prefix(path): array for path, array in self._arrays.items()}
+        return open_chunks(
+            self._staging,
+            ocdbt=packed,
+            arrays=placed if self._encoder.plain else None,
+            file_bytes=self._file_bytes,
+        )
 
     def _values(self) -> Iterator[tuple[str, bytes]]:
         """The values beside the chunks: metadata of the arrays, and numbers as arrays of rank 0."""

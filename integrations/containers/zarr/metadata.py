@@ -195,6 +195,22 @@ class ZarrArray:
             return numbers or "0"
         return f"{self.prefix}{self.separator}{numbers}" if index else self.prefix
 
+    def number(self, key: str) -> int | None:
+        """The number of a chunk in C order, by its key relative to the array; None for any other key."""
+        if not self.shape:
+            return 0 if key == self.key(()) else None
+        start = f"{self.prefix}{self.separator}" if self.prefix else ""
+        parts, grid = key[len(start) :].split(self.separator), self.grid
+        if not key.startswith(start) or len(parts) != len(grid):
+            return None
+        number = 0
+        for text, count in zip(parts, grid, strict=True):
+            at = int(text) if text.isdecimal() else -1
+            if not 0 <= at < count or str(at) != text:
+                return None
+            number = number * count + at
+        return number
+
     def keys(self, region: Region | None = None) -> Iterator[str]:
         """Keys of the chunks that a region touches (all by default), lazily, in C order."""
         for index in _indices([self._touched(axis, region) for axis in range(len(self.shape))]):

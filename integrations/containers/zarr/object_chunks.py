@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference
-from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database, ends_of, stops_of
+from wherry.integrations.containers.zarr.places import DATA, data_file, encoded_database
 from wherry.upload import uploaded_file
 from wherry.upload.growing_file import without_gaps
 from wherry.upload.staged_objects import UploadedFiles, run_of
@@ -26,6 +26,7 @@ from wherry.upload.staged_objects import UploadedFiles, run_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.integrations.containers.zarr.places import ChunkPlaces
     from wherry.storage.location import Location
     from wherry.upload.growing_file import GrowingFile
 
@@ -127,17 +128,16 @@ class _DatabaseChunks(_ObjectStoreChunks):
 class PlacedChunks(_DatabaseChunks):
     """A database of chunks whose sizes, and so places, are known."""
 
-    def __init__(self, folder: Location, places: Mapping[str, Reference]) -> None:
+    def __init__(self, folder: Location, places: ChunkPlaces) -> None:
         """Begin or continue the data files.
 
         Args:
             folder: of the database.
-            places: key → where the chunk lies.
+            places: of the chunks.
         """
         super().__init__(folder)
         self._places = places
-        self._stops = stops_of(places)
-        self._files = UploadedFiles(folder, ends_of(places))
+        self._files = UploadedFiles(folder, places.ends)
         self._resume()
 
     def place(self, key: str) -> Reference:
@@ -149,8 +149,8 @@ class PlacedChunks(_DatabaseChunks):
         place = self._places[key]
         self._files.write(place.file, place.offset, data)
         end = place.offset + len(data)
-        if end < self._stops[key]:
-            self._files.write(place.file, end, bytes(self._stops[key] - end))
+        if gap := self._places.stop(key) - end:
+            self._files.write(place.file, end, bytes(gap))
         with self._lock:
             self._known[key] = place
             self._fresh.add(key)

@@ -23,10 +23,10 @@ from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.integrations.containers.zarr.object_chunks import AppendedChunks, ObjectChunks, PlacedChunks
 from wherry.integrations.containers.zarr.places import (
     DATA,
+    ChunkPlaces,
     data_file,
     encoded_database,
     ends_of,
-    places_of,
     start_after,
 )
 from wherry.integrations.containers.zarr.unit_chunks import DatabasePart, FilesPart, kept_keys
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.integrations.containers.zarr.chunk_store import ChunkStore
+    from wherry.integrations.containers.zarr.metadata import ZarrArray
     from wherry.storage.location import Location
 
 
@@ -104,7 +105,7 @@ class DatabaseChunks(_LocalChunks):
     def __init__(
         self,
         folder: Path,
-        chunk_places: Mapping[str, Reference] | None = None,
+        chunk_places: ChunkPlaces | None = None,
         file_bytes: int = places.FILE_BYTES,
     ) -> None:
         """Create the files, or continue those of an interrupted run.
@@ -116,12 +117,12 @@ class DatabaseChunks(_LocalChunks):
         """
         self._folder = folder
         self._file_bytes = file_bytes
-        self._places = chunk_places or {}
+        self._places: Mapping[str, Reference] = chunk_places or {}
         self._known = _recall(folder)
         self._fresh: dict[str, Reference] = {}
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        ends = ends_of(self._places or self._known)
+        ends = chunk_places.ends if chunk_places else ends_of(self._known)
         _make(folder / DATA)
         self._files = FlatFiles(folder, ends)
         self._number = self._named = len(ends) - 1
@@ -195,7 +196,7 @@ def open_chunks(
     folder: Location,
     *,
     ocdbt: bool,
-    sizes: Mapping[str, int] | None = None,
+    arrays: Mapping[str, ZarrArray] | None = None,
     file_bytes: int = places.FILE_BYTES,
 ) -> ChunkStore:
     """The chunk store in a local folder, in the staged objects of a run, or in the files of one unit of a target.
@@ -203,16 +204,16 @@ def open_chunks(
     Args:
         folder: of the arrays.
         ocdbt: whether chunks lie in an OCDBT database.
-        sizes: key → size of the chunk, if known in advance.
+        arrays: what the keys of an array's chunks begin with → the array, if their sizes are known in advance.
         file_bytes: size of a data file of a database.
 
     Raises:
         UnsupportedError: the folder is none of them, or the chunks of a unit have no known sizes.
         StorageError: the storage is full or failed.
     """
-    placed = None if sizes is None else places_of(sizes, file_bytes)
+    placed = None if arrays is None else ChunkPlaces(arrays, file_bytes)
     if is_selected(folder):
-        return _of_unit(folder, sizes, placed if ocdbt else None)
+        return _of_unit(folder, placed, ocdbt=ocdbt)
     if is_staged(folder):
         if not ocdbt:
             return ObjectChunks(folder)
@@ -222,17 +223,16 @@ def open_chunks(
     return DatabaseChunks(local, placed, file_bytes) if ocdbt else FileChunks(local)
 
 
-def _of_unit(
-    folder: Location, sizes: Mapping[str, int] | None, placed: Mapping[str, Reference] | None
-) -> ChunkStore:
-    if sizes is None:
+def _of_unit(folder: Location, placed: ChunkPlaces | None, *, ocdbt: bool) -> ChunkStore:
+    if placed is None:
         raise UnsupportedError(
             "the sizes of compressed chunks are not known before they are written",
             uri=folder.uri,
             cure="omit --set compression",
         )
-    if placed is not None:
+    if ocdbt:
         return DatabasePart(folder, placed)
+    sizes = {key: place.length for key, place in placed.items()}
     kept = kept_keys(folder, sizes)
     inner = None
     if kept:

@@ -14,7 +14,7 @@ from wherry.errors import storage_errors
 from wherry.integrations.containers.flat.files import SelectedFiles, open_files
 from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.integrations.containers.zarr.chunk_log import LOG, append_to_log
-from wherry.integrations.containers.zarr.places import DATA, ends_of, stops_of
+from wherry.integrations.containers.zarr.places import DATA
 from wherry.storage.stores import make_folder
 from wherry.upload.selection import Selection
 from wherry.upload.staged_objects import is_staged, run_of
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.integrations.containers.zarr.chunk_store import ChunkStore
+    from wherry.integrations.containers.zarr.places import ChunkPlaces
     from wherry.storage.location import Location
 
 
 class DatabasePart:
     """Some data files of an OCDBT database of chunks at known places; see ChunkStore."""
 
-    def __init__(self, folder: Location, places: Mapping[str, Reference]) -> None:
+    def __init__(self, folder: Location, places: ChunkPlaces) -> None:
         """Create the files.
 
         Args:
             folder: of the database.
-            places: key → where the chunk lies.
+            places: of the chunks.
 
         Raises:
             StorageError: the storage is full or failed.
         """
         self._folder, self._places = folder, places
-        self._stops = stops_of(places)
         self._written: dict[str, Reference] = {}
         make_folder(folder.join(DATA))
-        files = open_files(folder, ends_of(places))
+        files = open_files(folder, places.ends)
         assert isinstance(files, SelectedFiles), "the caller has asked `is_selected`"
         self._files = files
         if is_staged(folder):
@@ -54,8 +54,8 @@ class DatabasePart:
         place = self._places[key]
         self._files.write(place.file, place.offset, data)
         end = place.offset + len(data)
-        if end < self._stops[key]:
-            self._files.write(place.file, end, bytes(self._stops[key] - end))
+        if gap := self._places.stop(key) - end:
+            self._files.write(place.file, end, bytes(gap))
         self._written[key] = place
 
     def place(self, key: str) -> Reference:
