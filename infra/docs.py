@@ -145,7 +145,7 @@ def family_table() -> str:
 
 
 def matrix_table() -> str:
-    """Family × system: the forms of layers; and the schemes of quantised weights. Families that are alike share a row."""
+    """Family × system: the forms of layers; the schemes of quantised weights. Families that are alike share a row."""
     columns, *rows = matrix()
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in rows:
