@@ -25,6 +25,7 @@ from wherry.staging.object_staging import is_committed
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.claims import TOKEN_DIGITS, claims_of
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
+from wherry.units.shared_files import RECORD, shared_token
 from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import (
     UnitReceipt,
@@ -116,7 +117,10 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
 def _make_again(split: SplitJob, unit: Unit, receipts: list[str]) -> None:
     """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them."""
     tokens = {name[-TOKEN_DIGITS:] for name in receipts}
-    for name in [*receipts, *claims_of(unit, split.records.names())]:
+    shared = (
+        [] if unit.region is None else [RECORD]
+    )  # its file is gone, and with it what other units have written
+    for name in [*shared, *receipts, *claims_of(unit, split.records.names())]:
         split.records.remove(name)
     store = split.records.store
     if store is None:
@@ -162,8 +166,10 @@ def _is_present(split: SplitJob, receipt: UnitReceipt) -> bool:
     """Whether what a receipt names is there, in the state that its worker has left."""
     store = split.records.store
     if store is None:
-        staged = staged_at(split, receipt.token)
-        entries = [member(staged, file.name).stat() for file in receipt.files]
+        token = _folder_token(split, receipt)
+        entries = [member(staged_at(split, token), file.name).stat() for file in receipt.files]
+        if split.units[receipt.unit].region is not None:
+            return token == shared_token(split) and all(entries)
         states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
         return states == [(file.nbytes, file.mark) for file in receipt.files]
     found = [store.head(_object(split, file.name)) for file in receipt.files]
@@ -171,6 +177,11 @@ def _is_present(split: SplitJob, receipt: UnitReceipt) -> bool:
         one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
         for one, file in zip(found, receipt.files, strict=True)
     )
+
+
+def _folder_token(split: SplitJob, receipt: UnitReceipt) -> str:
+    """The token of the folder in which the files of a receipt lie, on a file system."""
+    return receipt.token if split.units[receipt.unit].region is None else receipt.files[0].mark
 
 
 def _object(split: SplitJob, name: str) -> str:
@@ -212,16 +223,21 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
         sync_folder(Path(area.path).parent)
         for receipt in receipts:
             for file in receipt.files:  # files of an area have one name each
-                Path(member(staged_at(split, receipt.token), file.name).path).unlink(missing_ok=True)
+                Path(member(staged_at(split, _folder_token(split, receipt)), file.name).path).unlink(
+                    missing_ok=True
+                )
 
 
 def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
     """Give the files of all attempts second names in one folder."""
     for receipt in receipts:
-        origin = attempt_folder(split, receipt.token)
+        token = _folder_token(split, receipt)
+        origin = attempt_folder(split, token)
         for file in receipt.files:
-            made = Path(member(staged_at(split, receipt.token), file.name).path)
+            made = Path(member(staged_at(split, token), file.name).path)
             place = draft / made.relative_to(origin)
+            if place.exists():
+                continue  # another region of it has come first
             make_folders(place.parent)
             try:
                 os.link(made, place)

@@ -3,6 +3,7 @@
 The writer is created for the whole target, in a store that keeps only the files of the unit (`Selection`), so the bytes
 are those of a conversion in one process. On a file system, an attempt writes into a folder of its own in the folder of
 the job. In a store of objects, the objects have their final names, are create-only and carry the id of the attempt.
+A region of a file goes into the file that all its units share (`shared_files`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from wherry.errors import InternalError, StorageError, WherryError, storage_erro
 from wherry.mover.output import Output
 from wherry.objects.stores import object_store
 from wherry.staging.journal import DurableMove, Journal
-from wherry.storage.folders import PREFIX, remove_leftover
+from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
+from wherry.units.shared_files import late_guard, shared_token
 from wherry.units.unit_receipt import MadeFile, UnitReceipt
 from wherry.upload.run import UploadRun
 from wherry.upload.selection import SelectedLocal, SelectedObjects
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from wherry.converter.job import Job
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
+    from wherry.formats.format import Writer
     from wherry.objects.uploads import ObjectStore, Part, Upload
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
@@ -99,8 +102,10 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})
         where = Pass(area.staged, area.spill, (output,))
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
-        finish(writer)
+        finish(writer) if unit.region is None else finish_region(writer)
         files = tuple(_made(area.staged, file.name) for file in unit.files)
+        if unit.region is not None:
+            files = tuple(MadeFile(*file, shared_token(split)) for file in unit.files)
         notes, parts = _notes(area.staged), _parts(job, area.staged)
     _require_moved(unit, journal.rows)
     hashed = {
@@ -120,6 +125,12 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         worker=f"process {os.getpid()} on {socket.gethostname()}",
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def finish_region(writer: Writer) -> None:
+    """Make a region durable; what depends on bytes of other units, the commit writes."""
+    writer.sync()
+    writer.close()
 
 
 def attempt_folder(split: SplitJob, token: str) -> Path:
@@ -150,6 +161,13 @@ def _area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[_AttemptPlace]
 
 @contextmanager
 def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
+    if unit.region is not None:
+        staged, guard = staged_at(split, shared_token(split, claim)), late_guard(split, unit)
+        with storage_errors(split.uri):
+            make_folders(Path(staged.path).parent)
+        store = SelectedLocal(paths=_paths(staged, unit), region=unit.region, guard=guard)
+        yield Location(store, staged.path)
+        return
     staged, folder = staged_at(split, claim.token), attempt_folder(split, claim.token)
     with storage_errors(split.uri):
         folder.mkdir(mode=0o700)

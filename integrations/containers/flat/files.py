@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wherry.errors import StorageError, UnsupportedError, storage_error
 from wherry.formats.writer import BaseWriter
@@ -226,27 +226,37 @@ class FlatFiles:
 class SelectedFiles:
     """Files of a folder of which only some are written, as one worker does that makes a part of a target."""
 
-    def __init__(self, folder: Location, kept: Mapping[str, int]) -> None:
+    def __init__(self, folder: Location, kept: Mapping[str, int], chosen: Selection) -> None:
         """Create the files that are written.
 
         Args:
             folder: an existing folder.
             kept: name → bytes.
+            chosen: the store, which selects them; of one file perhaps only a region.
 
         Raises:
             StorageError: the storage is full or failed.
         """
         self._kept = frozenset(kept)
-        self._files = _open_all(folder, kept) if kept else None
+        self._region, self._guard = chosen.region, chosen.guard
+        self._files = _open_all(folder, kept, region=chosen.region is not None) if kept else None
 
     def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
-        """Write bytes at an offset of a file; nothing happens where it is not written here.
+        """Write bytes at an offset of a file; those that are not written here are left out.
 
         Raises:
-            WherryError: the storage failed.
+            WherryError: the storage failed, or somebody else has written them meanwhile.
         """
-        if self._files is not None and name in self._kept:
-            self._files.write(name, offset, data)
+        if self._files is None or name not in self._kept:
+            return
+        if self._region is not None:
+            view, region = memoryview(data).cast("B"), self._region
+            start = max(region.start - offset, 0)
+            data, offset = view[start : max(region.stop - offset, start)], offset + start
+            if not data:
+                return
+            self._guard()
+        self._files.write(name, offset, data)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
         """Read bytes [start, stop) of a file that is written here.
@@ -299,14 +309,20 @@ def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | Upload
     chosen = folder.store
     if isinstance(chosen, Selection):
         kept = {name: size for name, size in sizes.items() if chosen.takes(folder.join(name).path, size)}
-        return SelectedFiles(folder, kept)
+        return SelectedFiles(folder, kept, chosen)
     return _open_all(folder, sizes)
 
 
-def _open_all(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles:
+def _open_all(
+    folder: Location, sizes: Mapping[str, int], *, region: bool = False
+) -> FlatFiles | UploadedFiles:
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
     require_local(folder)
+    if region:
+        from wherry.integrations.containers.flat.shared import SharedFiles
+
+        return cast("FlatFiles", SharedFiles(Path(folder.path), sizes))
     return FlatFiles(Path(folder.path), sizes)
 
 
