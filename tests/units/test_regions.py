@@ -87,7 +87,7 @@ def large_file(target):
 def shared_file(target):
     """The preallocated file of a job."""
     with opened_job(target) as job:
-        return large_file(Path(job.records.folder.path) / f"made-{shared_token(job)}")
+        return large_file(Path(job.records.folder.path) / f"made-{shared_token(job, job.units[0])}")
 
 
 def require_same(target, source, tmp_path, to="safetensors"):

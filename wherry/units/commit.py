@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ from wherry.staging.object_staging import is_committed
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.claims import TOKEN_DIGITS, claims_of
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
-from wherry.units.shared_files import RECORD, shared_token
+from wherry.units.open_parts import without_open
+from wherry.units.shared_files import SharedUploads, shared_record, shared_token
 from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import (
     UnitReceipt,
@@ -66,9 +68,10 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
         WherryError: what `convert` raises.
     """
     with opened_job(uri) as split:
-        receipts = None if _is_made(split) else _receipts(split)
+        shared = SharedUploads(split, partial(_object, split))
+        receipts = None if _is_made(split) else _receipts(split, shared)
         if receipts is not None:
-            _compose(split, receipts)
+            _compose(split, receipts, shared)
 
         def prepare(job: Job) -> Job:
             if receipts is None or not job.checkpoint.is_view:
@@ -89,7 +92,7 @@ def _is_made(split: SplitJob) -> bool:
     return is_committed(committed, split.job.row.commit_members)
 
 
-def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
+def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | None:
     """One valid receipt of each unit; None if another commit has used their files, and was interrupted.
 
     Raises:
@@ -97,15 +100,20 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
         MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
     """
     finished = done(split.records.names())
-    found = {unit.number: _receipt(split, unit, finished.get(unit.number, [])) for unit in split.units}
+    found = {
+        unit.number: _receipt(split, unit, finished.get(unit.number, []), shared) for unit in split.units
+    }
     missing = [unit.name for unit in split.units if found[unit.number] is None]
     if not missing:
         return [one for one in found.values() if one is not None]
     if _is_composed(split):
         return None
+    kept = {unit.files[0].name for unit in split.units if found[unit.number] is not None}
     for unit in split.units:
         if found[unit.number] is None and unit.number in finished:
             _make_again(split, unit, finished[unit.number])
+            if unit.region is not None and unit.files[0].name not in kept:  # the file that they share is lost
+                split.records.remove(shared_record(unit.files[0].name))
     more = ", …" if len(missing) > _NAMED else ""
     raise IncompleteError(
         f"{len(missing)} of {counted(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
@@ -117,10 +125,7 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
 def _make_again(split: SplitJob, unit: Unit, receipts: list[str]) -> None:
     """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them."""
     tokens = {name[-TOKEN_DIGITS:] for name in receipts}
-    shared = (
-        [] if unit.region is None else [RECORD]
-    )  # its file is gone, and with it what other units have written
-    for name in [*shared, *receipts, *claims_of(unit, split.records.names())]:
+    for name in [*receipts, *claims_of(unit, split.records.names())]:
         split.records.remove(name)
     store = split.records.store
     if store is None:
@@ -142,7 +147,7 @@ def _is_composed(split: SplitJob) -> bool:
     )
 
 
-def _receipt(split: SplitJob, unit: Unit, names: list[str]) -> UnitReceipt | None:
+def _receipt(split: SplitJob, unit: Unit, names: list[str], shared: SharedUploads) -> UnitReceipt | None:
     """The receipt of a unit whose files are there; None if there is none."""
     rows = (split.records.read(name) for name in names)
     receipts = [receipt_from(row, split.uri) for row in rows if row]
@@ -150,7 +155,7 @@ def _receipt(split: SplitJob, unit: Unit, names: list[str]) -> UnitReceipt | Non
         _require_version(receipt, split)
         require_whole(receipt, unit, split.uri)
         require_equal(receipts[0], receipt, split.uri)
-    return next((receipt for receipt in receipts if _is_present(split, receipt)), None)
+    return next((receipt for receipt in receipts if _is_present(split, receipt, shared)), None)
 
 
 def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
@@ -162,16 +167,18 @@ def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
         )
 
 
-def _is_present(split: SplitJob, receipt: UnitReceipt) -> bool:
+def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads) -> bool:
     """Whether what a receipt names is there, in the state that its worker has left."""
     store = split.records.store
     if store is None:
         token = _folder_token(split, receipt)
         entries = [member(staged_at(split, token), file.name).stat() for file in receipt.files]
         if split.units[receipt.unit].region is not None:
-            return token == shared_token(split) and all(entries)
+            return token == shared_token(split, split.units[receipt.unit]) and all(entries)
         states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
         return states == [(file.nbytes, file.mark) for file in receipt.files]
+    if split.units[receipt.unit].region is not None:
+        return shared.has(receipt)
     found = [store.head(_object(split, file.name)) for file in receipt.files]
     return all(
         one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
@@ -194,15 +201,18 @@ def _object(split: SplitJob, name: str) -> str:
     return f"{staging_of(split).path}/{inner or job.committed.name}"
 
 
-def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
+def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:
     """Leave files, objects and a journal as a run does that was interrupted after its last move."""
     area, store = staging_of(split), split.records.store
     rows = merged_moves(receipts, split.uri)
     if store is not None:
-        runs = [receipt.token for receipt in receipts]
+        uploads = list(shared.uploads.values())
+        runs = [receipt.token for receipt in receipts] + [upload.run for upload in uploads]
         notes = [note for receipt in receipts for note in receipt.notes]
-        parts = [part for receipt in receipts for part in receipt.parts]
-        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows, notes, parts)
+        parts = [part for receipt in receipts for part in shared.current(receipt)]
+        rows = without_open(split, rows, parts, shared)
+        members = split.job.row.commit_members
+        finished_journal(area, store, split.header, members, runs, rows, notes, parts, uploads)
         return
     if _is_composed(split):
         return  # another commit has done it

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.tensorspec import Span
+from wherry.objects.stores import object_store
+from wherry.upload.uploaded_file import part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -86,4 +88,7 @@ def step_in(target: Location) -> StepFunction:
     Args:
         target: where the files will be.
     """
-    return (lambda _size: DISK_STEP) if target.store.capabilities.local else (lambda _size: 0)
+    if target.store.capabilities.local:
+        return lambda _size: DISK_STEP
+    store = object_store(target.store)
+    return lambda size: part_size(size, store.part_limits) if store is not None else 0
