@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.jobs import Killed, as_dead, as_elsewhere, changed, killed, receipts
+from tests.support.large_files import alone, job_of, large_file, read_back
 from tests.support.object_stores import left_beside
-from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import (
     CorruptError,
     IncompleteError,
@@ -27,61 +26,22 @@ from wherry.errors import (
     TargetExistsError,
     WherryError,
 )
-from wherry.integrations.containers.flat.shared import SharedFiles
+from wherry.integrations.containers.flat.files import SharedFiles
 from wherry.staging.clean import clean
 from wherry.units import claims, make
 from wherry.units.commit import commit
 from wherry.units.regions import regions_of
 from wherry.units.shared_files import shared_token
-from wherry.units.split_job import opened_job, split
+from wherry.units.split_job import opened_job
 from wherry.units.work import work
 
-MB = 1_000_000
-SHAPES = {
-    "a.big": (3001, 1500),  # 18 MB in moves of 8 MiB, which end where regions do not
-    "b.odd": (37, 11),
-    "c.scalar": (),
-    **{f"d.{n}.w": (70_001,) for n in range(8)},
-    "e.empty": (0, 4),
-    **{f"f.{n}.small": (n + 1,) for n in range(40)},
-}
 FORMATS = ["safetensors", "npz", "torch-zip", "flax-msgpack", "dcp", "hf"]
-
-
-@pytest.fixture(scope="module")
-def arrays():
-    random = np.random.default_rng(0)
-    return {name: random.standard_normal(shape).astype("f4") for name, shape in SHAPES.items()}
-
-
-@pytest.fixture(scope="module")
-def model(arrays, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "model.safetensors"
-    save_file(arrays, path)
-    return path
 
 
 @pytest.fixture
 def target(tmp_path):
     """A target on a file system."""
     return str(tmp_path / "out")
-
-
-def job_of(source, target, to="safetensors", unit=4 * MB, **more):
-    asked = [TargetRequest(str(target), to)]
-    return split(convert_request(str(source), asked, lineage=False, **more), unit)
-
-
-def alone(source, tmp_path, to="safetensors"):
-    """The receipt of a conversion by one process, and the large file that it makes."""
-    receipt = wherry.convert(source, tmp_path / "alone", to=to, lineage=False)
-    return receipt, large_file(tmp_path / "alone")
-
-
-def large_file(target):
-    place = Path(target)
-    files = [place] if place.is_file() else [one for one in place.rglob("*") if one.is_file()]
-    return max(files, key=lambda one: one.stat().st_size)
 
 
 def shared_file(target):
@@ -113,21 +73,6 @@ def test_regions_of_one_file_make_what_one_process_makes(model, target, tmp_path
     assert report.made == tuple(unit.name for unit in job.units)
     assert report.nbytes == shared_file(target).stat().st_size
     require_same(target, model, tmp_path, to)
-
-
-def read_back(path, to):
-    """The arrays of a target, by the library of its format."""
-    if to == "safetensors":
-        return load_file(path)
-    if to == "npz":
-        return dict(np.load(path))
-    if to == "torch-zip":
-        import torch
-
-        return {name: one.numpy() for name, one in torch.load(path, weights_only=True).items()}
-    import flax.serialization
-
-    return flax.serialization.msgpack_restore(Path(path).read_bytes())
 
 
 @pytest.mark.parametrize("to", FORMATS[:4])

@@ -16,7 +16,6 @@ from wherry.upload.staged_objects import StagedObjects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.core.tensorspec import Span
     from wherry.storage.location import Entry, Location, Store
     from wherry.upload.run import UploadRun
 
@@ -26,8 +25,8 @@ class Selection(Protocol):
     """A store that selects files."""
 
     @property
-    def region(self) -> Span | None:
-        """The bytes of the one file that are written; None if files are written whole."""
+    def region(self) -> tuple[int, int] | None:
+        """Start and stop of the bytes of the one file that are written; None if files are written whole."""
         ...
 
     @property
@@ -55,7 +54,7 @@ class SelectedLocal(LocalStore):
     """
 
     paths: frozenset[str] = frozenset()
-    region: Span | None = None
+    region: tuple[int, int] | None = None
     guard: Callable[[], None] = lambda: None
 
     def takes(self, path: str, size: int) -> bool:  # noqa: ARG002  of the protocol
@@ -72,7 +71,7 @@ class SelectedObjects(StagedObjects):
     """The objects of one run, of which only those at some paths are written."""
 
     def __init__(
-        self, base: Store, run: UploadRun, paths: frozenset[str], region: Span | None = None
+        self, base: Store, run: UploadRun, paths: frozenset[str], region: tuple[int, int] | None = None
     ) -> None:
         super().__init__(base, run)
         self._paths, self.region = paths, region
