@@ -108,7 +108,9 @@ def made_late(target, number):
         for name in (name for name in opened.records.names() if name.startswith(f"claim-{number:05d}")):
             opened.records.remove(name)
         claim = claims.Claims(opened.records).take(opened.units[number], opened.records.names())
-        return make.make_unit(opened, opened.units[number], claim)
+        receipt = make.make_unit(opened, opened.units[number], claim)
+        opened.records.remove(claim.name)
+        return receipt
 
 
 def test_parts_that_a_late_worker_sends_again_change_nothing(model, target, tmp_path):
