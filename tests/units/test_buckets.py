@@ -13,6 +13,8 @@ import wherry
 from tests.support import buckets
 from tests.support.command import command
 from tests.support.jobs import undisturbed
+from tests.support.large_files import alone
+from wherry.objects.stores import object_store
 from wherry.storage.stores import locate
 from wherry.units.records import records_beside
 
@@ -30,8 +32,25 @@ def bucket(request):
 
 
 def test_two_workers_of_which_one_is_killed_make_a_target_in_a_bucket(source, bucket, tmp_path):
-    target = f"{bucket}/runs/out"
     words = ["--to", "dcp", "--set", "shard_size=250KB", "--no-lineage", "--unit", "300KB"]
+    receipt = made_by_two(source, f"{bucket}/runs/out", words)
+    assert receipt["target"]["checkpoint_digest"] == undisturbed(source, tmp_path, "dcp").checkpoint_digest
+    assert receipt["resumed_bytes"] == receipt["bytes_written"]
+
+
+@pytest.mark.parametrize("to", ["safetensors", pytest.param("torch-zip", marks=pytest.mark.slow)])
+def test_two_workers_of_which_one_is_killed_send_the_parts_of_one_upload(model, bucket, tmp_path, to):
+    """Parts of 8 MiB: a unit is one of three, and the last one has what is left."""
+    target = f"{bucket}/{to}/out"
+    receipt = made_by_two(model, target, ["--to", to, "--no-lineage", "--unit", "8MB"])
+    one, file = alone(model, tmp_path, to)
+    assert receipt["target"]["checkpoint_digest"] == one.target.checkpoint_digest
+    assert locate(target).read_whole(1 << 30) == file.read_bytes()
+    assert (receipt["resumed_bytes"] == receipt["bytes_written"]) == (to == "safetensors")
+
+
+def made_by_two(source, target, words):
+    """The receipt of a job whose first worker is killed, and which leaves nothing beside its target."""
     made = command("split", source, target, *words, "--json")
     assert made.returncode == 0, made.stderr
     count = len(json.loads(made.stdout)["units"])
@@ -46,8 +65,10 @@ def test_two_workers_of_which_one_is_killed_make_a_target_in_a_bucket(source, bu
     assert 0 < len(json.loads(report.stdout)["made"]) <= count
     done = command("commit", target, "--json")
     assert done.returncode == 0, done.stderr
-    receipt = json.loads(done.stdout)
-    assert receipt["target"]["checkpoint_digest"] == undisturbed(source, tmp_path, "dcp").checkpoint_digest
-    assert receipt["resumed_bytes"] == receipt["bytes_written"]
     assert wherry.verify(target, level="digest").ok
-    assert [entry.name for entry in locate(f"{bucket}/runs").entries()] == ["out"]
+    assert {entry.name for entry in locate(target).parent.entries()} <= {"out", "out.wherry.json"}
+    place = locate(target)
+    store = object_store(place.store)
+    assert store is not None
+    assert list(store.uploads(place.parent.path)) == []
+    return json.loads(done.stdout)

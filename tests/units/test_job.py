@@ -56,7 +56,8 @@ def test_units_make_what_one_process_makes(source, target, tmp_path, to):
     receipt = committed(target)
     expected = undisturbed(source, tmp_path, to)
     assert receipt.target.checkpoint_digest == expected.checkpoint_digest
-    assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
+    if target.startswith("/") or to not in ("npz", "torch-zip"):  # of these, `test_shared_uploads` has more
+        assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
     assert receipt.verification["level"] == "digest"
     assert wherry.verify(target, level="digest").ok
     assert left_beside(target) == [name for name in left_beside(target) if name.startswith("undisturbed")]

@@ -48,11 +48,18 @@ def test_units_are_the_files_that_a_conversion_makes(source, tmp_path, to, optio
 
 
 @pytest.mark.parametrize("to", ["safetensors", "npz", "torch-zip", "flax-msgpack"])
-def test_a_format_of_one_file_is_one_unit(source, to):
+def test_a_format_of_one_file_has_regions_or_is_one_unit(source, tmp_path, to):
     _plan, shared = planned(source, to, {})
+    size = wherry.convert(source, tmp_path / "out", to=to, lineage=False).target.nbytes
+    assert len(shared.units) == 5
+    assert {file.name for unit in shared.units for file in unit.files} == {"."}
+    assert [unit.region.start for unit in shared.units] == [n * 15 * (64 << 10) for n in range(5)]
+    assert shared.units[-1].region.stop == (tmp_path / "out").stat().st_size >= size
+    assert (shared.workers, shared.whole, shared.large) == (4, "", "regions of one preallocated file")
+    _plan, shared = planned(source, to, {}, unit=5 * MB)
     [unit] = shared.units
-    assert [file.name for file in unit.files] == ["."]
-    assert (shared.workers, shared.whole) == (1, f"{to} is one file")
+    assert unit.region is None
+    assert (shared.workers, shared.whole, shared.large) == (1, f"{to} is one file", "")
 
 
 @pytest.mark.parametrize(("options", "count"), [({"data_file_size": "1MB"}, 6), ({"ocdbt": False}, 12)])
@@ -93,6 +100,21 @@ def test_the_command_prints_units_and_workers(source):
     [unit] = data["workers"]["units"]
     assert unit["bytes_in"] == 4_800_000
     assert "workers" not in json.loads(command(*words, "--json").stdout)
+
+
+def test_the_commands_say_how_a_large_file_is_made(source):
+    words = [str(source), str(source.parent / "one.safetensors"), "--to", "safetensors", "--unit"]
+    said = "large files:    regions of one preallocated file"
+    assert said in command("plan", *words, "1MB", "--workers", "3").stdout
+    assert (
+        "one worker:     safetensors is one file" in command("plan", *words, "9MB", "--workers", "3").stdout
+    )
+    made = command("split", *words, "1MB")
+    assert made.returncode == 0, made.stderr
+    assert said in made.stdout
+    data = json.loads(command("split", *words, "1MB", "--json").stdout)
+    assert (data["one_worker"], data["large_files"]) == ("", "regions of one preallocated file")
+    assert data["units"][1]["region"] == [983_040, 2 * 983_040]
 
 
 def test_a_rate_is_a_size_a_second():

@@ -21,7 +21,7 @@ unit_size = click.option(
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Size of a unit: what one worker writes, or reads, at a time; a larger file of a target is one unit.",
+    help="Size of a unit: what one worker writes, or reads, at a time; larger files of a target are cut if possible.",
 )
 
 on_engine = click.option(
@@ -56,16 +56,22 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
     from wherry.console import tables
+    from wherry.units.estimate import large_files
     from wherry.units.split_job import split as make_job
 
     made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
     sizes = [one.nbytes for one in made.units]
+    large = large_files(made.units, made.job.committed)
     if json_:
-        tables.print_json({"job": made.uri, "units": [one.to_json() for one in made.units]})
+        units = [one.to_json() for one in made.units]
+        said = {"one_worker": made.whole, "large_files": large}
+        tables.print_json({"job": made.uri, **said, "units": units})
         return
     tables.print_rows([
         ("job", made.uri),
         ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
+        ("one worker", made.whole),
+        ("large files", large),
         ("next", f"wherry work {made.job.committed.uri}, as often as you like; then wherry commit"),
     ])  # fmt: skip
 

@@ -66,6 +66,8 @@ class Output:
             target = self.targets.get(row.source)
             if target is not None:
                 self._durable.restore(target.path, row.span, row.checks)
+                if row.checks and self.back is not None:
+                    self.back.told.add(row.source)
 
     def wants(self, move: Move) -> bool:
         """Whether the output needs this part and no earlier run has delivered it."""

@@ -27,6 +27,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import DamagedError, MismatchError
 from wherry.formats.reader import EncodedChunk, Extent
 from wherry.formats.writer import encoded_of, extents_of
+from wherry.mover.checksums import PieceCrc
 from wherry.mover.move import SMALL, cells
 from wherry.mover.regions import place, read_span
 from wherry.storage.direct import BLOCK, cut
@@ -110,12 +111,15 @@ class ReadBack:
         targets: source key path → target tensor.
         uri: of the target, for errors.
         files: when they can be read.
+        told: sources of which the writer was told checksums that an earlier run, or a worker, has computed; those that
+            the container records are compared with the bytes that are read.
     """
 
     writer: Writer
     targets: Mapping[KeyPath, TensorSpec]
     uri: str
     files: FilesBeingWritten = FilesBeingWritten()
+    told: set[KeyPath] = field(default_factory=set["KeyPath"])
     _where: ExtentsFunction = field(init=False)
     _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
@@ -124,6 +128,7 @@ class ReadBack:
     )  # parts of files that cannot be read yet
     _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
     _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
+    _crcs: dict[KeyPath, PieceCrc] = field(default_factory=dict["KeyPath", PieceCrc])
     _shared: dict[KeyPath, list[_SharedBlock]] = field(default_factory=dict["KeyPath", "list[_SharedBlock]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -216,8 +221,11 @@ class ReadBack:
         source, span = part.move.source, part.move.span
         with self._lock:
             own = self._hashers.setdefault(source, LeafHasher(expected.spec, expected.algorithms[:1]))
+            crc = self._crcs.setdefault(source, PieceCrc(part.target.nbytes)) if source in self.told else None
             self._read.setdefault(source, []).append(part)
         own.update(span.start, data)
+        if crc is not None:
+            crc.update(span.start, data)
         for leaf in range(span.start // LEAF, leaf_count(span.stop)):
             found, wanted = own.leaves[leaf], expected.leaves[leaf]
             if found is not None and found != (wanted or b"")[:HASH_BYTES]:
@@ -279,6 +287,8 @@ class ReadBack:
         """Whether the CRCs that the container records are those of the written bytes."""
         recorded = [extent.crc32 for extent in raw if extent.crc32 is not None]
         target = self.targets[source]
+        if recorded and (crc := self._crcs.get(source)):
+            return recorded == [crc.value(lambda _start, _stop: memoryview(b""))]  # every byte was read
         whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
 

@@ -278,6 +278,7 @@ def finished_journal(
     rows: Iterable[DurableMove],
     notes: Iterable[list[Any]] = (),
     parts: Iterable[list[Any]] = (),
+    uploads: Iterable[Upload] = (),
 ) -> None:
     """Write the journal of a run that was interrupted after its last move; an existing one is left.
 
@@ -292,14 +293,14 @@ def finished_journal(
         rows: the moves.
         notes: of the writers.
         parts: path of an object and one of its parts.
+        uploads: that are not assembled.
 
     Raises:
         StorageError: the storage failed.
     """
     first = {**header, "members": members, "run": runs[0]}
-    groups = [
-        {"uploads": [], "parts": list(parts), "notes": list(notes), "done": [encode(row) for row in rows]}
-    ]
+    begun, done = [asdict(one) for one in uploads], [encode(row) for row in rows]
+    groups = [{"uploads": begun, "parts": list(parts), "notes": list(notes), "done": done}]
     lines: list[bytes] = []
     key, mac = journal_key(), FIRST_MAC
     for line in (first, *({"run": run} for run in runs[1:]), *groups):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from wherry.staging.object_staging import is_committed
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.claims import TOKEN_DIGITS, claims_of
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
+from wherry.units.open_parts import without_open
+from wherry.units.shared_files import SharedUploads, shared_record, shared_token
 from wherry.units.split_job import opened_job
 from wherry.units.unit_receipt import (
     UnitReceipt,
@@ -65,9 +68,10 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
         WherryError: what `convert` raises.
     """
     with opened_job(uri) as split:
-        receipts = None if _is_made(split) else _receipts(split)
+        shared = SharedUploads(split, partial(_object, split))
+        receipts = None if _is_made(split) else _receipts(split, shared)
         if receipts is not None:
-            _compose(split, receipts)
+            _compose(split, receipts, shared)
 
         def prepare(job: Job) -> Job:
             if receipts is None or not job.checkpoint.is_view:
@@ -88,7 +92,7 @@ def _is_made(split: SplitJob) -> bool:
     return is_committed(committed, split.job.row.commit_members)
 
 
-def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
+def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | None:
     """One valid receipt of each unit; None if another commit has used their files, and was interrupted.
 
     Raises:
@@ -96,15 +100,20 @@ def _receipts(split: SplitJob) -> list[UnitReceipt] | None:
         MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
     """
     finished = done(split.records.names())
-    found = {unit.number: _receipt(split, unit, finished.get(unit.number, [])) for unit in split.units}
+    found = {
+        unit.number: _receipt(split, unit, finished.get(unit.number, []), shared) for unit in split.units
+    }
     missing = [unit.name for unit in split.units if found[unit.number] is None]
     if not missing:
         return [one for one in found.values() if one is not None]
     if _is_composed(split):
         return None
+    kept = {unit.files[0].name for unit in split.units if found[unit.number] is not None}
     for unit in split.units:
         if found[unit.number] is None and unit.number in finished:
             _make_again(split, unit, finished[unit.number])
+            if unit.region is not None and unit.files[0].name not in kept:  # the file that they share is lost
+                split.records.remove(shared_record(unit.files[0].name))
     more = ", …" if len(missing) > _NAMED else ""
     raise IncompleteError(
         f"{len(missing)} of {counted(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
@@ -138,7 +147,7 @@ def _is_composed(split: SplitJob) -> bool:
     )
 
 
-def _receipt(split: SplitJob, unit: Unit, names: list[str]) -> UnitReceipt | None:
+def _receipt(split: SplitJob, unit: Unit, names: list[str], shared: SharedUploads) -> UnitReceipt | None:
     """The receipt of a unit whose files are there; None if there is none."""
     rows = (split.records.read(name) for name in names)
     receipts = [receipt_from(row, split.uri) for row in rows if row]
@@ -146,7 +155,7 @@ def _receipt(split: SplitJob, unit: Unit, names: list[str]) -> UnitReceipt | Non
         _require_version(receipt, split)
         require_whole(receipt, unit, split.uri)
         require_equal(receipts[0], receipt, split.uri)
-    return next((receipt for receipt in receipts if _is_present(split, receipt)), None)
+    return next((receipt for receipt in receipts if _is_present(split, receipt, shared)), None)
 
 
 def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
@@ -158,19 +167,28 @@ def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
         )
 
 
-def _is_present(split: SplitJob, receipt: UnitReceipt) -> bool:
+def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads) -> bool:
     """Whether what a receipt names is there, in the state that its worker has left."""
     store = split.records.store
     if store is None:
-        staged = staged_at(split, receipt.token)
-        entries = [member(staged, file.name).stat() for file in receipt.files]
+        token = _folder_token(split, receipt)
+        entries = [member(staged_at(split, token), file.name).stat() for file in receipt.files]
+        if split.units[receipt.unit].region is not None:
+            return token == shared_token(split, split.units[receipt.unit]) and all(entries)
         states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
         return states == [(file.nbytes, file.mark) for file in receipt.files]
+    if split.units[receipt.unit].region is not None:
+        return shared.has(receipt)
     found = [store.head(_object(split, file.name)) for file in receipt.files]
     return all(
         one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
         for one, file in zip(found, receipt.files, strict=True)
     )
+
+
+def _folder_token(split: SplitJob, receipt: UnitReceipt) -> str:
+    """The token of the folder in which the files of a receipt lie, on a file system."""
+    return receipt.token if split.units[receipt.unit].region is None else receipt.files[0].mark
 
 
 def _object(split: SplitJob, name: str) -> str:
@@ -183,15 +201,18 @@ def _object(split: SplitJob, name: str) -> str:
     return f"{staging_of(split).path}/{inner or job.committed.name}"
 
 
-def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
+def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:
     """Leave files, objects and a journal as a run does that was interrupted after its last move."""
     area, store = staging_of(split), split.records.store
     rows = merged_moves(receipts, split.uri)
     if store is not None:
-        runs = [receipt.token for receipt in receipts]
+        uploads = list(shared.uploads.values())
+        runs = [receipt.token for receipt in receipts] + [upload.run for upload in uploads]
         notes = [note for receipt in receipts for note in receipt.notes]
-        parts = [part for receipt in receipts for part in receipt.parts]
-        finished_journal(area, store, split.header, split.job.row.commit_members, runs, rows, notes, parts)
+        parts = [part for receipt in receipts for part in shared.current(receipt)]
+        rows = without_open(split, rows, parts, shared)
+        members = split.job.row.commit_members
+        finished_journal(area, store, split.header, members, runs, rows, notes, parts, uploads)
         return
     if _is_composed(split):
         return  # another commit has done it
@@ -212,16 +233,21 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt]) -> None:
         sync_folder(Path(area.path).parent)
         for receipt in receipts:
             for file in receipt.files:  # files of an area have one name each
-                Path(member(staged_at(split, receipt.token), file.name).path).unlink(missing_ok=True)
+                Path(member(staged_at(split, _folder_token(split, receipt)), file.name).path).unlink(
+                    missing_ok=True
+                )
 
 
 def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
     """Give the files of all attempts second names in one folder."""
     for receipt in receipts:
-        origin = attempt_folder(split, receipt.token)
+        token = _folder_token(split, receipt)
+        origin = attempt_folder(split, token)
         for file in receipt.files:
-            made = Path(member(staged_at(split, receipt.token), file.name).path)
+            made = Path(member(staged_at(split, token), file.name).path)
             place = draft / made.relative_to(origin)
+            if place.exists():
+                continue  # another region of it has come first
             make_folders(place.parent)
             try:
                 os.link(made, place)

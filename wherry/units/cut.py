@@ -1,8 +1,8 @@
 """cut: cuts a plan into units. A pure function: the same plan gives the same units everywhere.
 
-A unit is one file of the target, or several small ones that together stay below the size that was chosen. Files are
-never cut, so no unit needs bytes of another; a format whose target is one file is one unit. A tensor may lie in the
-files of several units: `spread` shares it out.
+A unit is one file of the target, several small ones that together stay below the size that was chosen, or a region of
+a larger one (`regions`). A tensor may lie in the files or regions of several units: `spread` shares it out, so that no
+unit needs bytes of another.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
     Args:
         contents: what the plan moves.
         files: the files of its target.
-        unit_bytes: size of a unit; a larger file is one unit.
+        unit_bytes: size of a unit; a larger file that has no regions is one unit.
 
     Returns:
-        The units, in the order of the target's files. Every file is in exactly one, and so is every tensor with
-        elements whose files are.
+        The units, in the order of the target's files. Every file or region of one is in exactly one, and so is every
+        tensor with elements whose files are.
     """
-    groups = [list(files.sizes)] if files.whole else list(_groups(files.sizes, unit_bytes))
+    groups = [list(files.sizes)] if files.whole else list(_groups(files, unit_bytes))
     parts, beside = _parts(contents, files, groups)
     sources = [
         tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
@@ -68,12 +68,13 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
         Unit(
             number=number,
             plan=contents.plan,
-            files=tuple(UnitFile(name, files.sizes[name]) for name in names),
+            files=tuple(UnitFile(_file(files, name), files.sizes[name]) for name in names),
             parts=tuple(parts[number]),
             sources=sources[number],
             hashed=tuple(hashed[number]),
             nbytes_in=moved[number] + sum(contents.stored[path] for path in hashed[number]),
             beside=tuple(beside[number]),
+            region=files.regions[names[0]].span if names[0] in files.regions else None,
         )
         for number, names in enumerate(groups)
     )
@@ -114,15 +115,19 @@ def _parts(
     return parts, beside
 
 
-def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """The names of files, in groups of at most so many bytes; a larger file is a group of its own."""
+def _file(files: TargetFiles, name: str) -> str:
+    return files.regions[name].file if name in files.regions else name
+
+
+def _groups(files: TargetFiles, most: int) -> Iterator[list[str]]:
+    """The names of files, in groups of at most so many bytes; a larger file, or a region, is a group of its own."""
     held: list[str] = []
     filled = 0
-    for name, size in sizes.items():
-        if held and filled + size > most:
+    for name, size in files.sizes.items():
+        if held and (filled + size > most or name in files.regions):
             yield held
             held, filled = [], 0
         held.append(name)
-        filled += size
+        filled += most if name in files.regions else size
     if held:
         yield held

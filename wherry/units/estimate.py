@@ -17,7 +17,9 @@ from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import named
+from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut
+from wherry.units.regions import step_in
 from wherry.units.target_files import target_files
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.request import ConvertRequest
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.location import Location
     from wherry.units.unit import Unit
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
@@ -44,6 +47,7 @@ class WorkerPlan:
         peak_memory: bytes of memory of a worker.
         requests: number of requests to stores, of all workers.
         whole: why there is only one unit, or none; empty if there are several.
+        large: what several workers make of a file that is larger than a unit; empty if there is none.
     """
 
     units: tuple[Unit, ...]
@@ -53,6 +57,7 @@ class WorkerPlan:
     peak_memory: int
     requests: int
     whole: str = ""
+    large: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -62,6 +67,7 @@ class WorkerPlan:
         return [
             ("units", f"{counted(len(sizes), 'unit')} of {least} to {most}" if sizes else ""),
             ("one worker", self.whole),
+            ("large files", self.large),
             ("workers", f"{self.workers}, {show_size(self.rate)}/s each: {show_seconds(self.seconds)}"),
             ("worker memory", show_size(self.peak_memory)),
         ]
@@ -75,6 +81,7 @@ class WorkerPlan:
             "peak_memory": self.peak_memory,
             "requests": self.requests,
             "one_worker": self.whole,
+            "large_files": self.large,
             "units": [unit.to_json() for unit in self.units],
         }
 
@@ -91,15 +98,18 @@ def parse_rate(text: str) -> int:
         raise UsageError(f"invalid rate {text!r}", cure="write for example 400MB/s") from error
 
 
-def units_of(seen: Checkpoint, plan: Plan, unit_bytes: int = UNIT_BYTES) -> tuple[tuple[Unit, ...], str]:
+def units_of(
+    seen: Checkpoint, plan: Plan, target: Location, unit_bytes: int = UNIT_BYTES
+) -> tuple[tuple[Unit, ...], str]:
     """The units of a plan, and why they are not several; no units if one process has to make the target.
 
     Args:
         seen: the opened source, or its view in the layout of the target's system.
         plan: the plan.
+        target: where its files will be.
         unit_bytes: size of a unit.
     """
-    files = target_files(plan)
+    files = target_files(plan, unit_bytes, step_in(target))
     if not files.sizes:
         return (), files.whole
     contents = PlanContents(
@@ -130,8 +140,17 @@ def plan_for_workers(
     with open_source(named(request.source)) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
         plan = replace(found, traffic=traffic_of(seen, found))
-        units, whole = units_of(seen, plan, unit_bytes)
-    return plan, _shared_out(plan, units, workers, rate, whole)
+        place = locate(target.uri)
+        units, whole = units_of(seen, plan, place, unit_bytes)
+    return plan, replace(_shared_out(plan, units, workers, rate, whole), large=large_files(units, place))
+
+
+def large_files(units: Sequence[Unit], target: Location) -> str:
+    """How several workers make one file of a target; empty if none is so large."""
+    if all(unit.region is None for unit in units):
+        return ""
+    local = target.store.capabilities.local
+    return "regions of one preallocated file" if local else "parts of one multipart upload"
 
 
 def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:

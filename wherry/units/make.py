@@ -3,6 +3,7 @@
 The writer is created for the whole target, in a store that keeps only the files of the unit (`Selection`), so the bytes
 are those of a conversion in one process. On a file system, an attempt writes into a folder of its own in the folder of
 the job. In a store of objects, the objects have their final names, are create-only and carry the id of the attempt.
+A region of a file goes into the file, or the upload, that all its units share (`shared_files`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from wherry.mover.output import Output
 from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.objects.stores import object_store
 from wherry.staging.journal import DurableMove, Journal
-from wherry.storage.folders import PREFIX, remove_leftover
+from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
+from wherry.units.shared_files import late_guard, shared_token, shared_upload
 from wherry.units.unit_receipt import MadeFile, UnitReceipt
 from wherry.upload.run import UploadRun
 from wherry.upload.selection import SelectedLocal, SelectedObjects
 from wherry.upload.sender import Sender, parts_share
-from wherry.upload.uploaded_file import UploadContext
+from wherry.upload.uploaded_file import SentBefore, UploadContext
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from wherry.converter.job import Job
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
+    from wherry.formats.format import Writer
     from wherry.objects.uploads import ObjectStore, Part, Upload
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
@@ -100,9 +103,9 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})
         where = Pass(area.staged, area.spill, (output,))
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
-        finish(writer)
-        files = tuple(_made(area.staged, file.name) for file in unit.files)
-        notes, parts = _notes(area.staged), _parts(job, area.staged)
+        finish(writer) if unit.region is None else finish_region(writer, area.staged)
+        files = tuple(_made(split, unit, area.staged, file.name) for file in unit.files)
+        notes, parts = _notes(area.staged), _parts(job, area.staged, unit)
     _require_moved(unit, journal.rows)
     hashed = {
         algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
@@ -121,6 +124,15 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         worker=f"process {os.getpid()} on {socket.gethostname()}",
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def finish_region(writer: Writer, staged: Location) -> None:
+    """Make a region durable. What depends on bytes of other units is left to the commit, and so is a part with it."""
+    writer.sync()
+    if isinstance(staged.store, SelectedObjects):
+        staged.store.run.using.sender.drain()
+        staged.store.run.drop_overflow()
+    writer.close()
 
 
 def attempt_folder(split: SplitJob, token: str) -> Path:
@@ -151,6 +163,13 @@ def _area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[_AttemptPlace]
 
 @contextmanager
 def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
+    if unit.region is not None:
+        staged, guard = staged_at(split, shared_token(split, unit, claim)), late_guard(split, unit)
+        with storage_errors(split.uri):
+            make_folders(Path(staged.path).parent)
+        store = SelectedLocal(paths=_paths(staged, unit), region=unit.region, guard=guard)
+        yield Location(store, staged.path)
+        return
     staged, folder = staged_at(split, claim.token), attempt_folder(split, claim.token)
     with storage_errors(split.uri):
         folder.mkdir(mode=0o700)
@@ -171,12 +190,15 @@ def _object_area(store: ObjectStore, split: SplitJob, unit: Unit, claim: Claim) 
     paths = _paths(staged, unit)
     try:
         for path in paths:
-            _remove_earlier(store, run.place(path), claim)
-        yield Location(SelectedObjects(job.committed.store, run, paths), staged.path)
+            if unit.region is None:
+                _remove_earlier(store, run.place(path), claim)
+            else:
+                run.before = {run.place(path): _shared(split, unit, run.place(path), claim)}
+        yield Location(SelectedObjects(job.committed.store, run, paths, unit.region), staged.path)
     except (Exception, KeyboardInterrupt, SystemExit):
         sender.stop()
         with suppress(WherryError):  # `commit` and `clean` know what is left
-            run.abort()
+            run.abort() if unit.region is None else run.drop_overflow()
         raise
     finally:
         sender.stop()
@@ -199,8 +221,16 @@ def _remove_earlier(store: ObjectStore, path: str, claim: Claim) -> None:
         store.remove_object(path, found.mark)
 
 
-def _made(staged: Location, name: str) -> MadeFile:
+def _shared(split: SplitJob, unit: Unit, path: str, claim: Claim) -> SentBefore:
+    """The upload of a shared file, of which this attempt has sent nothing."""
+    return SentBefore(shared_upload(split, unit, path, claim))
+
+
+def _made(split: SplitJob, unit: Unit, staged: Location, name: str) -> MadeFile:
     place = member(staged, name)
+    if unit.region is not None and isinstance(staged.store, SelectedObjects):
+        upload = shared_upload(split, unit, staged.store.run.place(place.path))
+        return MadeFile(name, unit.region.nbytes, "" if upload is None else upload.key)
     if isinstance(staged.store, SelectedObjects):
         found = staged.store.run.file_at(place.path).stored
         if found is not None:
@@ -208,6 +238,8 @@ def _made(staged: Location, name: str) -> MadeFile:
     entry = place.stat()
     if entry is None:
         raise StorageError("the file was not made", uri=place.uri, cure="run `wherry work` again")
+    if unit.region is not None:
+        return MadeFile(name, unit.region.nbytes, shared_token(split, unit))
     return MadeFile(name, entry.size, entry.mark)
 
 
@@ -216,9 +248,10 @@ def _notes(staged: Location) -> tuple[list[Any], ...]:
     return tuple(staged.store.run.new_notes()) if isinstance(staged.store, SelectedObjects) else ()
 
 
-def _parts(job: Job, staged: Location) -> tuple[list[Any], ...]:
-    """The parts of the objects, with the checksums of the store, where these are the proof of the target."""
-    if job.plan.verify != "store" or not isinstance(staged.store, SelectedObjects):
+def _parts(job: Job, staged: Location, unit: Unit) -> tuple[list[Any], ...]:
+    """The parts of a region; those of objects where the checksums of the store are the proof of the target."""
+    needed = job.plan.verify == "store" or unit.region is not None
+    if not needed or not isinstance(staged.store, SelectedObjects):
         return ()
     log = staged.store.run.using.log
     assert isinstance(log, PartLog)

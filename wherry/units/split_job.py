@@ -49,6 +49,7 @@ class SplitJob:
         algorithms: with which its leaves are hashed.
         request: as it was stated.
         unit_bytes: size of a unit.
+        whole: why there is only one unit; empty if there are several.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class SplitJob:
     algorithms: tuple[str, ...]
     request: ConvertRequest
     unit_bytes: int
+    whole: str = ""
 
     @property
     def identity(self) -> str:
@@ -142,12 +144,12 @@ def _planned(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
     """The job that this process would make of a request."""
     with settled_checkpoint(lambda: open_source(named(request.source))) as checkpoint, in_use(checkpoint.uri):
         [job] = plan_jobs(checkpoint, request, RunContext.begun())
-        units, whole = units_of(job.checkpoint, job.plan, unit_bytes)
+        units, whole = units_of(job.checkpoint, job.plan, job.committed, unit_bytes)
         _require_units(job, units, whole)
         algorithms = algorithms_of(job.algorithm, read_sidecar(locate(checkpoint.uri)))
         records = records_beside(job.committed)
         header = header_of(job, algorithms)
-        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes)
+        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes, whole)
 
 
 def _require_units(job: Job, units: Sequence[Unit], whole: str) -> None:

@@ -2,7 +2,7 @@
 
 Nothing is written: the writer is created in a store that holds nothing (`FileSketch`), and asked for the file of every
 tensor, or of every chunk of it. So this follows the writer itself, and no second description of a format can disagree
-with it.
+with it. A large file of which the writer knows the place of every byte of its tensors has regions (`regions`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from wherry.converter.plan import joint_moves
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format
-from wherry.formats.writer import home_of
+from wherry.formats.writer import extents_of, home_of
 from wherry.mover.move import cells
 from wherry.storage.location import Location
+from wherry.units.regions import regions_at, regions_of
 from wherry.upload.selection import FileSketch
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.writer import HomeFunction
+    from wherry.formats.writer import ExtentsFunction, HomeFunction
     from wherry.mover.move import Move
+    from wherry.units.regions import FileRegion, StepFunction
 
 _ROOT = "/target"
 
@@ -85,10 +87,11 @@ class TargetFiles:
 
     Attributes:
         sizes: name relative to the target → bytes, in the writer's order; `.` for the target itself if it is one file;
-            empty if the files cannot be known.
+            empty if the files cannot be known. A file that is cut has its regions here, by their names.
         homes: target key path → name of the file that holds the tensor; only of tensors with elements.
-        spread: target key path → its moves, of a tensor whose chunks lie in several files.
-        whole: why the target cannot be cut between its files; empty if it can.
+        spread: target key path → its moves, of a tensor whose chunks or bytes lie in several files.
+        whole: why the target cannot be cut; empty if it can.
+        regions: name in `sizes` → the region of a file.
     """
 
     sizes: Mapping[str, int]
@@ -97,10 +100,16 @@ class TargetFiles:
     spread: Mapping[KeyPath, Sequence[FilesOfMove]] = field(
         default_factory=dict["KeyPath", "Sequence[FilesOfMove]"]
     )
+    regions: Mapping[str, FileRegion] = field(default_factory=dict[str, "FileRegion"])
 
 
-def target_files(plan: Plan) -> TargetFiles:
+def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _size: 0) -> TargetFiles:
     """The files of a plan's target; none if one process has to make it.
+
+    Args:
+        plan: the plan.
+        unit_bytes: larger files are cut into regions.
+        step: between these regions.
 
     Raises:
         UnrepresentableError: the format cannot hold one of the tensors.
@@ -115,16 +124,79 @@ def target_files(plan: Plan) -> TargetFiles:
         return TargetFiles({}, {}, error.what)
     try:
         found = {path: FilesOfMoves(rows) for path, rows in _rows(home_of(writer), plan)}
+        sizes = {_name(path): size for path, size in sketch.sizes.items()}
+        lost = next((path for path, rows in found.items() if not rows.known), None)
+        if lost is not None:
+            return TargetFiles(
+                sizes, {}, f"the bytes of {'/'.join(lost)} are encoded before they are written"
+            )
+        regions = {name: regions_of(name, size, unit_bytes, step(size)) for name, size in sizes.items()}
+        cut = _among_regions(
+            extents_of(writer), plan, found, {name: rows for name, rows in regions.items() if rows}
+        )
     finally:
         writer.close()
-    sizes = {_name(path): size for path, size in sketch.sizes.items()}
-    lost = next((path for path, rows in found.items() if not rows.known), None)
-    if lost is not None:
-        return TargetFiles(sizes, {}, f"the bytes of {'/'.join(lost)} are encoded before they are written")
     homes = {path: next(iter(rows.names)) for path, rows in found.items() if len(rows.names) == 1}
     spread = {path: rows for path, rows in found.items() if path not in homes}
     single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
-    return TargetFiles(sizes, homes, single if len(sizes) == 1 else "", spread)
+    pieces: dict[str, int] = {}
+    for name, size in sizes.items():
+        pieces |= {one.name: one.span.nbytes for one in cut.get(name, ())} or {name: size}
+    by_name = {one.name: one for rows in cut.values() for one in rows}
+    return TargetFiles(pieces, homes, single if len(pieces) == 1 else "", spread, by_name)
+
+
+def _among_regions(
+    extents_at: ExtentsFunction,
+    plan: Plan,
+    found: dict[KeyPath, FilesOfMoves],
+    regions: dict[str, list[FileRegion]],
+) -> dict[str, list[FileRegion]]:
+    """Name the regions of files instead of the files, where the place of every byte of a file's tensors is known.
+
+    Args:
+        extents_at: of the writer.
+        plan: the plan.
+        found: the files of each tensor; changed.
+        regions: name of each file that is large enough → its regions.
+
+    Returns:
+        The files that are cut.
+    """
+    specs, rows_of = plan.manifest.tensors, dict["KeyPath", FilesOfMoves]()
+    for path, rows in found.items():
+        names = rows.names & regions.keys()
+        if not names:
+            continue
+        placed = None
+        if len(names) == 1 and specs[path].chunks is None:
+            placed = _by_region(extents_at, plan, path, regions[next(iter(names))])
+        if placed is None:  # a chunk is written whole, or encoded
+            for name in names:
+                del regions[name]
+        else:
+            rows_of[path] = placed
+    for path, rows in rows_of.items():
+        if next(iter(found[path].names)) in regions:
+            found[path] = rows
+    return regions
+
+
+def _by_region(
+    extents_at: ExtentsFunction, plan: Plan, path: KeyPath, regions: Sequence[FileRegion]
+) -> FilesOfMoves | None:
+    """The regions that get bytes of a tensor: of all of it, or of each of its moves; None if they are not known."""
+
+    def names(span: Span) -> frozenset[str]:
+        return frozenset(one.name for one in regions_at(extents_at(path, span) or (), regions))
+
+    whole = Span(0, plan.manifest.tensors[path].nbytes)
+    if extents_at(path, whole) is None:
+        return None
+    if len(names(whole)) == 1:
+        return FilesOfMoves([FilesOfMove(whole, False, names(whole))])
+    moves = joint_moves([plan]).of(plan.pairs[path])
+    return FilesOfMoves(FilesOfMove(move.span, move.box, names(move.span)) for move in moves)
 
 
 def _rows(home: HomeFunction, plan: Plan) -> Iterator[tuple[KeyPath, Iterator[FilesOfMove]]]:

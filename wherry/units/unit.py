@@ -25,7 +25,7 @@ class UnitFile(NamedTuple):
 
     Attributes:
         name: relative to the target; the target's own name if it is a single file.
-        nbytes: its size.
+        nbytes: its size, or that of the region that the unit makes.
     """
 
     name: str
@@ -57,9 +57,10 @@ class Unit:
     Attributes:
         number: its place among the units of the plan, from 0.
         plan: digest of the plan.
-        files: the files of the target that it makes, whole.
+        files: the files of the target that it makes: whole, or a region of one.
         parts: the tensors, or parts of them, that it moves.
         beside: parts that it reads because they share a leaf of the digest with its own, and does not write.
+        region: the bytes of its only file that it makes, where other units make others; None if it makes whole files.
         sources: the stored tensors of the source that these are made of.
         hashed: the stored tensors whose digests it computes, where the source is seen through another layout.
         nbytes_in: bytes that are read from the source.
@@ -73,6 +74,7 @@ class Unit:
     hashed: tuple[KeyPath, ...]
     nbytes_in: int
     beside: tuple[UnitPart, ...] = ()
+    region: Span | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -80,7 +82,10 @@ class Unit:
         parts = [[list(part.source), part.start, part.stop] for part in self.parts]
         hashed = [list(path) for path in self.hashed]
         beside = [[list(part.source), part.start, part.stop] for part in self.beside]
-        return sha256_of("unit", [self.plan, [list(file) for file in self.files], parts, hashed, beside])
+        region = [] if self.region is None else [list(self.region)]
+        return sha256_of(
+            "unit", [self.plan, [list(file) for file in self.files], parts, hashed, beside, *region]
+        )
 
     @property
     def name(self) -> str:
@@ -118,6 +123,7 @@ class Unit:
             "unit": self.name,
             "digest": self.digest,
             "files": [file._asdict() for file in self.files],
+            "region": None if self.region is None else list(self.region),
             "bytes_in": self.nbytes_in,
             "bytes_out": self.nbytes,
             "tensors": len(self._by_source),

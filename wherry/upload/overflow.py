@@ -153,7 +153,7 @@ class Overflow:
 
     def begin(self) -> StoredBytes:
         """A further object, without bytes yet."""
-        path = f"{self.folder}/{PREFIX}{len(self.made):06d}"
+        path = f"{self.folder}/{PREFIX}{self.run}-{len(self.made):06d}"  # workers of one job share the folder
         one = StoredBytes(path, self.store, self.run, self.read)
         self.made.append(one)
         return one

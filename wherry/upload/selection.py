@@ -7,13 +7,15 @@ its writer puts into other files is left out. A plan selects no file, and learns
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from wherry.storage.protocols import READ_ONLY
 from wherry.storage.stores import LocalStore
 from wherry.upload.staged_objects import StagedObjects
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wherry.storage.location import Entry, Location, Store
     from wherry.upload.run import UploadRun
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 @runtime_checkable
 class Selection(Protocol):
     """A store that selects files."""
+
+    @property
+    def region(self) -> tuple[int, int] | None:
+        """Start and stop of the bytes of the one file that are written; None if files are written whole."""
+        ...
+
+    @property
+    def guard(self) -> Callable[[], None]:
+        """Called before bytes of a region are written; raises if somebody else has written them."""
+        ...
 
     def takes(self, path: str, size: int) -> bool:
         """Whether a file is written.
@@ -38,9 +50,12 @@ class SelectedLocal(LocalStore):
 
     Attributes:
         paths: of the files that are written.
+        region, guard: see Selection.
     """
 
     paths: frozenset[str] = frozenset()
+    region: tuple[int, int] | None = None
+    guard: Callable[[], None] = lambda: None
 
     def takes(self, path: str, size: int) -> bool:  # noqa: ARG002  of the protocol
         """See Selection."""
@@ -55,9 +70,14 @@ class SelectedLocal(LocalStore):
 class SelectedObjects(StagedObjects):
     """The objects of one run, of which only those at some paths are written."""
 
-    def __init__(self, base: Store, run: UploadRun, paths: frozenset[str]) -> None:
+    def __init__(
+        self, base: Store, run: UploadRun, paths: frozenset[str], region: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(base, run)
-        self._paths = paths
+        self._paths, self.region = paths, region
+
+    def guard(self) -> None:
+        """See Selection; a store keeps equal parts apart by itself."""
 
     def takes(self, path: str, size: int) -> bool:  # noqa: ARG002  of the protocol
         """See Selection."""
@@ -80,6 +100,10 @@ class FileSketch:
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     protocol = "sketch"
     capabilities = READ_ONLY
+    region = None
+
+    def guard(self) -> None:
+        """See Selection."""
 
     def takes(self, path: str, size: int) -> bool:
         """See Selection."""
@@ -109,3 +133,9 @@ class FileSketch:
 def is_selected(location: Location) -> bool:
     """Whether only some files of the target at a location are written, by one of several processes."""
     return isinstance(location.store, Selection)
+
+
+def is_region(location: Location) -> bool:
+    """Whether only a region of one file of the target at a location is written."""
+    store: Any = location.store
+    return isinstance(store, Selection) and store.region is not None

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from wherry.errors import StorageError, UnsupportedError, storage_error
 from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.flat.blocks import Blocks
+from wherry.integrations.containers.flat.selected_files import SelectedFiles
+from wherry.integrations.containers.flat.shared_file import require_size
 from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 from wherry.storage.folders import sync_folder
@@ -223,70 +225,36 @@ class FlatFiles:
         return open_regular(str(self._folder / name), flags=flags)
 
 
-class SelectedFiles:
-    """Files of a folder of which only some are written, as one worker does that makes a part of a target."""
+class SharedFiles(FlatFiles):
+    """Files of which other processes write other regions: this one writes exactly its own bytes, and no others.
 
-    def __init__(self, folder: Location, kept: Mapping[str, int]) -> None:
-        """Create the files that are written.
+    No block is read, changed and written again, as by `Blocks`: a process that was slow would put back what it had read
+    before somebody else wrote there.
+    """
 
-        Args:
-            folder: an existing folder.
-            kept: name → bytes.
-
-        Raises:
-            StorageError: the storage is full or failed.
-        """
-        self._kept = frozenset(kept)
-        self._files = _open_all(folder, kept) if kept else None
-
-    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
-        """Write bytes at an offset of a file; nothing happens where it is not written here.
+    def add(self, name: str, size: int) -> None:
+        """Create one more file, or open it.
 
         Raises:
-            WherryError: the storage failed.
+            StorageError: the file has another size; or the storage is full or failed.
         """
-        if self._files is not None and name in self._kept:
-            self._files.write(name, offset, data)
-
-    def read(self, name: str, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a file that is written here.
-
-        Raises:
-            StorageError: the storage failed.
-        """
-        assert self._files is not None, "no file is written"
-        return self._files.read(name, start, stop)
-
-    def keeps(self, name: str) -> bool:
-        """Whether a file is written here."""
-        return name in self._kept
-
-    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  as UploadedFiles
-        """Whether bytes that were written need no other record: they do not, as a unit is made whole or again."""
-        return True
-
-    def sync(self) -> None:
-        """Make every `write` durable that has returned.
-
-        Raises:
-            WherryError: the storage failed.
-        """
-        if self._files is not None:
-            self._files.sync()
+        self._sizes[name] = size
+        self._guarded(name, lambda descriptor: require_size(descriptor, self._folder / name, size))
 
     def finish(self) -> None:
-        """Make the files and their names durable.
+        """Make what was written durable."""
+        self.sync()
 
-        Raises:
-            WherryError: the storage failed.
-        """
-        if self._files is not None:
-            self._files.finish()
-
-    def close(self) -> None:
-        """Close every descriptor."""
-        if self._files is not None:
-            self._files.close()
+    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
+        if len(view) < SMALL:
+            self._write(name, offset, view)
+            return
+        parts = cut(offset, len(view))
+        body = view[parts.body - offset : parts.tail - offset]
+        self._write(name, offset, view[: parts.body - offset])
+        with self._turn:
+            self._write(name, parts.body, body, direct=lies_on_block(body))
+        self._write(name, parts.tail, view[parts.tail - offset :])
 
 
 def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles | SelectedFiles:
@@ -299,14 +267,19 @@ def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | Upload
     chosen = folder.store
     if isinstance(chosen, Selection):
         kept = {name: size for name, size in sizes.items() if chosen.takes(folder.join(name).path, size)}
-        return SelectedFiles(folder, kept)
+        region = chosen.region is not None
+        return SelectedFiles(_open_all(folder, kept, region=region) if kept else None, kept, chosen)
     return _open_all(folder, sizes)
 
 
-def _open_all(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles:
+def _open_all(
+    folder: Location, sizes: Mapping[str, int], *, region: bool = False
+) -> FlatFiles | UploadedFiles:
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
     require_local(folder)
+    if region:
+        return SharedFiles(Path(folder.path), sizes)
     return FlatFiles(Path(folder.path), sizes)
 
 

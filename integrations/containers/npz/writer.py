@@ -127,9 +127,8 @@ class NpzWriter(FlatFilesWriter):
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
         """Take up the CRCs of stored pieces."""
-        if not isinstance(self._files, FlatFiles):
-            self._members[path].crc.take(checks)
-            self._count(path, where.nbytes)
+        self._members[path].crc.take(checks)
+        self._count(path, where.nbytes)
 
     def _count(self, path: KeyPath, nbytes: int) -> None:
         """Count bytes that are known; in an upload, the local header is written after the last ones of a tensor."""

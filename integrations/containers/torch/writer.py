@@ -33,6 +33,7 @@ from wherry.integrations.containers.zip.write import (
     small,
 )
 from wherry.mover.checksums import PieceCrc
+from wherry.upload.selection import is_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -159,7 +160,7 @@ class ArchivesWriter(FlatFilesWriter):
             plan.paths[0]: plan
             for plans in self._plans.values()
             for plan in plans
-            if len(plan.paths) == 1 and self._places[plan.paths[0]].size < SMALL
+            if len(plan.paths) == 1 and self._places[plan.paths[0]].size < SMALL and not is_region(folder)
         }
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
         self._framed: set[ArchivePlan] = set()  # the archives that are written
@@ -224,11 +225,11 @@ class ArchivesWriter(FlatFilesWriter):
         return () if self._streamed is None or path in self._small else self._piece_crc(path).known(*where)
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
-        """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame."""
+        """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame, and has none."""
         small = self._small.get(path)
-        if small is not None:
+        if small is not None and not checks:
             self._framed.add(small)
-        elif self._streamed is not None and path in self._places:
+        elif path in self._places:
             self._piece_crc(path).take(checks)
             self._count(path, where.nbytes)
 

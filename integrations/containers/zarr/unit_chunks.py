@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_errors
-from wherry.integrations.containers.flat.files import SelectedFiles, open_files
+from wherry.integrations.containers.flat.files import open_files
+from wherry.integrations.containers.flat.selected_files import SelectedFiles
 from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.integrations.containers.zarr.chunk_log import LOG, append_to_log
 from wherry.integrations.containers.zarr.places import DATA
