@@ -13,7 +13,6 @@ from wherry.errors import IncompleteError, TargetExistsError, UsageError
 from wherry.units.commit import commit
 from wherry.units.cut import UNIT_BYTES
 from wherry.units.split_job import split
-from wherry.units.unit_receipt import unit_of
 
 if TYPE_CHECKING:
     from wherry.carriers.carrier import UnitCarrier
@@ -35,7 +34,7 @@ def convert_on(
         request: with one target, unless the carrier is `threads`.
         on: the carrier; `wherry.carriers.carrier` lists them.
         unit_bytes: size of a unit.
-        progress: called a few times a second; while units are made, for each of them with its name.
+        progress: called a few times a second; while units are made, and read back, for each of them with its name.
 
     Raises:
         UsageError: there is no such carrier, or there are several targets.
@@ -68,10 +67,12 @@ def _round(
         IncompleteError: what a receipt names is not there, or not any more as it was left.
         WherryError: see `convert_on`.
     """
-    meter = Meter("convert", sum(unit.nbytes for unit in made.units), progress)
-    with closing(carrier.carry(made, where)) as receipts:
-        for name in receipts:
-            unit = made.units[unit_of(name)]
-            meter.add(unit.nbytes, unit.name)
+    total = sum(unit.nbytes for unit in made.units)
+    meters = {"receipt": Meter("convert", total, progress), "proof": Meter("verify", total, progress)}
+    with closing(carrier.carry(made, where)) as records:
+        for name in records:
+            kind, number, _token = name.split("-")
+            unit = made.units[int(number)]
+            meters[kind].add(unit.nbytes, unit.name)
     require_made(made, [])
     return commit(made.uri, progress=progress)

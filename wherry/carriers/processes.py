@@ -11,6 +11,7 @@ from wherry.config.file import CONFIG_ENV, config_file
 from wherry.core.units import counted
 from wherry.errors import StorageError
 from wherry.runtime import child
+from wherry.units.unit_proof import proofs_in
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def carry_with_processes(made: SplitJob, where: Workplace) -> Generator[str]:
     seen = set[str]()
 
     def fresh() -> list[str]:
-        names = sorted(names[0] for names in done(made.records.names()).values())
-        found = [name for name in names if name not in seen]
+        records = made.records.names()
+        names = [*done(records).values(), *proofs_in(records).values()]
+        found = [name for name in sorted(names[0] for names in names) if name not in seen]
         seen.update(found)
         return found
 

@@ -65,6 +65,13 @@ class SplitJob:
         return identity_of(self.header)
 
     @property
+    def proof_units(self) -> tuple[Unit, ...]:
+        """The proofs of the units, as units with numbers of their own; none if the target is not read back."""
+        if self.job.plan.verify != "digest":
+            return ()
+        return tuple(replace(unit, number=len(self.units) + unit.number) for unit in self.units)
+
+    @property
     def uri(self) -> str:
         """The folder of the job."""
         return self.records.folder.uri

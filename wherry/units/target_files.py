@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.formats.writer import HomeFunction
     from wherry.mover.move import Move
 
-_ROOT = "/target"
+ROOT = "/target"  # of the target in a sketch
 
 
 class FilesOfMove(NamedTuple):
@@ -76,14 +76,14 @@ def target_files(plan: Plan) -> TargetFiles:
         return TargetFiles({}, {}, f"{plan.to} is written through a file system, by one process")
     sketch = FileSketch()
     try:
-        writer = row.create(Location(sketch, _ROOT), plan.manifest, plan.options)
+        writer = row.create(Location(sketch, ROOT), plan.manifest, plan.options)
     except UnsupportedError as error:  # it needs a file system, or sizes that are not known
         return TargetFiles({}, {}, error.what)
     try:
         found = {path: list(rows) for path, rows in _rows(home_of(writer), plan)}
     finally:
         writer.close()
-    sizes = {_name(path): size for path, size in sketch.sizes.items()}
+    sizes = {name_at(path): size for path, size in sketch.sizes.items()}
     lost = next((path for path, rows in found.items() if not all(row.files for row in rows)), None)
     if lost is not None:
         return TargetFiles(sizes, {}, f"the bytes of {'/'.join(lost)} are encoded before they are written")
@@ -117,8 +117,9 @@ def _of_move(home: HomeFunction, spec: TensorSpec, move: Move) -> FilesOfMove:
 
 
 def _names(place: Location | None) -> frozenset[str]:
-    return frozenset() if place is None else frozenset([_name(place.path)])
+    return frozenset() if place is None else frozenset([name_at(place.path)])
 
 
-def _name(path: str) -> str:
-    return path[len(_ROOT) :].strip("/") or "."
+def name_at(path: str) -> str:
+    """The name of a file, from its path in a sketch of the target."""
+    return path[len(ROOT) :].strip("/") or "."
