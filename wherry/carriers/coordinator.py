@@ -159,10 +159,17 @@ class Coordinator:
         return self._work.suits(number, post.answer)
 
     def _suits_none(self) -> bool:
-        """Whether nothing runs or will be tried again, and what waits suits none of the workers that can do units."""
-        posts = self._posts.values()
-        able = any(post.is_proved for post in posts) and all(post.future is None for post in posts)
-        return able and not self._queue.later and bool(self._queue.waiting)
+        """Whether what is left suits none of the idle workers, and nothing else of it is done or will be tried again.
+
+        A unit that a worker does counts as long as it is no straggler.
+        """
+        posts = list(self._posts.values())
+        idle = [post for post in posts if post.is_proved and post.future is None]
+        proving = any(post.future is not None and post.unit is None for post in posts)
+        if not idle or proving or self._queue.later:
+            return False
+        slow = {unit for unit in self._stragglers() if not any(self._suits(post, unit) for post in idle)}
+        return {post.unit for post in posts if post.unit in self._queue.left} <= slow
 
     def _give(self, post: Post, number: int) -> None:
         self._queue.attempts[number] += 1
