@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
@@ -30,7 +31,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import DamagedError, MismatchError
 from wherry.formats.reader import EncodedChunk, Extent
 from wherry.formats.writer import encoded_of, extents_of
-from wherry.mover.move import SMALL, begins_at, cells
+from wherry.mover.move import SMALL, begins_at, cells, region_span
 from wherry.mover.regions import place, read_span
 from wherry.storage.direct import BLOCK, cut
 
@@ -344,15 +345,9 @@ class ReadBack:
         self, move: Move, target: TensorSpec, regions: Sequence[Region]
     ) -> tuple[Extent, ...] | None:
         """The byte ranges of chunks that are stored as they are and are, one after the other, the bytes of a move."""
-        found: list[Extent] = []
-        at = move.span.start
-        for region in regions:
-            extents = self._where(target.path, region)
-            if extents is None or (len(regions) > 1 and not begins_at(target, region, at)):
-                return None
-            found += extents
-            at += sum(extent.length for extent in extents)
-        return tuple(found)
+        found = [self._where(target.path, region) for region in regions] if is_run(target, move) else []
+        known = [extents for extents in found if extents is not None]
+        return tuple(chain.from_iterable(known)) if known and len(known) == len(regions) else None
 
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
@@ -369,6 +364,22 @@ class ReadBack:
         target = self.targets[source]
         whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
+
+
+def is_run(target: TensorSpec, move: Move) -> bool:
+    """Whether the chunks of a move are, one after the other, a run of the tensor's canonical bytes."""
+    if move.box:
+        return False
+    if target.chunks is None or move.region is None:
+        return True
+    regions, at = list(cells(move.region, target.chunks)), move.span.start
+    if len(regions) == 1:
+        return True
+    for region in regions:
+        if not begins_at(target, region, at):
+            return False
+        at = region_span(target, region).stop
+    return True
 
 
 def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) -> Iterator[SharedBlock]:
