@@ -24,6 +24,7 @@ from tests.support.jobs import (
     worker_named,
 )
 from wherry.converter import job as jobs
+from wherry.core.keypath import render
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import HostileError, IncompleteError, MismatchError
 from wherry.objects.stores import object_store
@@ -33,8 +34,11 @@ from wherry.storage.stores import locate
 from wherry.units import commit as committing
 from wherry.units import make, prove
 from wherry.units.commit import commit
+from wherry.units.proof_check import read_before, valid_proofs
 from wherry.units.records import records_beside
 from wherry.units.split_job import opened_job, split
+from wherry.units.unit_proof import proof_from
+from wherry.units.unit_receipt import receipt_from
 from wherry.units.work import work
 
 SUFFIXES = (".safetensors", ".distcp", "/d/", "__0_0")
@@ -396,3 +400,32 @@ def test_a_proof_says_what_it_has_read(source, target):
         wrote = {tuple(move[:3]): base64.b64decode(move[4]) for move in own["moves"]}
         assert read == {key: raw[:32] for key, raw in wrote.items()}
     assert make.this_worker().startswith("process ")
+
+
+def test_a_move_counts_if_all_of_its_units_have_proved_it(tmp_path):
+    """Two chunks of one move lie in the files of two units, whose makers differ."""
+    random = np.random.default_rng(0)
+    save_file({"big.w": random.random((4000, 1500), "f4")}, tmp_path / "m.safetensors")
+    options = {"data_file_size": "5MB", "chunks": "3"}
+    target = str(tmp_path / "out")
+    job = split(
+        convert_request(
+            str(tmp_path / "m.safetensors"), [TargetRequest(target, "orbax", options)], lineage=False
+        ),
+        5_000_000,
+    )
+    made_and_proved(target)
+    by_unit = {row["unit"]: (name, row) for name, row in proofs(target).items()}
+    first, second = ({tuple(move[:3]) for move in by_unit[unit][1]["moves"]} for unit in (0, 1))
+    assert first & second
+    name, row = by_unit[1]
+    changed(target, name, moves=[move for move in row["moves"] if tuple(move[:3]) not in first])
+    with opened_job(target) as opened:
+        made = [receipt_from(one, target) for one in receipts(target).values()]
+        found = [proof_from(one, target) for one in proofs(target).values()]
+        valid = valid_proofs(opened, made, found)
+        assert len(valid) == len(job.units)
+        before = read_before(opened, valid, made, opened.job.target)
+    spans = {(render(source), *span) for source, span in before.moves}
+    assert spans
+    assert not spans & first & second

@@ -143,7 +143,9 @@ def plan_for_workers(
 def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:
     back = plan.verify == "digest"
     alone = sum(_read_by_commit(plan)) if back and units else 0
-    share = back * (1 - alone / max(plan.nbytes_out, 1))  # of the bytes of a unit that workers read back
+    share = back * (
+        1 - min(1, alone / max(plan.nbytes_out, 1))
+    )  # of the bytes of a unit that workers read back
     loads = [max(unit.nbytes_in, unit.nbytes) + round(unit.nbytes * share) for unit in units]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * back]
@@ -161,12 +163,12 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
 
 
 def _read_by_commit(plan: Plan) -> Iterator[int]:
-    """Bytes of each tensor whose moves are no runs of its bytes, or of which a move has chunks that are none."""
+    """Bytes read of each tensor whose moves are no runs of its bytes; boxes are compared with the source too."""
     moves = joint_moves([plan])
     for target, source in plan.pairs.items():
         spec, first = plan.manifest.tensors[target], next(moves.of(source), None)
         if first is not None and not is_run(spec, first):
-            yield spec.nbytes
+            yield spec.nbytes * (1 + first.box)
 
 
 def longest(loads: Sequence[int], workers: int) -> int:
