@@ -242,6 +242,15 @@ def test_a_proof_that_does_not_fit_is_not_believed(source, target, traffic, fiel
     assert "bytes_by_workers" not in receipt.verification
 
 
+def test_a_proof_of_files_that_were_made_anew_is_not_believed(source, target):
+    """It has also read a file of another unit, of which another attempt counts now."""
+    made_job(source, target)
+    made_and_proved(target)
+    for name, row in proofs(target).items():
+        changed(target, name, receipts=[*row["receipts"], "receipt-00000-00000000"])
+    assert "bytes_by_workers" not in committed(target).verification
+
+
 def test_a_proof_of_another_key_is_refused(source, target, monkeypatch):
     made_job(source, target)
     made_and_proved(target)
@@ -406,18 +415,19 @@ def test_a_move_counts_if_all_of_its_units_have_proved_it(tmp_path):
     """Two chunks of one move lie in the files of two units, whose makers differ."""
     random = np.random.default_rng(0)
     save_file({"big.w": random.random((4000, 1500), "f4")}, tmp_path / "m.safetensors")
-    options = {"data_file_size": "5MB", "chunks": "3"}
+    options = {"data_file_size": "10MB", "chunks": "3"}
     target = str(tmp_path / "out")
     job = split(
         convert_request(
             str(tmp_path / "m.safetensors"), [TargetRequest(target, "orbax", options)], lineage=False
         ),
-        5_000_000,
+        10_000_000,
     )
     made_and_proved(target)
     by_unit = {row["unit"]: (name, row) for name, row in proofs(target).items()}
     first, second = ({tuple(move[:3]) for move in by_unit[unit][1]["moves"]} for unit in (0, 1))
     assert first & second
+    assert second - first
     name, row = by_unit[1]
     changed(target, name, moves=[move for move in row["moves"] if tuple(move[:3]) not in first])
     with opened_job(target) as opened:
