@@ -6,15 +6,27 @@ import re
 
 import pytest
 
-from tests.support.jobs import as_elsewhere, made_job
+from tests.support.jobs import as_elsewhere, made_job, proofs, receipts
 from tests.support.object_stores import left_beside
-from tests.support.worker_pools import ImaginaryPool, carried, committed_as_by_one, coordinated, job_of, makes
+from tests.support.worker_pools import (
+    ImaginaryPool,
+    SeparatePool,
+    carried,
+    committed_as_by_one,
+    coordinated,
+    job_of,
+    makes,
+    same_tensors,
+)
 from wherry.carriers import coordinator, on_worker, unit_queue
 from wherry.carriers.challenge import challenge_of
+from wherry.carriers.coordinator import carry_with_pool
+from wherry.converter import job as jobs
 from wherry.errors import NotFoundError, StorageError
 from wherry.storage.stores import locate
 from wherry.units import make
 from wherry.units.claims import Claims
+from wherry.units.commit import commit
 from wherry.units.records import records_beside
 
 HANGS = ImaginaryPool.HANGS
@@ -41,6 +53,89 @@ def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, 
     assert on_worker._open.job is None
     assert committed_as_by_one(made, source, tmp_path)
     assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+
+
+def test_each_unit_is_read_back_by_a_worker_that_has_not_made_it(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "LARGEST", 2)  # every tensor is read by itself
+    made, pool = job_of(source, target), SeparatePool("ab")
+    names = list(carry_with_pool(made, pool))
+    assert sorted(names) == sorted([*receipts(target), *proofs(target)])
+    assert [name[:5] for name in names] == ["recei"] * 12 + [
+        "proof"
+    ] * 12  # what is left to be made goes first
+    for worker, other in ("ab", "ba"):
+        own = {row["unit"] for row in receipts(target).values() if row["worker"] == f"process of {worker}"}
+        assert set(pool.proofs_of(other, made)) == own
+    [receipt] = commit(made.uri).receipts
+    assert receipt.verification["bytes_by_workers"] == 1_200_000
+    assert same_tensors(receipt, source, tmp_path)
+
+
+def test_a_worker_that_is_alone_leaves_the_reading_to_the_commit(source, target, tmp_path):
+    made, pool = job_of(source, target), SeparatePool("a")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert pool.proofs_of("a", made) == []
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_what_only_its_maker_could_read_back_is_left_when_the_others_are_lost(source, target, tmp_path):
+    def faults(worker, function, _call):
+        if worker == "b" and function is on_worker.check:
+            pool.workers.discard("b")
+            return HANGS
+        return None
+
+    made, pool = job_of(source, target), SeparatePool("ab", faults)
+    assert len(carried(made, pool)) == 18
+    assert len(proofs(target)) == len(pool.proofs_of("a", made)) == 6
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_worker_that_hangs_in_a_proof_holds_up_nothing(source, target, tmp_path):
+    """Only the maker is left besides it, so the commit reads the unit back."""
+    made = job_of(source, target)
+    pool = SeparatePool(
+        "ab", lambda worker, function, _c: HANGS if function is on_worker.check and worker == "b" else None
+    )
+    assert len(carried(made, pool)) == 18
+    assert len(pool.proofs_of("b", made)) == 1
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_proofs_of_an_earlier_carriage_are_kept(source, target, tmp_path):
+    made = job_of(source, target)
+
+    def interrupted(_worker, function, _call):
+        if function is on_worker.check and len(proofs(target)) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carried(made, SeparatePool("ab", interrupted))
+    before = proofs(target)
+    assert len(before) == 4
+    pool = SeparatePool("bc")
+    assert len(carried(made, pool)) == 24
+    assert before.items() <= proofs(target).items()
+    assert len(pool.proofs_of("b", made)) + len(pool.proofs_of("c", made)) == 8
+    own = {row["unit"] for row in receipts(target).values() if row["worker"] == "process of b"}
+    assert own.isdisjoint(pool.proofs_of("b", made))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_the_proof_of_a_worker_that_fails_goes_to_another(source, target, tmp_path):
+    failed = []
+
+    def faults(worker, function, _call):
+        if worker == "b" and function is on_worker.check and not failed:
+            failed.append(worker)
+            return FAILED
+        return None
+
+    made, pool = job_of(source, target), SeparatePool("abc", faults)
+    assert len(carried(made, pool)) == 24
+    assert failed
+    assert len(proofs(target)) == 12
+    assert committed_as_by_one(made, source, tmp_path)
 
 
 def test_the_units_of_another_carrier_are_not_made_again(source, target):

@@ -73,7 +73,8 @@ def test_units_have_their_names_on_the_dashboard_and_each_worker_one_at_a_time(
 ):
     made = job_of(source, target)
     with dask.pool(Workplace(address)) as pool:
-        assert len(list(carry_with_pool(made, pool))) == 12
+        names = list(carry_with_pool(made, pool))
+    assert sum(name.startswith("receipt") for name in names) == 12
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
         story = client.run_on_scheduler(
             lambda dask_scheduler: [
@@ -81,7 +82,8 @@ def test_units_have_their_names_on_the_dashboard_and_each_worker_one_at_a_time(
             ]
         )
     shown = {key.rsplit("-", 2)[0] for key in story}  # without the numbers of the attempt and of the task
-    assert shown == {f"unit-{unit.name}" for unit in made.units}
+    proved = [made.proof_units[int(name.split("-")[1])] for name in names if name.startswith("proof")]
+    assert shown == {f"unit-{unit.name}" for unit in (*made.units, *proved)}
 
 
 def test_a_worker_that_is_paused_holds_up_nothing_and_changes_nothing_afterwards(

@@ -45,7 +45,7 @@ ROOMS: Mapping[str, str] = {
     "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
     " ledger",
     "merger": "errors core storage formats mover view converter",
-    "units": "errors version core remote storage objects upload staging formats mover ledger converter",
+    "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter",
     "carriers": "errors version core runtime remote formats mover config ledger converter units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"

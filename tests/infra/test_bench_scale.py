@@ -139,7 +139,13 @@ def test_simulated_units_take_the_time_of_their_bytes(model, setting, workers, s
 def test_bytes_that_are_read_before_the_first_is_sent_come_on_top(model, setting):
     assert model.simulate(replace(setting, window=5e5)).seconds == pytest.approx(96)
     assert model.simulate(replace(setting, window=5e9)).seconds == pytest.approx(128)
-    assert model.simulate(replace(setting, read_back=True)).seconds == pytest.approx(128)
+    assert model.simulate(replace(setting, read_back=True)).seconds == pytest.approx(128)  # by the commit
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(2, 64), (8, 16), (64, 2)])
+def test_simulated_workers_share_the_reading_of_what_others_have_made(model, setting, workers, seconds):
+    found = model.simulate(replace(setting, read_back=True, workers=workers)).seconds
+    assert seconds <= found <= seconds * 1.25 + 1
 
 
 def test_the_limit_of_a_store_holds_for_all_workers_together(model, setting):

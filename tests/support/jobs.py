@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 import wherry
+from wherry.carriers import challenge
 from wherry.core.request import TargetRequest, convert_request
 from wherry.staging.lease_watch import Owner
 from wherry.storage.stores import locate
-from wherry.units import claims, make
+from wherry.units import claims, make, prove
+from wherry.units import work as working
 from wherry.units.commit import commit
 from wherry.units.records import records_beside
 from wherry.units.split_job import split
+from wherry.units.unit_proof import proofs_in
 from wherry.units.unit_receipt import done
 from wherry.units.work import work
 
@@ -97,3 +102,26 @@ def changed(target, name, **fields):
     """Replace fields of a record; it is signed with the right key."""
     records = records_beside(locate(target))
     records.replace(name, {**records.read(name), **fields}, "00000000")
+
+
+@contextmanager
+def worker_named(name):
+    """This process counts as a worker of this name, which is another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (make, prove, working, challenge):
+            patch.setattr(module, "this_worker", lambda: name)
+        yield
+
+
+def proofs(target):
+    """Name → contents of the records of proofs."""
+    records = records_beside(locate(target))
+    return {name: records.read(name) for names in proofs_in(records.names()).values() for name in names}
+
+
+def made_and_proved(target):
+    """One worker makes every unit, another one reads them back."""
+    with worker_named("a maker"):
+        work(target)
+    with worker_named("a prover"):
+        return work(target)

@@ -6,7 +6,7 @@ import json
 import os
 from concurrent.futures import Future
 
-from tests.support.jobs import undisturbed
+from tests.support.jobs import undisturbed, worker_named
 from wherry.carriers import on_worker
 from wherry.carriers.challenge import challenge_of
 from wherry.carriers.coordinator import Coordinator, carry_with_pool
@@ -51,8 +51,21 @@ class ImaginaryPool:
         future.set_result(answer)
         return future
 
+    def proofs_of(self, worker, made):
+        """The numbers of the units that a worker has read back."""
+        numbers = [int(title.split("-")[1]) - len(made.units) for title in self.units_of(worker)]
+        return [number for number in numbers if number >= 0]
+
     def units_of(self, worker):
         return [title for one, title in self.calls if one == worker and title.startswith("unit-")]
+
+
+class SeparatePool(ImaginaryPool):
+    """Workers that are known as different processes, so that they read back what others have made."""
+
+    def submit(self, worker, title, function, *arguments):
+        with worker_named(f"process of {worker}"):
+            return super().submit(worker, title, function, *arguments)
 
 
 def job_of(source, target, shard="100KB", unit=110_000):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from wherry.core.progress import UnitCounts
     from wherry.units.split_job import SplitJob
 
-    # Has every unit of a job made; gives the name of the record of each receipt when it is there, and counts workers
-    # and failed attempts.
+    # Has every unit of a job made, and read back by others than its makers as far as these are there; gives the name of
+    # the record of each receipt and proof when it is there, and counts workers and failed attempts.
     # Raises StorageError if units are left, and UsageError or MissingExtraError at once.
     Carry = Callable[[SplitJob, Workplace, UnitCounts], Generator[str]]
 

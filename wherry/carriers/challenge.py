@@ -18,6 +18,7 @@ from wherry.core.units import show_size
 from wherry.errors import MismatchError, StorageError
 from wherry.runtime.memory import available_memory
 from wherry.units.estimate import CLIENT_BYTES
+from wherry.units.make import this_worker
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -106,7 +107,12 @@ def answer_to(job: SplitJob, token: str) -> dict[str, Any]:
         raise MismatchError("it does not see the files that the coordinator wrote next to the target")
     name = secrets.token_hex(4)
     job.records.create(_record(token, name), {"secret": row["secret"], "run": name}, name)
-    return {"version": __version__, "plan": job.job.plan.digest, "name": name}
+    return {
+        "version": __version__,
+        "plan": job.job.plan.digest,
+        "name": name,
+        "worker": this_worker(),
+    }
 
 
 def _record(token: str, name: str) -> str:

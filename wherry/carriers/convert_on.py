@@ -13,7 +13,7 @@ from wherry.errors import IncompleteError, TargetExistsError, UsageError
 from wherry.units.commit import commit
 from wherry.units.cut import UNIT_BYTES
 from wherry.units.split_job import split
-from wherry.units.unit_receipt import done, unit_of
+from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
     from wherry.carriers.carrier import UnitCarrier
@@ -35,7 +35,7 @@ def convert_on(
         request: with one target, unless the carrier is `threads`.
         on: the carrier; `wherry.carriers.carrier` lists them.
         unit_bytes: size of a unit.
-        progress: called a few times a second; while units are made, for each of them with its name.
+        progress: called a few times a second; while units are made, and read back, for each of them with its name.
 
     Raises:
         UsageError: there is no such carrier, or there are several targets.
@@ -59,6 +59,9 @@ def convert_on(
     return _round(made, carrier, where, progress)
 
 
+_PHASES = {"receipt": "convert", "proof": "verify"}  # kind of a record → what is done when it comes
+
+
 def _round(
     made: SplitJob, carrier: UnitCarrier, where: Workplace, progress: OnProgress | None
 ) -> GroupReceipt:
@@ -70,12 +73,15 @@ def _round(
     """
     before = set(done(made.records.names()))
     counts = UnitCounts(len(made.units), len(before))
-    meter = Meter("convert", sum(unit.nbytes for unit in made.units), progress, counts)
-    meter.resume(sum(made.units[number].nbytes for number in before))
-    with closing(carrier.carry(made, where, counts)) as receipts:
-        for name in receipts:
-            unit = made.units[unit_of(name)]
-            counts.done += unit.number not in before
-            meter.add(0 if unit.number in before else unit.nbytes, unit.name)
+    total = sum(unit.nbytes for unit in made.units)
+    meters = {kind: Meter(phase, total, progress, counts) for kind, phase in _PHASES.items()}
+    meters["receipt"].resume(sum(made.units[number].nbytes for number in before))
+    with closing(carrier.carry(made, where, counts)) as records:
+        for name in records:
+            kind, number, _token = name.split("-")
+            unit = made.units[int(number)]
+            is_new = kind != "receipt" or unit.number not in before
+            counts.done += kind == "receipt" and is_new
+            meters[kind].add(unit.nbytes * is_new, unit.name)
     require_made(made, [])
     return commit(made.uri, progress=progress)

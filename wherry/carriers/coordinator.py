@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.challenge import challenge_of
@@ -26,7 +27,7 @@ from wherry.carriers.workload import JobWork
 from wherry.core.progress import UnitCounts, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
     from wherry.carriers.worker_pool import WorkerPool
     from wherry.carriers.workload import Call, Workload
@@ -48,6 +49,7 @@ class Post:
         unit: number of the unit that it makes; None while it proves itself.
         since: monotonic time at which it began.
         is_proved: whether it may get units.
+        answer: how it has proved itself.
         strikes: failures, one after the other.
     """
 
@@ -56,6 +58,7 @@ class Post:
     unit: int | None = None
     since: float = 0.0
     is_proved: bool = False
+    answer: Mapping[str, Any] = field(default_factory=dict[str, Any])
     strikes: int = 0
 
 
@@ -112,6 +115,8 @@ class Coordinator:
         while self._queue.left:
             self._meet()
             self._assign()
+            if self._suits_none():
+                return
             self._counts.workers = sum(post.is_proved for post in self._posts.values())
             self._counts.failed = self._queue.losses.total() + self._queue.failures.total()
             yield from self._ended()
@@ -144,18 +149,41 @@ class Coordinator:
 
     def _assign(self) -> None:
         """Give a unit to each idle worker; stragglers when no unit waits."""
-        idle = [post for post in self._posts.values() if post.is_proved and post.future is None]
-        numbers = [self._queue.waiting.popleft() for _ in range(min(len(idle), self._queue.due()))]
-        if len(numbers) < len(idle):
-            slow = self._stragglers()
-            for number in slow:
+        self._queue.due()
+        rest: list[Post] = []
+        for post in [post for post in self._posts.values() if post.is_proved and post.future is None]:
+            number = self._queue.take(partial(self._suits, post))
+            if number is None:
+                rest.append(post)
+            else:
+                self._give(post, number)
+        for number in self._stragglers() if rest else ():
+            post = next((one for one in rest if one.future is None and self._suits(one, number)), None)
+            if post is not None:
                 _log.warning("unit %s is slow; it gets a second attempt", self._queue.name(number))
-            numbers += slow
-        for post, number in zip(idle, numbers, strict=False):
-            self._queue.attempts[number] += 1
-            title = f"unit-{self._queue.name(number)}-{self._queue.attempts[number]}"
-            self._start(post, title, self._work.unit(number))
-            post.unit = number
+                self._give(post, number)
+
+    def _suits(self, post: Post, number: int) -> bool:
+        return self._work.suits(number, post.answer)
+
+    def _suits_none(self) -> bool:
+        """Whether what is left suits none of the idle workers, and nothing else of it is done or will be tried again.
+
+        A unit that a worker does counts as long as it is no straggler.
+        """
+        posts = list(self._posts.values())
+        idle = [post for post in posts if post.is_proved and post.future is None]
+        proving = any(post.future is not None and post.unit is None for post in posts)
+        if not idle or proving or self._queue.later:
+            return False
+        slow = {unit for unit in self._stragglers() if not any(self._suits(post, unit) for post in idle)}
+        return {post.unit for post in posts if post.unit in self._queue.left} <= slow
+
+    def _give(self, post: Post, number: int) -> None:
+        self._queue.attempts[number] += 1
+        title = f"unit-{self._queue.name(number)}-{self._queue.attempts[number]}"
+        self._start(post, title, self._work.unit(number))
+        post.unit = number
 
     def _start(self, post: Post, title: str, call: Call) -> None:
         post.future = self._pool.submit(post.name, title, call.function, *call.arguments)
@@ -188,6 +216,7 @@ class Coordinator:
         if problem:
             self._leave_out(post, problem)
         post.is_proved = not problem
+        post.answer = {} if problem else future.result()
 
     def _result(self, post: Post, number: int, future: Future[Any]) -> Any:
         """The result of a unit, if the worker has done it, and is the first; else None."""

@@ -92,6 +92,10 @@ class ReadWork:
         }
         return f"it sees {words[other[0]]} of the checkpoint" if other else ""
 
+    def suits(self, number: int, answer: Mapping[str, Any]) -> bool:  # noqa: ARG002  of the protocol
+        """See Workload."""
+        return True
+
     def unit(self, number: int) -> Call:
         """See Workload."""
         return Call(read_unit, (self._reading.to_json(), number))

@@ -1,4 +1,4 @@
-"""on_worker: what runs on a worker of an engine: it proves itself, makes units, and closes the job.
+"""on_worker: what runs on a worker of an engine: it proves itself, makes and proves units, and closes the job.
 
 Arguments and answers are JSON values, so an engine carries nothing else. A worker makes one unit at a time, with all of
 its cores; it opens the job once.
@@ -16,8 +16,9 @@ from wherry.errors import NotFoundError, TargetExistsError, WherryError, wherry_
 from wherry.units.claims import Claims
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
+from wherry.units.unit_proof import proofs_in
 from wherry.units.unit_receipt import done
-from wherry.units.work import make_claimed
+from wherry.units.work import make_claimed, prove_claimed
 
 if TYPE_CHECKING:
     from wherry.units.split_job import SplitJob
@@ -80,6 +81,25 @@ def make(uri: str, token: str, number: int) -> dict[str, Any]:
         return {"error": wherry_error(error, uri=uri).to_json()}
 
 
+def check(uri: str, token: str, number: int) -> dict[str, Any]:
+    """Read back a unit that another process has made.
+
+    Args:
+        uri: of the job.
+        token: id of the coordinator.
+        number: of the unit.
+
+    Returns:
+        `proof`, the name of its record, None if this process cannot prove the unit; or `busy`, if another process does;
+        or `error`.
+    """
+    try:
+        with _lock:
+            return _checked(*_opened(uri, token), number)
+    except Exception as error:  # noqa: BLE001  the coordinator decides
+        return {"error": wherry_error(error, uri=uri).to_json()}
+
+
 def close(token: str) -> dict[str, Any]:
     """Close the job that this process has open for a coordinator."""
     with _lock:
@@ -99,7 +119,18 @@ def _made(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     if claim is None:
         return {"busy": True}
     receipt = make_claimed(job, claims, unit, claim)
-    return {"receipt": receipt.name, "seconds": receipt.seconds}
+    return {"receipt": receipt.name, "seconds": receipt.seconds, "worker": receipt.worker}
+
+
+def _checked(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
+    names = job.records.names()
+    if finished := proofs_in(names).get(number):
+        return {"proof": finished[0], "seconds": None}
+    claim = claims.take(job.proof_units[number], names)
+    if claim is None:
+        return {"busy": True}
+    proof = prove_claimed(job, claims, job.units[number], claim)
+    return {"proof": proof and proof.name, "seconds": proof and proof.seconds}
 
 
 def _opened(uri: str, token: str) -> tuple[SplitJob, Claims]:

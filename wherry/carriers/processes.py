@@ -13,6 +13,7 @@ from wherry.core.units import counted
 from wherry.errors import StorageError
 from wherry.runtime import child
 from wherry.units.claims import claimed
+from wherry.units.unit_proof import proofs_in
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def carry_with_processes(
         records = made.records.names()
         counts.failed = sum(attempt > 0 for _unit, attempt in claimed(records))
         counts.workers = sum(not one.has_ended() for one in workers)
-        names = sorted(names[0] for names in done(records).values())
-        found = [name for name in names if name not in seen]
+        names = [*done(records).values(), *proofs_in(records).values()]
+        found = [name for name in sorted(names[0] for names in names) if name not in seen]
         seen.update(found)
         return found
 

@@ -13,7 +13,7 @@ from wherry.core.units import counted
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ALLOWED_LOSSES = (
     10  # of workers that were making the same unit: spot machines die without a fault of the unit
@@ -60,6 +60,13 @@ class UnitQueue:
             del self.later[number]
             self.waiting.append(number)
         return len(self.waiting)
+
+    def take(self, suits: Callable[[int], bool]) -> int | None:
+        """Take the first unit that waits and suits; None if there is none."""
+        number = next(filter(suits, self.waiting), None)
+        if number is not None:
+            self.waiting.remove(number)
+        return number
 
     def name(self, number: int) -> str:
         """The name of a unit."""

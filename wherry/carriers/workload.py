@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wherry.carriers import on_worker
-from wherry.units.unit_receipt import done
+from wherry.units.unit_proof import proofs_in
+from wherry.units.unit_receipt import done, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +52,13 @@ class Workload(Protocol):
         """Why a worker that gave this answer cannot do units; empty if it can."""
         ...
 
+    def suits(self, number: int, answer: Mapping[str, Any]) -> bool:
+        """Whether a unit can be done now by a worker that has proved itself with this answer.
+
+        Units that suit none of the workers, none of which does anything, are left.
+        """
+        ...
+
     def unit(self, number: int) -> Call:
         """Do a unit; the answer has `seconds` and what `result` reads, or `busy`, or `error`."""
         ...
@@ -65,12 +73,19 @@ class Workload(Protocol):
 
 
 class JobWork:
-    """The units of a job; the result of each is the name of the record of its receipt."""
+    """The units of a job, and their proofs; the result of each is the name of the record of its receipt or proof.
+
+    Units are read back when all are made, and by workers that have not made them. Where no such worker is left, the
+    commit reads them back.
+    """
 
     again = "resumes with the units that are left"
 
     def __init__(self, challenge: Challenge) -> None:
         self._challenge, self._job = challenge, challenge.job
+        self._count, self._proofs = len(self._job.units), self._job.proof_units
+        self._left = set(range(self._count))  # units without a receipt
+        self._makers: dict[int, str] = {}  # number of a unit → who made it
 
     @property
     def uri(self) -> str:
@@ -80,11 +95,15 @@ class JobWork:
     @property
     def names(self) -> list[str]:
         """See Workload."""
-        return [unit.name for unit in self._job.units]
+        return [unit.name for unit in (*self._job.units, *self._proofs)]
 
     def finished(self) -> dict[int, str]:
         """See Workload."""
-        return {number: names[0] for number, names in done(self._job.records.names()).items()}
+        records = self._job.records.names()
+        made = {number: names[0] for number, names in done(records).items()}
+        self._left.difference_update(made)
+        proofs = {self._count + number: names[0] for number, names in proofs_in(records).items()}
+        return {**made, **{number: name for number, name in proofs.items() if self._proofs}}
 
     def proof(self) -> Call:
         """See Workload."""
@@ -94,13 +113,35 @@ class JobWork:
         """See Workload."""
         return self._challenge.problem(answer)
 
+    def suits(self, number: int, answer: Mapping[str, Any]) -> bool:
+        """See Workload."""
+        if number < self._count:
+            return True
+        return not self._left and answer.get("worker") not in ("", self._maker(number - self._count))
+
     def unit(self, number: int) -> Call:
         """See Workload."""
-        return Call(on_worker.make, (self._job.uri, self._challenge.token, number))
+        if number < self._count:
+            return Call(on_worker.make, (self._job.uri, self._challenge.token, number))
+        return Call(on_worker.check, (self._job.uri, self._challenge.token, number - self._count))
 
-    def result(self, number: int, answer: Mapping[str, Any]) -> str:  # noqa: ARG002  of the protocol
-        """See Workload."""
+    def result(self, number: int, answer: Mapping[str, Any]) -> str | None:
+        """See Workload; None if a unit was not proved, and is left to the commit."""
+        if number >= self._count:
+            return answer["proof"]
+        self._left.discard(number)
+        if "worker" in answer:
+            self._makers[number] = answer["worker"]
         return answer["receipt"]
+
+    def _maker(self, number: int) -> str:
+        """Who made a unit; the receipts that are not known are read together."""
+        if number not in self._makers:
+            names = [names[0] for names in done(self._job.records.names()).values()]
+            names = [name for name in names if unit_of(name) not in self._makers]
+            for name, row in zip(names, self._job.records.read_all(names), strict=True):
+                self._makers[unit_of(name)] = str(row and row.get("worker"))
+        return self._makers.setdefault(number, "")
 
     def end(self) -> Call:
         """See Workload."""

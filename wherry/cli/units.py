@@ -89,7 +89,7 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
 @quiet
 @as_json
 def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None:
-    """Write units of JOB until all are written.
+    """Write units of JOB until all are written, and read back those of other workers.
 
     JOB is its folder, or its target. Any number of processes can do this at the same time, on any machines. If a
     worker dies, another one writes its unit.
@@ -107,7 +107,8 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     elif json_:
         tables.print_json(report.to_json())
     else:
-        say(f"wrote {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}")
+        read = f"; read back {counted(len(report.proved), 'unit')} of others" if report.proved else ""
+        say(f"wrote {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}{read}")
 
 
 @click.command()

@@ -172,7 +172,9 @@ def _verified_how(checked: Mapping[str, Any] | None) -> str:
         return "not read back"
     if checked["level"] == "store":
         return f"{checked['checksum']} of the store compared, {counted(checked['tensors'], 'tensor')}; not read back"
-    return f"every byte read back, {counted(checked['tensors'], 'tensor')}"
+    by_workers = checked.get("bytes_by_workers")
+    more = f"; {show_size(by_workers)} of it by workers that had not written it" if by_workers else ""
+    return f"every byte read back, {counted(checked['tensors'], 'tensor')}{more}"
 
 
 def _show_receipt(receipt: Receipt) -> None:

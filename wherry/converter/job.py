@@ -22,7 +22,7 @@ from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
-from wherry.mover.readback import FilesBeingWritten, ReadBack
+from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadBefore
 from wherry.runtime.threads import uncollected
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
@@ -36,7 +36,7 @@ from wherry.upload.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import ExitStack
 
     from wherry.config.digests import DigestChoice
@@ -69,6 +69,7 @@ class Job:
         group: see Receipt.
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
         source_hashes: the same by algorithm, if other processes have computed them before the pass.
+        before: gives what other processes have read back of the target, which is staged at a location.
         asked: the stated request; see `wherry.converter.command`.
     """
 
@@ -84,6 +85,7 @@ class Job:
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
     source_hashes: Mapping[str, Hashes] | None = None
+    before: Callable[[Location], ReadBefore] = lambda _staged: ReadBefore()
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -135,13 +137,14 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     make_folder(staged.parent)
     companions = _copy_companions(job, staged)
     assert job.row.create is not None
+    before = job.before(staged)  # the writer may write headers again, which changes files
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
     if not isinstance(staging, ObjectStaging):
         staging.sync_names()
     targets = targets_of(job.plan)
     meanwhile = job.plan.verify == "digest"
-    back = ReadBack(writer, targets, job.target.uri, _files_of(staged)) if meanwhile else None
+    back = ReadBack(writer, targets, job.target.uri, _files_of(staged), before) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
@@ -150,7 +153,12 @@ def _files_of(staged: Location) -> FilesBeingWritten:
     """When files of the staged target can be read; each range of an object costs a request, so only large ones are."""
     if not is_staged(staged):
         return FilesBeingWritten()
-    return FilesBeingWritten(is_readable, run_of(staged).using.sender.drain, LARGEST // 2)
+    return FilesBeingWritten(is_readable, run_of(staged).using.sender.drain, least_alone(objects=True))
+
+
+def least_alone(*, objects: bool) -> int:
+    """Bytes of a tensor that is read back by itself; each range of an object costs a request."""
+    return LARGEST // 2 if objects else FilesBeingWritten().least
 
 
 def header_of(job: Job, algorithms: tuple[str, ...]) -> dict[str, str]:
@@ -325,7 +333,10 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
             cure="check the storage; nothing was committed",
         )
     seconds = round(time.monotonic() - clock, 3)
-    return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
+    taken = {source for target, source in job.plan.pairs.items() if target in proved}
+    by_workers = 0 if back is None else back.before.nbytes(taken)
+    more = {"bytes_by_workers": by_workers} if by_workers else {}
+    return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds, **more}
 
 
 def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:

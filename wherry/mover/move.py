@@ -217,6 +217,15 @@ def region_span(spec: TensorSpec, region: Region) -> Span:
     return Span(start, start + dtypes.canonical_size(spec.dtype, elements))
 
 
+def begins_at(spec: TensorSpec, region: Region, at: int) -> bool:
+    """Whether a region is one run of the tensor's canonical bytes, and begins at an offset of them."""
+    rows = zip(region, spec.shape, strict=True)
+    long = [number for number, (part, _extent) in enumerate(rows) if part.stop - part.start > 1]
+    inner = zip(region[long[0] + 1 :], spec.shape[long[0] + 1 :], strict=True) if long else ()
+    run = all(part.stop - part.start == extent for part, extent in inner)
+    return run and region_span(spec, region).start == at
+
+
 def cells(region: Region, chunks: tuple[int, ...]) -> Iterator[Region]:
     """The chunks of a grid in a region whose bounds are on the grid or at the tensor's edge."""
     if not region:

@@ -160,7 +160,7 @@ class Output:
         if not self.journal.done:
             return
         if self.back is not None and move.source in self.targets and self.journal.has(move.source, move.span):
-            self.back.add([move])
+            self.back.take_up(move)
 
     def read_back(self, part: StoredPart, memory: memoryview, hasher: LeafHasher, turn: Semaphore) -> None:
         """Read a durable part from storage and compare it; an error is stored, not raised.

@@ -7,6 +7,9 @@ end, storage reads while processors hash and the other way round, and a mismatch
 A store has no files that grow: there, a part waits until the object that it lies in is complete. Parts are read then
 while later objects are being sent, and those of objects that the end of the pass completes follow at once.
 
+Parts that other processes have read back (`ReadBefore`) are not read again, if an earlier run has written them and
+their files have not changed. What follows holds for them too.
+
 Two things remain for the end, and `proved` does both. A block of a file that holds the end of one part and the
 beginning of another is written again after the first part was compared, so the bytes of such blocks are compared once
 more. And the metadata of the finished container must refer to these bytes: the byte ranges that were read must be those
@@ -19,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
@@ -28,15 +32,15 @@ from wherry.errors import DamagedError, MismatchError
 from wherry.formats.reader import EncodedChunk, Extent
 from wherry.formats.writer import encoded_of, extents_of
 from wherry.mover.checksums import PieceCrc
-from wherry.mover.move import SMALL, cells
+from wherry.mover.move import SMALL, begins_at, cells, region_span
 from wherry.mover.regions import place, read_span
 from wherry.storage.direct import BLOCK, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
+    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.writer import EncodedFunction, ExtentsFunction, Writer
     from wherry.mover.move import Move
@@ -95,11 +99,38 @@ class FilesBeingWritten:
     least: int = SMALL + 1
 
 
-class _SharedBlock(NamedTuple):
+class SharedBlock(NamedTuple):
     """The bytes of a part in a block that it shares with others: where they are, and their hash."""
 
     extent: Extent
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBefore:
+    """The parts of a target that other processes have read back, and found to be what was read from the source.
+
+    Attributes:
+        algorithm: of the hashes.
+        moves: source key path and span of each part.
+        leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
+        blocks: source key path → the blocks that these parts share with others.
+        changed: the paths of files that are no longer as they were read.
+    """
+
+    algorithm: str = ""
+    moves: frozenset[tuple[KeyPath, Span]] = frozenset()
+    leaves: Mapping[KeyPath, Mapping[int, bytes]] = field(
+        default_factory=dict["KeyPath", "Mapping[int, bytes]"]
+    )
+    blocks: Mapping[KeyPath, Sequence[SharedBlock]] = field(
+        default_factory=dict["KeyPath", "Sequence[SharedBlock]"]
+    )
+    changed: Callable[[], frozenset[str]] = frozenset
+
+    def nbytes(self, sources: Collection[KeyPath]) -> int:
+        """Bytes of the parts of some tensors."""
+        return sum(span.nbytes for source, span in self.moves if source in sources)
 
 
 @dataclass(slots=True)
@@ -113,6 +144,7 @@ class ReadBack:
         files: when they can be read.
         told: sources of which the writer was told checksums that an earlier run, or a worker, has computed; those that
             the container records are compared with the bytes that are read.
+        before: what other processes have read back.
     """
 
     writer: Writer
@@ -120,6 +152,7 @@ class ReadBack:
     uri: str
     files: FilesBeingWritten = FilesBeingWritten()
     told: set[KeyPath] = field(default_factory=set["KeyPath"])
+    before: ReadBefore = ReadBefore()
     _where: ExtentsFunction = field(init=False)
     _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
@@ -129,11 +162,12 @@ class ReadBack:
     _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
     _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _crcs: dict[KeyPath, PieceCrc] = field(default_factory=dict["KeyPath", PieceCrc])
-    _shared: dict[KeyPath, list[_SharedBlock]] = field(default_factory=dict["KeyPath", "list[_SharedBlock]"])
+    _shared: dict[KeyPath, list[SharedBlock]] = field(default_factory=dict["KeyPath", "list[SharedBlock]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._where, self._encoded = extents_of(self.writer), encoded_of(self.writer)
+        self._shared = {source: list(rows) for source, rows in self.before.blocks.items()}
 
     def add(self, moves: Iterable[Move]) -> None:
         """Note parts that are durable.
@@ -142,10 +176,21 @@ class ReadBack:
         than in batches at the end.
         """
         for move in moves:
-            target = self.targets[move.source]
-            part = None if move.box or target.nbytes < self.files.least else self._part(move, target)
+            part = self._readable_part(move)
             if part is not None:
                 self._queue(part)
+
+    def take_up(self, move: Move) -> None:
+        """Note a part that an earlier run has written: it is read, unless another process has read it back."""
+        part = self._readable_part(move)
+        if part is None:
+            return
+        if (move.source, move.span) not in self.before.moves:
+            self._queue(part)
+            return
+        with self._lock:
+            self._hasher(self.targets[move.source], move.source, self.before.algorithm)
+            self._read.setdefault(move.source, []).append(part)
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read, and can be."""
@@ -220,7 +265,7 @@ class ReadBack:
         """
         source, span = part.move.source, part.move.span
         with self._lock:
-            own = self._hashers.setdefault(source, LeafHasher(expected.spec, expected.algorithms[:1]))
+            own = self._hasher(expected.spec, source, expected.algorithms[0])
             crc = self._crcs.setdefault(source, PieceCrc(part.target.nbytes)) if source in self.told else None
             self._read.setdefault(source, []).append(part)
         own.update(span.start, data)
@@ -245,11 +290,30 @@ class ReadBack:
         Args:
             written: the finished target, opened.
         """
+        changed = self.before.changed()
         return {
             self.targets[source].path
             for source, hasher in self._hashers.items()
-            if hasher.done() and self._same_blocks(source) and self._same_bytes(source, written)
+            if hasher.done()
+            and not self._lies_in(source, changed)
+            and self._same_blocks(source)
+            and self._same_bytes(source, written)
         }
+
+    def _lies_in(self, source: KeyPath, paths: frozenset[str]) -> bool:
+        """Whether bytes of a tensor were read from one of some files."""
+        return bool(paths) and any(
+            one.location.path in paths for part in self._read[source] for one in part.extents
+        )
+
+    def _hasher(self, spec: TensorSpec, source: KeyPath, algorithm: str) -> LeafHasher:
+        """The hasher of a tensor, with the leaves that were read before; the caller has the lock."""
+        known = self._hashers.get(source)
+        if known is None:
+            known = self._hashers[source] = LeafHasher(spec, (algorithm,))
+            for leaf, digest in self.before.leaves.get(source, {}).items():
+                known.preset(leaf, digest)
+        return known
 
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
@@ -261,18 +325,37 @@ class ReadBack:
                 return False
         return True
 
+    def shared(self) -> Iterator[tuple[KeyPath, SharedBlock]]:
+        """The blocks that parts which were read share with others, with the source key path of the part."""
+        for source, rows in self._shared.items():
+            for row in rows:
+                yield source, row
+
+    def _readable_part(self, move: Move) -> StoredPart | None:
+        """The part of a move; None if it is left to the reader."""
+        target = self.targets[move.source]
+        return None if move.box or target.nbytes < self.files.least else self._part(move, target)
+
     def _part(self, move: Move, target: TensorSpec) -> StoredPart | None:
         if target.chunks is None or move.region is None:
             extents = self._where(target.path, move.span) if target.chunks is None else None
             return None if extents is None else StoredPart(move, target, extents)
         regions = list(cells(move.region, target.chunks))
-        extents = self._where(target.path, regions[0]) if len(regions) == 1 else None
+        extents = self._in_order(move, target, regions)
         if extents is not None:
             return StoredPart(move, target, extents)
         chunks = tuple(filter(None, (self._encoded(target.path, region) for region in regions)))
         if len(chunks) < len(regions):
             return None
         return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
+
+    def _in_order(
+        self, move: Move, target: TensorSpec, regions: Sequence[Region]
+    ) -> tuple[Extent, ...] | None:
+        """The byte ranges of chunks that are stored as they are and are, one after the other, the bytes of a move."""
+        found = [self._where(target.path, region) for region in regions] if is_run(target, move) else []
+        known = [extents for extents in found if extents is not None]
+        return tuple(chain.from_iterable(known)) if known and len(known) == len(regions) else None
 
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
@@ -293,7 +376,23 @@ class ReadBack:
         return recorded == [extent.crc32 for extent in whole or ()]
 
 
-def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) -> Iterator[_SharedBlock]:
+def is_run(target: TensorSpec, move: Move) -> bool:
+    """Whether the chunks of a move are, one after the other, a run of the tensor's canonical bytes."""
+    if move.box:
+        return False
+    if target.chunks is None or move.region is None:
+        return True
+    regions, at = list(cells(move.region, target.chunks)), move.span.start
+    if len(regions) == 1:
+        return True
+    for region in regions:
+        if not begins_at(target, region, at):
+            return False
+        at = region_span(target, region).stop
+    return True
+
+
+def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) -> Iterator[SharedBlock]:
     """The bytes before the first whole block of each extent and after its last one."""
     position = 0
     for extent in extents:
@@ -302,7 +401,7 @@ def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) 
             if start < stop:
                 at = position + start - extent.offset
                 digest = new_hash(algorithm, data[at : at + stop - start]).digest()
-                yield _SharedBlock(Extent(extent.location, start, stop - start), digest)
+                yield SharedBlock(Extent(extent.location, start, stop - start), digest)
         position += extent.length
 
 

@@ -38,7 +38,7 @@ _LEASE = re.compile(rf"{re.escape(PREFIX)}(.+)\.lease")
 _AREA = re.compile(rf"{re.escape(PREFIX)}(.+)\.(?:[0-9a-f]{{8}}|job)")
 # Objects whose lines name runs, and those that name a run themselves; the folder of a job has them too.
 _TELLING = (NAME, "job.json", "claim-")
-_NAMED_BY_RUN = re.compile(r"receipt-\d+-([0-9a-f]{8})")
+_NAMED_BY_RUN = re.compile(r"(?:receipt|proof)-\d+-([0-9a-f]{8})")
 
 
 @dataclass(slots=True)

@@ -5,5 +5,7 @@
 - Job: a conversion that is cut; its plan is the queue, and the store of the target is the memory (`job`).
 - Claim: a worker's right to make a unit, which expires when the worker stops to renew it (`claims`).
 - Unit receipt: what an attempt at a unit has made, with the hashes of its leaves (`unit_receipt`).
+- Unit proof: what another process than its maker has read back of a unit (`unit_proof`, `prove`); what a commit takes
+  from it (`proof_check`).
 - Carrier: what starts the workers (`carriers`).
 """

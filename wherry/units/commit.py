@@ -4,6 +4,8 @@ The receipts become the journal of an interrupted run in which every move is don
 have made; then the conversion is resumed. So it is proved and committed like any conversion: it is read back and
 compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
 overwrite, and of two commits at the same time one makes the target. A receipt that lies cannot get through.
+
+What other processes than its makers have read back is not read again (`proof_check`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all
 from wherry.converter.job import inside
+from wherry.core.keypath import render
 from wherry.core.units import counted
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
+from wherry.mover.readback import ReadBefore
+from wherry.objects.stores import heads
+from wherry.runtime import threads
 from wherry.staging.area import JOURNAL, LOG_SUFFIX, left_for
 from wherry.staging.journal import open_journal
 from wherry.staging.object_journal import finished_journal
@@ -27,8 +33,10 @@ from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.claims import TOKEN_DIGITS, claims_of
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
 from wherry.units.open_parts import without_open
+from wherry.units.proof_check import differences, has_leaf, read_before, valid_proofs
 from wherry.units.shared_files import SharedUploads, shared_record, shared_token
 from wherry.units.split_job import opened_job
+from wherry.units.unit_proof import proof_from, proofs_in
 from wherry.units.unit_receipt import (
     UnitReceipt,
     done,
@@ -41,13 +49,17 @@ from wherry.units.unit_receipt import (
 from wherry.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from wherry.converter.job import Job
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
+    from wherry.storage.location import Location
     from wherry.units.split_job import SplitJob
     from wherry.units.unit import Unit
 
 _NAMED = 5  # units that an error names
+_AT_ONCE = 16  # requests
 
 
 def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
@@ -62,19 +74,23 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
 
     Raises:
         NotFoundError: there is no job.
-        IncompleteError: units are not made; nothing was committed.
+        IncompleteError: units are not made, or not as their receipts say; nothing was committed.
         MismatchError: a receipt is wrong, or this process sees another source or plan; nothing was committed.
         TargetExistsError, TargetInUseError: something else is at the target, or is writing it.
         WherryError: what `convert` raises.
     """
     with opened_job(uri) as split:
-        shared = SharedUploads(split, partial(_object, split))
-        receipts = None if _is_made(split) else _receipts(split, shared)
+        shared = SharedUploads(split, partial(object_path, split))
+        receipts, before = None if _is_made(split) else _receipts(split, shared), _unread
         if receipts is not None:
+            before = _proofs(split, receipts)
             _compose(split, receipts, shared)
 
         def prepare(job: Job) -> Job:
-            if receipts is None or not job.checkpoint.is_view:
+            if receipts is None:
+                return job
+            job = replace(job, before=before)
+            if not job.checkpoint.is_view:
                 return job
             specs = job.checkpoint.original.manifest.tensors
             return replace(job, source_hashes=merged_hashes(receipts, specs, split.algorithms))
@@ -100,17 +116,21 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
         MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
     """
     finished = done(split.records.names())
-    found = {
-        unit.number: _receipt(split, unit, finished.get(unit.number, []), shared) for unit in split.units
-    }
-    missing = [unit.name for unit in split.units if found[unit.number] is None]
+
+    def found_of(unit: Unit) -> UnitReceipt | None:
+        return receipt_of(split, unit, finished.get(unit.number, []), shared)
+
+    with threads.executor(_AT_ONCE, "wherry-receipts", numbers=False) as pool:
+        rows = pool.map(found_of, split.units)
+        found = {unit.number: row for unit, row in zip(split.units, rows, strict=True) if row is not None}
+    missing = [unit.name for unit in split.units if unit.number not in found]
     if not missing:
-        return [one for one in found.values() if one is not None]
+        return [found[unit.number] for unit in split.units]
     if _is_composed(split):
         return None
-    kept = {unit.files[0].name for unit in split.units if found[unit.number] is not None}
+    kept = {unit.files[0].name for unit in split.units if unit.number in found}
     for unit in split.units:
-        if found[unit.number] is None and unit.number in finished:
+        if unit.number not in found and unit.number in finished:
             _make_again(split, unit, finished[unit.number])
             if unit.region is not None and unit.files[0].name not in kept:  # the file that they share is lost
                 split.records.remove(shared_record(unit.files[0].name))
@@ -122,16 +142,25 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
     )
 
 
-def _make_again(split: SplitJob, unit: Unit, receipts: list[str]) -> None:
-    """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them."""
-    tokens = {name[-TOKEN_DIGITS:] for name in receipts}
-    for name in [*receipts, *claims_of(unit, split.records.names())]:
+def _make_again(split: SplitJob, unit: Unit, receipts: list[str], proofs: Sequence[str] = ()) -> None:
+    """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them.
+
+    Args:
+        split: the job.
+        unit: the unit.
+        receipts: its receipts.
+        proofs: which other units' proofs are of no use without it.
+    """
+    tokens, names = {name[-TOKEN_DIGITS:] for name in receipts}, split.records.names()
+    own = [*proofs_in(names).get(unit.number, ()), *proofs]
+    again = [units[unit.number] for units in (split.units, split.proof_units) if units]
+    for name in [*receipts, *own, *(claim for one in again for claim in claims_of(one, names))]:
         split.records.remove(name)
     store = split.records.store
     if store is None:
         return
     for file in unit.files:
-        path = _object(split, file.name)
+        path = object_path(split, file.name)
         found = store.head(path)
         if found is not None and found.run in tokens:
             store.remove_object(path, found.mark)
@@ -147,8 +176,21 @@ def _is_composed(split: SplitJob) -> bool:
     )
 
 
-def _receipt(split: SplitJob, unit: Unit, names: list[str], shared: SharedUploads) -> UnitReceipt | None:
-    """The receipt of a unit whose files are there; None if there is none."""
+def receipt_of(
+    split: SplitJob, unit: Unit, names: list[str], shared: SharedUploads | None = None
+) -> UnitReceipt | None:
+    """The receipt of a unit whose files are there; None if there is none.
+
+    Args:
+        split: the job.
+        unit: one of its units.
+        names: of its receipts.
+        shared: the uploads that several units share, for a unit that is a region of one.
+
+    Raises:
+        MismatchError: a receipt does not cover the unit, or two receipts differ.
+        StorageError: the storage failed.
+    """
     rows = (split.records.read(name) for name in names)
     receipts = [receipt_from(row, split.uri) for row in rows if row]
     for receipt in receipts:
@@ -167,7 +209,7 @@ def _require_version(receipt: UnitReceipt, split: SplitJob) -> None:
         )
 
 
-def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads) -> bool:
+def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads | None) -> bool:
     """Whether what a receipt names is there, in the state that its worker has left."""
     store = split.records.store
     if store is None:
@@ -178,8 +220,8 @@ def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads) ->
         states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
         return states == [(file.nbytes, file.mark) for file in receipt.files]
     if split.units[receipt.unit].region is not None:
-        return shared.has(receipt)
-    found = [store.head(_object(split, file.name)) for file in receipt.files]
+        return shared is not None and shared.has(receipt)
+    found = [store.head(object_path(split, file.name)) for file in receipt.files]
     return all(
         one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
         for one, file in zip(found, receipt.files, strict=True)
@@ -191,7 +233,7 @@ def _folder_token(split: SplitJob, receipt: UnitReceipt) -> str:
     return receipt.token if split.units[receipt.unit].region is None else receipt.files[0].mark
 
 
-def _object(split: SplitJob, name: str) -> str:
+def object_path(split: SplitJob, name: str) -> str:
     """The path of an object of a unit until the commit."""
     job = split.job
     path = member(inside(job, job.committed), name).path
@@ -199,6 +241,71 @@ def _object(split: SplitJob, name: str) -> str:
     if inner and inner not in job.row.commit_members:
         return path
     return f"{staging_of(split).path}/{inner or job.committed.name}"
+
+
+def _unread(_staged: Location) -> ReadBefore:
+    return ReadBefore()
+
+
+def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location], ReadBefore]:
+    """A function that gives what workers have read back, of the target as it is staged.
+
+    Raises:
+        IncompleteError: a worker has read something else than what the maker of a unit says that it wrote; the unit is
+            made again.
+    """
+    if not split.proof_units:
+        return _unread
+    rows = split.records.read_all([one for all_ in proofs_in(split.records.names()).values() for one in all_])
+    proofs = valid_proofs(split, receipts, [proof_from(row, split.uri) for row in rows if row])
+    other = next(differences(proofs, merged_moves(receipts, split.uri)), None)
+    if other is None:
+        return lambda staged: replace(
+            read_before(split, proofs, receipts, staged), changed=_watched(split, receipts, staged)
+        )
+    by_name = {receipt.name: receipt for receipt in receipts}
+    odd = [by_name[name] for name in other.proof.receipts]
+    odd = [one for one in odd if has_leaf(split.units[one.unit], other.source, other.leaf)] or odd
+    for receipt in odd:
+        vain = [proof.name for proof in proofs if receipt.name in proof.receipts]
+        _make_again(split, split.units[receipt.unit], [receipt.name], vain)
+    raise IncompleteError(
+        f"{', '.join(f'unit {split.units[one.unit].name}' for one in odd)}: {other.proof.worker} read back other bytes"
+        f" of leaf {other.leaf} than {', '.join(one.worker for one in odd)} wrote",
+        uri=split.uri,
+        path=render(other.source),
+        cure=f"run `wherry work {split.job.committed.uri}`, which writes them again",
+    )
+
+
+def _watched(split: SplitJob, receipts: list[UnitReceipt], staged: Location) -> Callable[[], frozenset[str]]:
+    """A function that tells which files of a staged target are no longer as their receipts say, by their paths."""
+    store = split.records.store
+    rows = [(member(staged, file.name), one, file) for one in receipts for file in one.files]
+    if store is not None:
+        heads_of = {object_path(split, file.name): (place.path, one, file) for place, one, file in rows}
+
+        def replaced() -> frozenset[str]:
+            return frozenset(
+                path
+                for key, found in heads(store, heads_of)
+                for path, one, file in [heads_of[key]]
+                if found is None
+                or (found.run, found.nbytes, found.mark) != (one.token, file.nbytes, file.mark)
+            )
+
+        return replaced
+
+    def state(place: Location) -> str:
+        entry = place.stat()
+        return entry.inode if entry else ""
+
+    # The writer of the format may write headers again, which changes the time of the last change.
+    first = {
+        place: state(place) if (entry := place.stat()) and entry.mark == file.mark else None
+        for place, _one, file in rows
+    }
+    return lambda: frozenset(place.path for place, inode in first.items() if state(place) != inode)
 
 
 def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:

@@ -1,7 +1,8 @@
 """estimate: what the units of a plan ask of several workers: bytes, requests, memory, and hours at given rates.
 
 The numbers follow from metadata alone. Time is that of the busiest worker if each moves bytes at the given rate, and
-takes the next unit when it has finished one; latency, retries and workers that die are left out.
+takes the next unit when it has finished one; latency, retries and workers that die are left out. Workers also share the
+read-back; tensors that only the reader of the finished target can read in order are read back by the commit alone.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ import heapq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.plan import plan_target
+from wherry.converter.plan import joint_moves, plan_target
 from wherry.converter.traffic import traffic_of
 from wherry.core.units import counted, parse_size, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import named
+from wherry.mover.readback import is_run
 from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut
 from wherry.units.regions import step_in
 from wherry.units.target_files import target_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from wherry.converter.plan import Plan
     from wherry.core.request import ConvertRequest
@@ -43,7 +45,8 @@ class WorkerPlan:
         units: the units; empty if one process has to make the target.
         workers: number of workers that have something to do.
         rate: bytes a second that a worker reads, and writes meanwhile.
-        seconds: how long the busiest worker takes, with the read-back of what it wrote.
+        seconds: how long the busiest worker takes, with its share of the read-back, and then the commit.
+        commit_bytes: bytes that the commit reads back alone.
         peak_memory: bytes of memory of a worker.
         requests: number of requests to stores, of all workers.
         whole: why there is only one unit, or none; empty if there are several.
@@ -58,6 +61,7 @@ class WorkerPlan:
     requests: int
     whole: str = ""
     large: str = ""
+    commit_bytes: int = 0
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -70,6 +74,7 @@ class WorkerPlan:
             ("large files", self.large),
             ("workers", f"{self.workers}, {show_size(self.rate)}/s each: {show_seconds(self.seconds)}"),
             ("worker memory", show_size(self.peak_memory)),
+            ("commit alone", f"{show_size(self.commit_bytes)} read back" if self.commit_bytes else ""),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +85,7 @@ class WorkerPlan:
             "seconds": round(self.seconds, 1),
             "peak_memory": self.peak_memory,
             "requests": self.requests,
+            "commit_bytes": self.commit_bytes,
             "one_worker": self.whole,
             "large_files": self.large,
             "units": [unit.to_json() for unit in self.units],
@@ -155,7 +161,11 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
 
 def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:
     back = plan.verify == "digest"
-    loads = [max(unit.nbytes_in, unit.nbytes) + unit.nbytes * back for unit in units]
+    alone = sum(_read_by_commit(plan)) if back and units else 0
+    share = back * (
+        1 - min(1, alone / max(plan.nbytes_out, 1))
+    )  # of the bytes of a unit that workers read back
+    loads = [max(unit.nbytes_in, unit.nbytes) + round(unit.nbytes * share) for unit in units]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * back]
     stores = plan.traffic.stores
@@ -163,11 +173,21 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
         units=units,
         workers=min(workers, len(loads)),
         rate=rate,
-        seconds=longest(loads, workers) / rate,
+        seconds=(longest(loads, workers) + alone) / rate,
         peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
         requests=sum(one.reads + one.writes + one.lists for one in stores),
         whole=whole,
+        commit_bytes=alone,
     )
+
+
+def _read_by_commit(plan: Plan) -> Iterator[int]:
+    """Bytes read of each tensor whose moves are no runs of its bytes; boxes are compared with the source too."""
+    moves = joint_moves([plan])
+    for target, source in plan.pairs.items():
+        spec, first = plan.manifest.tensors[target], next(moves.of(source), None)
+        if first is not None and not is_run(spec, first):
+            yield spec.nbytes * (1 + first.box)
 
 
 def longest(loads: Sequence[int], workers: int) -> int:

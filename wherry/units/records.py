@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import HostileError, NotFoundError, UnsupportedError, storage_errors
 from wherry.objects.stores import object_store
+from wherry.runtime import threads
 from wherry.staging.journal import FIRST_MAC, next_mac
 from wherry.staging.key import KEY_ENV, journal_key
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
@@ -23,13 +24,14 @@ from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from wherry.objects.uploads import ObjectStore
 
 SUFFIX = ".job"
 JOB = "job.json"  # the record that names the conversion
 _MOST_RECORD = 4 * MOST_CONFIG
+_AT_ONCE = 16  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,11 @@ class Records:
                 cure=f"set the same {KEY_ENV} for every process of the job, or remove the record",
             )
         return json.loads(text)
+
+    def read_all(self, names: Sequence[str]) -> list[dict[str, Any] | None]:
+        """The contents of some records, several read at the same time; see `read`."""
+        with threads.executor(_AT_ONCE, "wherry-records", numbers=False) as pool:
+            return list(pool.map(self.read, names))
 
     def names(self) -> list[str]:
         """The names of all records, sorted.

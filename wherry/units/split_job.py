@@ -67,6 +67,16 @@ class SplitJob:
         return identity_of(self.header)
 
     @property
+    def proof_units(self) -> tuple[Unit, ...]:
+        """The proofs of the units, as units with numbers of their own; none if the commit reads everything back.
+
+        It does where units are regions of one file, which is whole only then, and where nothing is read back at all.
+        """
+        if self.job.plan.verify != "digest" or any(unit.region is not None for unit in self.units):
+            return ()
+        return tuple(replace(unit, number=len(self.units) + unit.number) for unit in self.units)
+
+    @property
     def uri(self) -> str:
         """The folder of the job."""
         return self.records.folder.uri

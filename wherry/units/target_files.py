@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wherry.mover.move import Move
     from wherry.units.regions import FileRegion, StepFunction
 
-_ROOT = "/target"
+ROOT = "/target"  # of the target in a sketch
 
 
 class FilesOfMove(NamedTuple):
@@ -119,12 +119,12 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
         return TargetFiles({}, {}, f"{plan.to} is written through a file system, by one process")
     sketch = FileSketch()
     try:
-        writer = row.create(Location(sketch, _ROOT), plan.manifest, plan.options)
+        writer = row.create(Location(sketch, ROOT), plan.manifest, plan.options)
     except UnsupportedError as error:  # it needs a file system, or sizes that are not known
         return TargetFiles({}, {}, error.what)
     try:
         found = {path: FilesOfMoves(rows) for path, rows in _rows(home_of(writer), plan)}
-        sizes = {_name(path): size for path, size in sketch.sizes.items()}
+        sizes = {name_at(path): size for path, size in sketch.sizes.items()}
         lost = next((path for path, rows in found.items() if not rows.known), None)
         if lost is not None:
             return TargetFiles(
@@ -229,8 +229,9 @@ def _names(place: Location | None) -> frozenset[str]:
 
 @lru_cache(1 << 16)
 def _named(path: str) -> frozenset[str]:
-    return frozenset([_name(path)])
+    return frozenset([name_at(path)])
 
 
-def _name(path: str) -> str:
-    return path[len(_ROOT) :].strip("/") or "."
+def name_at(path: str) -> str:
+    """The name of a file, from its path in a sketch of the target."""
+    return path[len(ROOT) :].strip("/") or "."

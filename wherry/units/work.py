@@ -1,5 +1,7 @@
 """work: one worker of a job: it claims units, makes them, and writes their receipts, until none is left.
 
+Then it reads back units that others have made. Nobody waits for that: what has no proof is read back by the commit.
+
 Any number of workers on any machines do this at the same time. They agree only through records beside the target, so no
 engine and no coordinator is needed; whatever starts the processes will do.
 """
@@ -14,20 +16,23 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.progress import logger
-from wherry.errors import TargetExistsError, WherryError
+from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
 from wherry.remote.waits import waiting
 from wherry.units.claims import EXPIRY_SECONDS, Claims, claimed
-from wherry.units.make import make_unit
+from wherry.units.make import make_unit, this_worker
+from wherry.units.prove import prove_unit
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
+from wherry.units.unit_proof import proofs_in
 from wherry.units.unit_receipt import done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wherry.units.claims import Claim
     from wherry.units.split_job import SplitJob
     from wherry.units.unit import Unit
+    from wherry.units.unit_proof import UnitProof
     from wherry.units.unit_receipt import UnitReceipt
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
@@ -45,6 +50,7 @@ class WorkReport:
         job: URI of the job.
         made: names of the units that it made.
         nbytes: bytes of their files.
+        proved: names of the units that it read back.
         units: number of units of the job.
         ended: whether the job ended meanwhile, because it was committed.
     """
@@ -54,10 +60,11 @@ class WorkReport:
     nbytes: int
     units: int
     ended: bool = False
+    proved: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The form of `wherry work --json`."""
-        return {**asdict(self), "made": list(self.made)}
+        return {**asdict(self), "made": list(self.made), "proved": list(self.proved)}
 
 
 def work(
@@ -66,7 +73,7 @@ def work(
     expiry: float = EXPIRY_SECONDS,
     on_unit: Callable[[Unit, UnitReceipt], None] | None = None,
 ) -> WorkReport:
-    """Make units of a job until every unit has a receipt.
+    """Make units of a job until every unit has a receipt; then read back what other processes have made.
 
     Args:
         uri: the folder of the job, or its target.
@@ -94,6 +101,31 @@ def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> U
         receipt = make_unit(split, unit, claim)
         split.records.create(receipt.name, receipt.to_json(), claim.token)
     return receipt
+
+
+def prove_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> UnitProof | None:
+    """Read back a unit that another process has made, and record the proof; the claim is renewed meanwhile.
+
+    Args:
+        split: the job.
+        claims: its claims.
+        unit: the unit.
+        claim: on its proof.
+
+    Returns:
+        The proof; None if what was made is not there as its receipt says, which the commit will find.
+
+    Raises:
+        WherryError: the storage failed.
+    """
+    with claims.renewed(claim, split.proof_units[unit.number]):
+        try:
+            proof = prove_unit(split, unit, split.records.names(), claim.token)
+        except (IncompleteError, MismatchError) as error:
+            _log.warning("unit %s was not read back: %s", unit.name, error)
+            return None
+        split.records.create(proof.name, proof.to_json(), claim.token)
+    return proof
 
 
 def in_order(rest: Sequence[Unit], names: Sequence[str], worker: str = "") -> list[Unit]:
@@ -128,6 +160,9 @@ class _Worker:
     ) -> None:
         self._split, self._claims, self._on_unit = split, claims, on_unit
         self._made: list[Unit] = []
+        self._proved: list[Unit] = []
+        self._makers: dict[str, str] = {}  # name of a receipt → who wrote it
+        self._left_out = set[int]()  # numbers of proofs that this worker cannot make
         self._failures = 0
         self._id = secrets.token_hex(4)
 
@@ -137,7 +172,11 @@ class _Worker:
                 found = self._claimed()
             if isinstance(found, WorkReport):
                 return found
-            self._make(*found)
+            unit, claim = found
+            if unit.number < len(self._split.units):
+                self._make(unit, claim)
+            else:
+                self._prove(self._split.units[unit.number - len(self._split.units)], claim)
 
     def _claimed(self) -> tuple[Unit, Claim] | WorkReport:
         """The next unit, once one can be claimed; the report if none is left."""
@@ -148,12 +187,51 @@ class _Worker:
             finished = done(names)
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
-                return self._report()
+                return self._claimed_proof(names, finished) or self._report()
             for unit in in_order(rest, names, self._id):
                 claim = self._claims.take(unit, names)
                 if claim is not None:
                     return unit, claim
             time.sleep(LOOK_SECONDS)
+
+    def _claimed_proof(
+        self, names: Sequence[str], finished: Mapping[int, Sequence[str]]
+    ) -> tuple[Unit, Claim] | None:
+        """The next unit of another maker to read back; None if there is none that nobody reads."""
+        proved = proofs_in(names)
+        rest = [
+            proof
+            for unit, proof in zip(self._split.units, self._split.proof_units, strict=False)
+            if unit.number not in proved and proof.number not in self._left_out
+        ]
+        for proof in in_order(rest, names, self._id):
+            if this_worker() in self._makers_of(finished[proof.number - len(self._split.units)]):
+                self._left_out.add(proof.number)
+            elif (claim := self._claims.take(proof, names)) is not None:
+                return proof, claim
+        return None
+
+    def _makers_of(self, receipts: Sequence[str]) -> set[str]:
+        """Who has written some receipts."""
+        for name in receipts:
+            if name not in self._makers:
+                row = self._split.records.read(name)
+                self._makers[name] = str(row and row.get("worker"))
+        return {self._makers[name] for name in receipts}
+
+    def _prove(self, unit: Unit, claim: Claim) -> None:
+        """Read back a unit; where that fails, it is left to others."""
+        try:
+            proof = prove_claimed(self._split, self._claims, unit, claim)
+        except WherryError as error:
+            if not error.retryable:
+                raise
+            _log.warning("unit %s was not read back: %s", unit.name, error)
+            proof = None
+        if proof is None:
+            self._left_out.add(claim.unit)
+        else:
+            self._proved.append(unit)
 
     def _make(self, unit: Unit, claim: Claim) -> None:
         """Make a unit that was claimed; a failure that may pass is counted."""
@@ -186,4 +264,5 @@ class _Worker:
     def _report(self, *, ended: bool = False) -> WorkReport:
         names = tuple(unit.name for unit in self._made)
         nbytes = sum(unit.nbytes for unit in self._made)
-        return WorkReport(self._split.uri, names, nbytes, len(self._split.units), ended)
+        proved = tuple(unit.name for unit in self._proved)
+        return WorkReport(self._split.uri, names, nbytes, len(self._split.units), ended, proved)

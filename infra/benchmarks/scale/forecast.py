@@ -117,7 +117,7 @@ def _idle(base: Setting, workers: int) -> float:
 
 
 def goal(strikes: Sequence[float] = (0.2, 0.5, 0.8)) -> dict[str, Any]:
-    """1 TB through 16 workers of which a fifth is killed, with read-back by the workers and by the commit alone."""
+    """1 TB through 16 workers of which a fifth is killed, with read-back by the workers; and by the commit alone."""
     lost = tuple((at, number, "killed") for number, at in enumerate(strikes))
     base = replace(CLOUD, units=-(-(10**12) // GIB), strikes=lost)
     spread = {carrier: simulate(replace(base, carrier=carrier)) for carrier in ("work", "dask")}

@@ -4,6 +4,9 @@ A unit takes the time of its bytes at the worker's rate, first those that are re
 fixed time beyond. It is not done before the store has answered its requests, of which the store takes so many a second
 from all workers. Before each unit come the requests of a claim: a listing, the looks at claims of others that
 `wherry.units.work` takes, and the claim; or, under Dask, a listing and the claim.
+
+With read-back, workers then read units that others have made, with the requests for a receipt and the state of a file.
+Units that only their makers could read are left to the commit, which also asks for all records and states.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 _PAGE = 1000  # entries of a listing
 _LOOK = 1.0  # seconds between two looks of a worker that finds no unit
 _STRAGGLER = 3.0  # times the median
+_COMMIT_REQUESTS = 4  # for each unit: receipt, proof, and the state of the file twice
+_AT_ONCE = 16  # of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class Setting:
         visible_losses: whether others see at once that a worker was killed: on one machine, and under Dask.
         expiry: seconds after which a claim expires that is not renewed.
         looked_at: claims of others that a worker looks at before it takes a free unit; -1 for all.
-        read_back: whether the workers also read every unit back, as units of their own.
+        read_back: whether the workers also read back what others have made, as units of their own, and the commit the
+            rest.
         seed: of the choices.
     """
 
@@ -75,7 +81,7 @@ class Simulated:
     """What came of it.
 
     Attributes:
-        seconds: until every unit was done.
+        seconds: until every unit was done, and read back.
         busy, claiming, throttled: seconds of all workers in units, in requests of claims, and in waiting for the store,
             which takes so many requests a second.
         requests: of claims, by kind.
@@ -97,16 +103,20 @@ def simulate(setting: Setting) -> Simulated:
         RuntimeError: units are left, since all workers are lost.
     """
     world = _World(setting)
-    found = _phase(world)
+    found = _phase(world).found
+    if len(world.done) < setting.units:
+        raise RuntimeError("all workers are lost")
+    found.seconds = world.now
     if setting.read_back:
         world.begin_again()
-        back = _phase(world)
-        found.seconds = back.seconds
+        left = setting.units - len(_phase(world).done)
+        requests = setting.units * _COMMIT_REQUESTS * setting.latency / _AT_ONCE
+        found.seconds = world.now + left * setting.unit_bytes / setting.rate + requests
     return found
 
 
-def _phase(world: _World) -> Simulated:
-    """All workers take units until all are done."""
+def _phase(world: _World) -> _World:
+    """All workers take units until all are done, or nobody takes one."""
     setting, order, waiting = world.setting, count(), list[tuple[float, int, "Steps"]]()
     for worker in range(setting.workers):
         if worker not in world.struck:
@@ -117,10 +127,7 @@ def _phase(world: _World) -> Simulated:
         wait = next(steps, None)
         if wait is not None:
             heapq.heappush(waiting, (world.now + wait, next(order), steps))
-    if len(world.done) < setting.units:
-        raise RuntimeError("all workers are lost")
-    world.found.seconds = world.now
-    return world.found
+    return world
 
 
 @dataclass(slots=True)
@@ -138,7 +145,8 @@ class _World:
         self.struck: dict[int, tuple[float, str]] = {}
         self._strikes = sorted(setting.strikes)
         self._free = {"read": 0.0, "write": 0.0}
-        self.reading_back = False
+        self.reading_back, self.records_before = False, 0
+        self.makers: dict[int, int] = {}  # of units, while they are read back
         self.begin()
 
     def begin(self) -> None:
@@ -146,13 +154,24 @@ class _World:
         self.claims: dict[int, list[_Claim]] = {}
         self.free, self.held = set(range(self.setting.units)), set[int]()
         self.done: set[int] = set()
+        self.finishers: dict[int, int] = {}
         self.taken: list[float] = []
         self.watched: dict[tuple[int, int, int], float] = {}
 
     def begin_again(self) -> None:
         """The same units, to be read back."""
         self.reading_back, self._strikes = True, []
+        self.records_before, self.makers = len(self.claims) + len(self.done), self.finishers
         self.begin()
+
+    def free_for(self, worker: int) -> list[int]:
+        """The units that nobody has claimed and that a worker can take: it does not read back its own."""
+        return sorted(unit for unit in self.free if self.makers.get(unit) != worker)
+
+    @property
+    def pages(self) -> int:
+        """Requests of a listing of all records."""
+        return 1 + (self.records_before + len(self.claims) + len(self.done)) // _PAGE
 
     def claim(self, unit: int, worker: int) -> None:
         """A worker makes a unit."""
@@ -160,9 +179,10 @@ class _World:
         self.free.discard(unit)
         self.held.add(unit)
 
-    def finish(self, unit: int, seconds: float) -> None:
+    def finish(self, unit: int, worker: int, seconds: float) -> None:
         """A unit is done; workers whose moment has come are struck."""
         self.done.add(unit)
+        self.finishers[unit] = worker
         self.held.discard(unit)
         self.taken.append(seconds)
         while self._strikes and len(self.done) >= self._strikes[0][0] * self.setting.units:
@@ -203,10 +223,12 @@ def _worker(world: _World, worker: int) -> Steps:
     while True:
         unit = yield from choose(world, worker)
         if unit is None:
-            if world.setting.units == len(world.done):
-                return
+            if world.reading_back or world.setting.units == len(world.done):
+                return  # nobody waits for what others read back
             yield _LOOK
             continue
+        if world.reading_back:
+            yield world.request("read", 3)  # who made it, its receipt, and the state of the file
         seconds = _unit_seconds(world)
         yield seconds
         struck = world.struck.get(worker)
@@ -217,7 +239,7 @@ def _worker(world: _World, worker: int) -> Steps:
         world.found.moved += world.setting.unit_bytes
         world.found.busy += seconds
         if unit not in world.done:
-            world.finish(unit, seconds)
+            world.finish(unit, worker, seconds)
 
 
 def _unit_seconds(world: _World) -> float:
@@ -232,8 +254,8 @@ def _unit_seconds(world: _World) -> float:
 
 def _choose_by_claims(world: _World, worker: int) -> Generator[float, None, int | None]:
     """As `wherry work` does; None if every unit is claimed by another."""
-    held, free = sorted(world.held), sorted(world.free)
-    yield world.request("read", 1 + (len(world.claims) + len(world.done)) // _PAGE)
+    held, free = sorted(world.held), world.free_for(worker)
+    yield world.request("read", world.pages)
     looked, others = _order(world, worker, held, free)
     if looked:
         yield world.request("read", 2 * len(looked))
@@ -263,24 +285,24 @@ def _order(world: _World, worker: int, held: list[int], free: list[int]) -> tupl
 
 def _choose_by_coordinator(world: _World, worker: int) -> Generator[float, None, int | None]:
     """As the coordinator of an engine does: lost units first, then free ones, then stragglers."""
-    unit = _next_unit(world)
+    unit = _next_unit(world, worker)
     if unit is None:
         return None
     world.claim(unit, worker)
-    yield world.request("read", 1 + (len(world.claims) + len(world.done)) // _PAGE)
+    yield world.request("read", world.pages)
     yield world.request("write")
     return unit
 
 
-def _next_unit(world: _World) -> int | None:
+def _next_unit(world: _World, worker: int) -> int | None:
     open_units = sorted(world.held)
     for unit in open_units:
         struck = world.struck.get(world.claims[unit][-1].worker)
         if struck is not None and struck[1] == "killed":
             return unit
-    free = min(world.free, default=None)
-    if free is not None or len(world.taken) < (len(world.taken) + len(open_units)) / 2:
+    free = next(iter(world.free_for(worker)), None)
+    if free is not None or not world.taken or len(world.taken) < (len(world.taken) + len(open_units)) / 2:
         return free
     limit = _STRAGGLER * median(world.taken)
-    slow = [unit for unit in open_units if len(world.claims[unit]) == 1]
+    slow = [unit for unit in open_units if len(world.claims[unit]) == 1 and world.makers.get(unit) != worker]
     return next((unit for unit in slow if world.now - world.claims[unit][0].since > limit), None)

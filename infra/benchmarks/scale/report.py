@@ -94,7 +94,7 @@ def readme_text(found: Mapping[str, Any]) -> str:
     alone = found["goal"]["seconds_commit_alone"] / 60
     return (
         f"{tables.short(found)}\n\nMeasured: {place(found)}. Simulated, 1 TB, 16 workers of 400 MB/s, three killed: "
-        f"{alone:.0f} minutes, as the commit reads the target back alone; {minutes:.1f} if the workers did."
+        f"{minutes:.1f} minutes with read-back; {alone:.0f} if the commit read the target back alone."
         f"{_model_words(found)}"
     )
 
@@ -138,7 +138,7 @@ def _goal_words(goal: Mapping[str, Any]) -> str:
     alone, required = goal["seconds_commit_alone"] / 60, goal["required"] / 60
     judged = tables.bold(f"{work:.1f}", work <= required), tables.bold(f"{dask:.1f}", dask <= required)
     return (
-        f"The goal, 1 TB on 16 workers of which three are killed, in {required:.0f} minutes: simulated "
-        f"{tables.bold(f'{alone:.0f}', alone <= required)} minutes, as the commit reads the target back alone; "
-        f"{judged[0]} with `wherry work` and {judged[1]} with Dask if the workers did."
+        f"The goal, 1 TB on 16 workers of which three are killed, in {required:.0f} minutes with read-back: simulated "
+        f"{judged[0]} minutes with `wherry work` and {judged[1]} with Dask; {alone:.0f} if the commit read the target "
+        "back alone."
     )

@@ -1,0 +1,134 @@
+"""proof_check: what a commit takes from proofs: which parts of the target it does not have to read back itself.
+
+A proof counts if another process than the maker of the unit made it, with the same wherry, of the files that the
+receipts name, and if it has read the same leaves that the maker has hashed. A move that two units have made counts if
+the proofs of both have it, a leaf that lies in several moves if all of them count. So of every byte that the commit
+does not read, a process that has not written it says what storage gave, and the commit has compared that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.algorithms import HASH_BYTES
+from wherry.core.digest import LEAF
+from wherry.formats.reader import Extent
+from wherry.mover.readback import ReadBefore, SharedBlock
+from wherry.units.make import member
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Span
+    from wherry.staging.journal import DurableMove
+    from wherry.storage.location import Location
+    from wherry.units.split_job import SplitJob
+    from wherry.units.unit import Unit
+    from wherry.units.unit_proof import UnitProof
+    from wherry.units.unit_receipt import UnitReceipt
+
+
+class Difference(NamedTuple):
+    """A leaf that was read back otherwise than its receipt says.
+
+    Attributes:
+        proof: which says so.
+        source: key path of the tensor in the source.
+        leaf: its number.
+    """
+
+    proof: UnitProof
+    source: KeyPath
+    leaf: int
+
+
+def valid_proofs(
+    split: SplitJob, receipts: Sequence[UnitReceipt], proofs: Iterable[UnitProof]
+) -> list[UnitProof]:
+    """The proofs that count.
+
+    Args:
+        split: the job.
+        receipts: one of each unit, whose files are there.
+        proofs: all that were found.
+    """
+    makers = {receipt.unit: receipt.worker for receipt in receipts}
+    units, names = dict(enumerate(split.units)), {receipt.name: receipt.unit for receipt in receipts}
+    return [
+        proof
+        for proof in proofs
+        if proof.unit in units
+        and (proof.digest, proof.version, proof.algorithm)
+        == (units[proof.unit].digest, __version__, split.algorithms[0])
+        and proof.worker != makers[proof.unit]
+        and proof.unit in {names.get(name) for name in proof.receipts}
+        and names.keys() >= set(proof.receipts)
+        and all(units[proof.unit].has(move.source, move.span) for move in proof.moves)
+    ]
+
+
+def differences(proofs: Iterable[UnitProof], moves: Iterable[DurableMove]) -> Iterator[Difference]:
+    """The leaves of which proofs and receipts say different things.
+
+    Args:
+        proofs: those that count.
+        moves: of all receipts.
+    """
+    made = {(move.source, move.span): move for move in moves}
+    for proof in proofs:
+        for read in proof.moves:
+            move = made.get((read.source, read.span))
+            wrote = {} if move is None else move.leaves
+            for leaf in sorted(wrote.keys() | read.leaves.keys()):
+                if read.leaves.get(leaf) != wrote.get(leaf, b"")[:HASH_BYTES]:
+                    yield Difference(proof, read.source, leaf)
+
+
+def read_before(
+    split: SplitJob, proofs: Iterable[UnitProof], receipts: Iterable[UnitReceipt], staged: Location
+) -> ReadBefore:
+    """What the commit does not have to read.
+
+    Args:
+        split: the job.
+        proofs: those that count, in which nothing differs.
+        receipts: one of each unit.
+        staged: where the target is staged.
+    """
+    rows = list(proofs)
+    read = {(proof.unit, move.source, move.span) for proof in rows for move in proof.moves}
+    moves: dict[tuple[KeyPath, Span], DurableMove] = {}
+    unread: defaultdict[KeyPath, set[int]] = defaultdict(set)  # leaves
+    lost: set[tuple[KeyPath, Span]] = set()
+    for receipt in receipts:
+        for move in receipt.moves:  # one with chunks of two units must be in the proofs of both
+            moves[move.source, move.span] = move
+            if (receipt.unit, move.source, move.span) not in read:
+                unread[move.source].update(move.leaves)
+                lost.add((move.source, move.span))
+    taken = [
+        move for key, move in moves.items() if key not in lost and unread[move.source].isdisjoint(move.leaves)
+    ]
+    leaves: defaultdict[KeyPath, dict[int, bytes]] = defaultdict(dict)
+    for move in taken:
+        leaves[move.source] |= {leaf: raw[:HASH_BYTES] for leaf, raw in move.leaves.items()}
+    spans = frozenset((move.source, move.span) for move in taken)
+    return ReadBefore(split.algorithms[0], spans, dict(leaves), _blocks(rows, staged))
+
+
+def has_leaf(unit: Unit, source: KeyPath, leaf: int) -> bool:
+    """Whether a unit writes bytes of a leaf."""
+    start, stop = leaf * LEAF, (leaf + 1) * LEAF
+    return any(part.source == source and part.start < stop and part.stop > start for part in unit.parts)
+
+
+def _blocks(proofs: Iterable[UnitProof], staged: Location) -> dict[KeyPath, list[SharedBlock]]:
+    """The blocks that parts share with others, where the target is staged."""
+    found: defaultdict[KeyPath, list[SharedBlock]] = defaultdict(list)
+    for one in (block for proof in proofs for block in proof.blocks):
+        extent = Extent(member(staged, one.name), one.start, one.length)
+        found[one.source].append(SharedBlock(extent, one.digest))
+    return dict(found)

@@ -1,0 +1,171 @@
+"""prove: reads back what another process has made of a unit, and says what it read.
+
+The writer of the format is created in a store that holds nothing, and asked for the byte ranges of each move. They are
+read from the files or objects of the attempts whose receipts count, past the page cache, and hashed. A leaf that
+crosses the edge of a unit is read whole, with the bytes in the files of the next unit. Left to the commit are tensors
+that only the reader of the finished target can decode, small ones, and everything of which a file is no longer as it
+was made.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wherry.converter.job import least_alone, targets_of
+from wherry.converter.plan import joint_moves
+from wherry.core.digest import LeafHasher
+from wherry.errors import IncompleteError
+from wherry.mover.pool import Pool
+from wherry.mover.range_batch import worker_count as ranged_workers
+from wherry.mover.readback import FilesBeingWritten, ReadBack
+from wherry.runtime import threads
+from wherry.runtime.threads import Crew
+from wherry.staging.journal import DurableMove
+from wherry.storage.location import Location
+from wherry.units.commit import object_path, receipt_of
+from wherry.units.make import member, staged_at, this_worker
+from wherry.units.target_files import ROOT, name_at
+from wherry.units.unit_proof import BlockHash, UnitProof
+from wherry.units.unit_receipt import done
+from wherry.upload.selection import FileSketch
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.reader import Extent
+    from wherry.mover.move import Move
+    from wherry.mover.readback import StoredPart
+    from wherry.units.split_job import SplitJob
+    from wherry.units.unit import Unit
+    from wherry.units.unit_receipt import UnitReceipt
+
+
+def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) -> UnitProof:
+    """Read back what was made of a unit.
+
+    Args:
+        split: the job, opened.
+        unit: one of its units.
+        names: of the records of the job.
+        token: id of the attempt.
+
+    Raises:
+        IncompleteError: what a receipt names is not there as it was left.
+        MismatchError: a receipt is wrong, or bytes that were written are missing.
+        StorageError: the storage failed.
+    """
+    clock, plan, algorithm = time.monotonic(), split.job.plan, split.algorithms[0]
+    made = _MadeFiles(split, names)
+    made.receipt(unit)  # of files that are not read too
+    targets = targets_of(plan)
+    least = least_alone(objects=split.records.store is not None)
+    assert split.job.row.create is not None, "the format is one that can be written"
+    with closing(split.job.row.create(Location(FileSketch(), ROOT), plan.manifest, plan.options)) as writer:
+        back = ReadBack(writer, targets, split.job.target.uri, FilesBeingWritten(least=least))
+        back.add(_moves_of(split, unit))
+        parts = [made.located(part) for part in back.parts()]
+        hashers = {part.move.source: LeafHasher(targets[part.move.source], (algorithm,)) for part in parts}
+        _read(split, back, parts, hashers)
+    return UnitProof(
+        unit=unit.number,
+        digest=unit.digest,
+        token=token,
+        version=__version__,
+        algorithm=algorithm,
+        receipts=tuple(receipt.name for _number, receipt in sorted(made.receipts.items())),
+        moves=tuple(_rows(unit, parts, hashers)),
+        blocks=tuple(
+            BlockHash(source, made.names[at.location.path], at.offset, at.length, digest)
+            for source, (at, digest) in back.shared()
+        ),
+        worker=this_worker(),
+        nbytes=sum(part.move.span.nbytes for part in parts),
+        seconds=round(time.monotonic() - clock, 3),
+    )
+
+
+class _MadeFiles:
+    """Where the files of units lie: those of the attempts whose receipts count.
+
+    Attributes:
+        receipts: number of a unit → its receipt, of the files that were asked for.
+        names: path of each of these files → its name in the target.
+    """
+
+    def __init__(self, split: SplitJob, names: Sequence[str]) -> None:
+        self._split, self._finished = split, done(names)
+        self._units = {file.name: unit for unit in split.units for file in unit.files}
+        self.receipts: dict[int, UnitReceipt] = {}
+        self.names: dict[str, str] = {}
+
+    def receipt(self, unit: Unit) -> UnitReceipt:
+        """The receipt of a unit.
+
+        Raises:
+            IncompleteError: what it names is not there as it was left.
+        """
+        known = self.receipts.get(unit.number)
+        if known is None:
+            known = receipt_of(self._split, unit, self._finished.get(unit.number, []))
+            if known is None:
+                raise IncompleteError(
+                    f"unit {unit.name} is no longer as it was written", uri=self._split.uri,
+                    cure="run `wherry commit`, which has it written again",
+                )  # fmt: skip
+            self.receipts[unit.number] = known
+        return known
+
+    def located(self, part: StoredPart) -> StoredPart:
+        """A part, in the files that were made."""
+        chunks = tuple(replace(one, extent=self._extent(one.extent)) for one in part.chunks)
+        return replace(part, extents=tuple(map(self._extent, part.extents)), chunks=chunks)
+
+    def _extent(self, extent: Extent) -> Extent:
+        name = name_at(extent.location.path)
+        token = self.receipt(self._units[name]).token
+        if self._split.records.store is None:
+            place = member(staged_at(self._split, token), name)
+        else:
+            place = Location(self._split.job.committed.store, object_path(self._split, name))
+        self.names[place.path] = name
+        return replace(extent, location=place)
+
+
+def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
+    """The moves of a unit, and those that share a leaf with them."""
+    moves = joint_moves([split.job.plan])
+    for source in dict.fromkeys(part.source for part in (*unit.parts, *unit.beside)):
+        yield from (move for move in moves.of(source) if unit.reads(source, move.span))
+
+
+def _read(
+    split: SplitJob, back: ReadBack, parts: Sequence[StoredPart], hashers: Mapping[KeyPath, LeafHasher]
+) -> None:
+    """Read and hash parts with several threads, within the memory of the plan."""
+    pool, algorithm = Pool(split.job.plan.memory), split.algorithms[0]
+    count = threads.worker_count()
+    if split.records.store is not None:
+        count = max(count, ranged_workers(pool.budget))
+
+    def read(part: StoredPart) -> None:
+        with pool.buffer(part.memory, part.extra, part.place) as memory:
+            hashers[part.move.source].update(part.move.span.start, back.read(part, memory, algorithm))
+
+    Crew().work((partial(read, part) for part in parts), count)
+
+
+def _rows(
+    unit: Unit, parts: Sequence[StoredPart], hashers: Mapping[KeyPath, LeafHasher]
+) -> Iterator[DurableMove]:
+    """The moves of the unit all of whose leaves were read."""
+    for part in parts:
+        source, span = part.move.source, part.move.span
+        leaves = hashers[source].known(*span) if unit.has(source, span) else None
+        if leaves is not None:
+            yield DurableMove(source, span, leaves)
