@@ -144,7 +144,7 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         staging.sync_names()
     targets = targets_of(job.plan)
     meanwhile = job.plan.verify == "digest"
-    back = ReadBack(writer, targets, job.target.uri, _files_of(staged), before) if meanwhile else None
+    back = ReadBack(writer, targets, job.target.uri, _files_of(staged), before=before) if meanwhile else None
     output = Output(writer, targets, journal, back)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
