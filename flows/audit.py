@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from prefect import flow
 from pydantic import Field
 
-from wherry.auditor.report import counted
+from wherry.auditor.report import plural
 from wherry.errors import MismatchError
 from wherry.flows.form import FormModel
 from wherry.tasks.artifacts import show_markdown
@@ -84,14 +84,14 @@ def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  froze
         MismatchError: there are findings that `fail_on` selects.
     """
     with ending("audit", "wherry audit failed to run") as end:
-        done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))
+        done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_choose_options(spec))
         report = done["report"]
         show_markdown(done["markdown"], "wherry-audit-report", "Audit report")
         first = _first(report, spec.fail_on)
         say(end, report, first)
         if first is not None:
             raise MismatchError(
-                f"the audit found {_counted(report)}; first: {first['what']}",
+                f"the audit found {_count(report)}; first: {first['what']}",
                 uri=first["uri"],
                 path=first["path"],
                 cure=first["cure"],
@@ -111,7 +111,7 @@ def say(end: Ending, report: dict[str, Any], first: dict[str, Any] | None) -> No
     end.counts = {
         name: report["counts"][name] for name in ("checkpoints", "ok", "errors", "warnings", "notes")
     }
-    end.title = f"wherry audit: {'no problems found' if first is None else _counted(report)}"
+    end.title = f"wherry audit: {'no problems found' if first is None else _count(report)}"
     if first is not None:
         end.first_error = ": ".join(
             str(part) for part in (first["uri"], first["path"], first["what"]) if part
@@ -126,12 +126,12 @@ def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
     return next((row for row in findings if row["severity"] in grave or row["kind"] == fail_on), None)
 
 
-def _counted(report: dict[str, Any]) -> str:
+def _count(report: dict[str, Any]) -> str:
     counts = report["counts"]
-    return f"{counted(counts['errors'], 'error')} and {counted(counts['warnings'], 'warning')}"
+    return f"{plural(counts['errors'], 'error')} and {plural(counts['warnings'], 'warning')}"
 
 
-def _chosen(spec: AuditSpec) -> dict[str, Any]:
+def _choose_options(spec: AuditSpec) -> dict[str, Any]:
     names = (
         "level",
         "sample",

@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from wherry.config.config import load_config
 from wherry.core.request import SourceRequest
-from wherry.core.units import counted, show_seconds, show_size
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.ledger.outcomes import registration_of, verification_of
@@ -133,18 +133,18 @@ def _after(
     with _collecting(refused):
         if spec.verify != "none":
             how = comparison(spec.verify, receipt["source"]["uri"], target.asked.layout.family_file)
-            done["verification"] = _verified(uri, how, refused)
+            done["verification"] = _verify(uri, how, refused)
     proved = spec.verify == "none" or done["verification"] is not None
     with _collecting(refused):
         if target.model_name is not None and proved:
-            done["registration"] = _registered(spec, uri, target.model_name)
+            done["registration"] = _register(spec, uri, target.model_name)
     asset_events(receipt)
     with _collecting(refused):
         done["lineage"] = lineage(receipt)
     return done
 
 
-def _verified(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> dict[str, Any]:
+def _verify(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> dict[str, Any]:
     """The verification; one that passed but was not recorded counts too."""
     with verification_of(uri):
         try:
@@ -154,7 +154,7 @@ def _verified(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) ->
             return {**error.result.to_json(), "lineage": error.what}
 
 
-def _registered(spec: ConvertSpec, uri: str, name: str) -> dict[str, Any]:
+def _register(spec: ConvertSpec, uri: str, name: str) -> dict[str, Any]:
     with registration_of(uri, name, alias=spec.alias, tags=spec.tags):
         return register(uri, name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags)
 
@@ -170,7 +170,7 @@ def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
 def _lineage_words(tree: dict[str, Any] | None) -> str:
     if tree is None:
         return "not recorded"
-    return f"{counted(len(tree['nodes']), 'checkpoint')}, {counted(len(tree['edges']), 'conversion')}"
+    return f"{plural(len(tree['nodes']), 'checkpoint')}, {plural(len(tree['edges']), 'conversion')}"
 
 
 def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
         "target": target["uri"],
         "target format": f"{target['format']} ({target['format_version']})",
         "target digest": target["checkpoint_digest"],
-        "tensors": f"{target['tensors']}, {counted(target['parameters'], 'parameter')}",
+        "tensors": f"{target['tensors']}, {plural(target['parameters'], 'parameter')}",
         "moved": f"{show_size(receipt['bytes_written'])} in {show_seconds(seconds)}",
         "rate": f"{show_size(receipt['bytes_written'] / seconds)}/s",
         "lossless": "yes" if receipt["lossless"] else "no",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from wherry.config.options import described, given_by, target_of, with_options
+from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
 from wherry.flows.form import FormModel
@@ -76,7 +76,7 @@ class ConvertSpec(_Conversion):
         default="present",
         description="Verification level of the committed target; `digest` reads it again.",
     )
-    meta: dict[str, str] = described("form", ConvertRequest, "meta")
+    meta: dict[str, str] = option_field("form", ConvertRequest, "meta")
     alias: str | None = Field(default=None, description="Alias of the model version.")
     tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
     tracking_uri: str | None = Field(
@@ -85,7 +85,7 @@ class ConvertSpec(_Conversion):
     registry_uri: str | None = Field(
         default=None, description="MLflow registry; the tracking store by default."
     )
-    sign: str | None = described("form", ConvertRequest, "sign")
+    sign: str | None = option_field("form", ConvertRequest, "sign")
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:

@@ -21,7 +21,7 @@ from wherry.routes.night import note_made
 from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
-from wherry.tasks.export import routed
+from wherry.tasks.export import route_targets
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
 
@@ -64,13 +64,13 @@ def export(spec: ExportSpec) -> dict[str, Any]:
         in_force(spec.config, spec.env) as config,
         ending("post-training-export", f"Export of {spec.source}") as end,
     ):
-        rows = _wanted(spec)
+        rows = _wanted_targets(spec)
         made: list[dict[str, Any]] = []
         failures: list[WherryError] = []
         for row in rows:
             if row["spec"] is not None:
                 _carry_out(row, spec, config.settings.mlflow, made, failures)
-        registered = _registered(spec, failures)
+        registered = _register_source(spec, failures)
         _show(spec, rows, made, failures)
         grave = [one for one in failures if not isinstance(one, NotRecordedError)]
         end.counts = {
@@ -84,7 +84,7 @@ def export(spec: ExportSpec) -> dict[str, Any]:
     return {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
 
 
-def _wanted(spec: ExportSpec) -> list[dict[str, Any]]:
+def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
     """Explicit targets as a route without a name; else the decisions of the routes; empty for a registration only."""
     if spec.targets:
         first, *rest = (one.model_dump() for one in spec.targets)
@@ -92,7 +92,7 @@ def _wanted(spec: ExportSpec) -> list[dict[str, Any]]:
         return [{"route": "", "takes": True, "reason": "explicit targets", "spec": fields, "notes": []}]
     if spec.register_source and not spec.routes:
         return []
-    return routed(spec.source, spec.routes, spec.config, spec.env)
+    return route_targets(spec.source, spec.routes, spec.config, spec.env)
 
 
 def _carry_out(
@@ -114,7 +114,7 @@ def _carry_out(
         failures.append(error)
 
 
-def _registered(spec: ExportSpec, failures: list[WherryError]) -> dict[str, Any] | None:
+def _register_source(spec: ExportSpec, failures: list[WherryError]) -> dict[str, Any] | None:
     """The registration of the checkpoint itself; a failure does not hide the results of the routes."""
     if spec.register_source is None:
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ADVANCED = "advanced"
 
 
-def _arranged(schema: dict[str, Any], model: type[BaseModel]) -> None:
+def _arrange(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Put the fields of a schema in order and into groups."""
     first = cast("type[FormModel]", model).FIRST
     fields = {name: _plain(field) for name, field in schema["properties"].items()}
@@ -33,18 +33,20 @@ def _arranged(schema: dict[str, Any], model: type[BaseModel]) -> None:
             "description": "Fields that few runs need.",
             "type": "object",
             "additionalProperties": False,
-            "properties": _positioned(rare),
+            "properties": _position_fields(rare),
             "default": {},
         }
-    schema["properties"] = _positioned(properties)
+    schema["properties"] = _position_fields(properties)
 
 
 def plain_fields(schema: dict[str, Any]) -> None:
     """Simplify the fields of a model that is a field of a form, in the order in which it declares them."""
-    schema["properties"] = _positioned({name: _plain(field) for name, field in schema["properties"].items()})
+    schema["properties"] = _position_fields(
+        {name: _plain(field) for name, field in schema["properties"].items()}
+    )
 
 
-def _positioned(fields: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _position_fields(fields: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {name: {**field, "position": position} for position, (name, field) in enumerate(fields.items())}
 
 
@@ -70,13 +72,13 @@ class FormModel(BaseModel):
         FIRST: the fields that the form shows first, in this order; the others are in the group `advanced`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_arranged)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_arrange)
 
     FIRST: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _ungrouped(cls, data: Any) -> Any:
+    def _ungroup(cls, data: Any) -> Any:
         """Take fields from the group `advanced`."""
         if not isinstance(data, dict) or not isinstance(data.get(ADVANCED), dict | None):
             return data

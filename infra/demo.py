@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import demo_site as site
 import demo_telling as tell
-from demo_bucket import emulated
+from demo_bucket import emulated_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def settle(folder: Path) -> None:
     warnings.filterwarnings("ignore", module=r"(prefect|mlflow|pydantic|alembic|sqlalchemy)\b")
 
 
-def told(folder: Path, models: str = "models") -> bool:
+def run_demo(folder: Path, models: str = "models") -> bool:
     """Run the whole demo.
 
     Args:
@@ -96,23 +96,23 @@ def nightly() -> bool:
     )
     tell.versions(())  # creates MLflow's store, which would take most of the time of the nightly run
     state = flow(return_state=True)
-    tell.ended(state)
+    tell.print_final_state(state)
     if state.is_completed():
         tell.night(state.result())
         tell.title("   Registered in MLflow, by reference")
         tell.versions((site.JAX_MODEL, site.SERVING_MODEL))
     else:
-        tell.failed(state.message)
+        tell.print_failure(state.message)
     return state.is_completed()
 
 
 def promote() -> bool:
     tell.title("4. Promotion reads every byte again, checks the policy, and moves candidate to champion")
-    done = _promoted(_standing(), "champion")
+    done = _promote(_standing(), "champion")
     if isinstance(done, dict):
         tell.promotion(done)
     else:
-        tell.failed(str(done))
+        tell.print_failure(str(done))
     return isinstance(done, dict)
 
 
@@ -128,11 +128,11 @@ def use(models: str) -> bool:
         verify="digest", alias="candidate", ignore=("companions",),
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
-    tell.ended(state)
+    tell.print_final_state(state)
     if state.is_completed():
         tell.versions((site.TORCH_MODEL, site.FLAX_MODEL))
     else:
-        tell.failed(state.message)
+        tell.print_failure(state.message)
     return state.is_completed()
 
 
@@ -140,7 +140,7 @@ def damage(folder: Path) -> None:
     from wherry.ledger.resolve import resolve_model
 
     tell.title("6. A bit of the champion flips in its storage")
-    tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
+    tell.print_flip(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
 
 
 def audit(folder: Path) -> bool:
@@ -151,7 +151,7 @@ def audit(folder: Path) -> bool:
     tell.title("7. The audit flow reads every byte of all checkpoints in the ledger, and fails")
     evidence = folder / "evidence" / f"audit-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.zip"
     state = flow(AuditSpec(level="digest", deep=True, bundle=str(evidence)), return_state=True)
-    tell.ended(state)
+    tell.print_final_state(state)
     tell.findings(evidence)
     return state.is_failed()
 
@@ -161,11 +161,11 @@ def refuse() -> bool:
     from wherry.errors import MismatchError
 
     tell.title("8. Promotion refuses the damaged checkpoint")
-    done = _promoted(CHAMPION, "production")
+    done = _promote(CHAMPION, "production")
     if isinstance(done, MismatchError):
         tell.refusal(done)
     else:
-        tell.failed("the checkpoint was promoted although its bytes differ from the registered digest")
+        tell.print_failure("the checkpoint was promoted although its bytes differ from the registered digest")
     return isinstance(done, MismatchError)
 
 
@@ -195,7 +195,7 @@ def _standing() -> str:
     return candidate
 
 
-def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
+def _promote(subject: str, alias: str) -> dict[str, Any] | BaseException:
     """The result of the promote flow, or its error."""
     from wherry.flows.promote import PromoteSpec
     from wherry.flows.promote import promote as flow
@@ -203,11 +203,11 @@ def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
 
     spec = PromoteSpec(subject=subject, to_alias=alias, policy=Policy.model_validate(POLICY))
     state = flow(spec, return_state=True)
-    tell.ended(state)
+    tell.print_final_state(state)
     return state.result(raise_on_failure=False)
 
 
-def timed(folder: Path, story: Callable[[Path], bool], queries: tuple[str, ...] = QUERIES) -> int:
+def time_queries(folder: Path, story: Callable[[Path], bool], queries: tuple[str, ...] = QUERIES) -> int:
     from wherry.errors import WherryError
 
     started = time.monotonic()
@@ -230,12 +230,12 @@ def main() -> int:
     settle(folder)
     tell.quieten()
     if protocol is None:
-        return timed(folder, told)
+        return time_queries(folder, run_demo)
     shutil.rmtree(
         folder / "wherry", ignore_errors=True
     )  # the store of an earlier demo has forgotten everything
-    with emulated(protocol, folder) as models:
-        return timed(folder, partial(told, models=models), QUERIES_WITHOUT_STORAGE)
+    with emulated_bucket(protocol, folder) as models:
+        return time_queries(folder, partial(run_demo, models=models), QUERIES_WITHOUT_STORAGE)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 
 
 @contextmanager
-def emulated(protocol: str, folder: Path) -> Generator[str]:
+def emulated_bucket(protocol: str, folder: Path) -> Generator[str]:
     """A bucket that exists while the block runs, in a store that asks for no login of yours.
 
     Args:

@@ -86,7 +86,7 @@ def versions(names: Iterable[str]) -> None:
     from wherry.core.services import service
 
     wanted = set(names)
-    for one in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
+    for one in service("mlflow").registered_versions(mlflow_tracking_uri(), mlflow_registry_uri()):
         if one.name in wanted:
             aliases = f" ({', '.join(one.aliases)})" if one.aliases else ""
             digest = one.tags["wherry.checkpoint_digest"][:12]
@@ -104,7 +104,7 @@ def promotion(done: dict[str, Any]) -> None:
     ])  # fmt: skip
 
 
-def flipped(done: Flip, tensor: str, leaf: int) -> None:
+def print_flip(done: Flip, tensor: str, leaf: int) -> None:
     bucket = "://" in done.file
     traces = "its size is unchanged, its generation or ETag is new" if bucket else _NO_TRACES
     rows([
@@ -115,7 +115,7 @@ def flipped(done: Flip, tensor: str, leaf: int) -> None:
     ])  # fmt: skip
 
 
-def ended(state: State[Any]) -> None:
+def print_final_state(state: State[Any]) -> None:
     """Print the final state of a flow run, as Prefect shows it."""
     rows([("flow run", state.name)])
 
@@ -137,18 +137,18 @@ def findings(evidence: Path) -> None:
             ("  tensor", f"{one['path']}, leaf {one['leaf']}"),
             ("  models", ", ".join(one["models"])),
             ("  cure", one["cure"]),
-            *(("  affected", _affected(child)) for child in one["affected"]),
+            *(("  affected", _describe_affected(child)) for child in one["affected"]),
         ])  # fmt: skip
     checked = check_bundle(str(evidence))
     rows([("evidence", evidence), ("", "valid offline" if checked.ok else "; ".join(checked.problems))])
 
 
-def _affected(child: dict[str, Any]) -> str:
+def _describe_affected(child: dict[str, Any]) -> str:
     models = f" ({', '.join(child['models'])})" if child["models"] else ""
     return f"{child['format']} at {', '.join(child['uris'])}{models}"
 
 
-def failed(message: str | None) -> None:
+def print_failure(message: str | None) -> None:
     """Print the error of a flow that should have succeeded."""
     rows([("FAILED", (message or "without a message").partition("\n")[0])])
 

@@ -40,9 +40,9 @@ from wherry.view.overview import (
     WAYS,
     blocks_without_layouts,
     facts_side_by_side,
-    judged,
     judges,
     matrix,
+    read_judges,
     without_layouts,
 )
 
@@ -183,7 +183,7 @@ def fact_table(family: Family) -> str:
 def judged_table() -> str:
     """One row for each family and system: what judges the conversions to it, and those from it."""
     rows = [
-        (f"`{name}`", system, *(judges(judged().get(name, {}).get(system, {}), way) for way in WAYS))
+        (f"`{name}`", system, *(judges(read_judges().get(name, {}).get(system, {}), way) for way in WAYS))
         for name in families()
         for system in load_family(name).systems
         if system != "huggingface"
@@ -265,7 +265,12 @@ def target_way(name: str, can: Capabilities) -> str:
 def settings_table() -> str:
     """One row for each setting that applies to all routes, with its variable."""
     told = [
-        (f"`{name}`", f"`{VARIABLES[name]}`" if name in VARIABLES else "–", default(field), described(field))
+        (
+            f"`{name}`",
+            f"`{VARIABLES[name]}`" if name in VARIABLES else "–",
+            default(field),
+            describe_field(field),
+        )
         for name, field in fields(Settings)
     ]
     return table(("setting", "variable", "default", "meaning"), told)
@@ -273,7 +278,7 @@ def settings_table() -> str:
 
 def route_table(model: type[BaseModel]) -> str:
     """One row for each field of a route or of a part of one."""
-    told = [(f"`{name}`", default(field), described(field)) for name, field in fields(model)]
+    told = [(f"`{name}`", default(field), describe_field(field)) for name, field in fields(model)]
     return table(("field", "default", "meaning"), told)
 
 
@@ -294,7 +299,7 @@ def default(field: FieldInfo) -> str:
     return "required" if value == "required" else "–"
 
 
-def described(field: FieldInfo) -> str:
+def describe_field(field: FieldInfo) -> str:
     """The description of a field, with the cell separator escaped."""
     return (field.description or "").replace("|", "\\|")
 

@@ -173,10 +173,10 @@ def _make(folder: Path, purpose: Purpose) -> None:
     _must([python, "-m", "venv", str(folder)])
     install = _uv(folder) or _pip(folder)
     if purpose.first:
-        _install(install, *(f"{name}=={pinned(name)}" for name in purpose.first))
+        _install(install, *(f"{name}=={pinned_version(name)}" for name in purpose.first))
     _install(install, "-e", f"{ROOT}[{purpose.extra}]")
     if purpose.bare:
-        _install(install, "--no-deps", *(f"{name}=={pinned(name)}" for name in purpose.bare))
+        _install(install, "--no-deps", *(f"{name}=={pinned_version(name)}" for name in purpose.bare))
     if purpose.node:
         _install_for_node(folder, purpose.node)
 
@@ -198,7 +198,9 @@ def _pip(folder: Path) -> list[str]:
 
 def _uv(folder: Path) -> list[str]:
     """The command of uv, which needs less than a third of pip's time; empty if uv cannot be installed or used."""
-    if subprocess.run([*_pip(folder), f"uv=={pinned('uv')}"], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        [*_pip(folder), f"uv=={pinned_version('uv')}"], check=False, capture_output=True
+    ).returncode:
         say("uv cannot be installed; installing with pip")
         return []
     listing = subprocess.run(
@@ -262,7 +264,7 @@ def compile_rooms(python: Path) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
-def pinned(package: str) -> str:
+def pinned_version(package: str) -> str:
     """The tested version of a package.
 
     Raises:

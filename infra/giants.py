@@ -28,7 +28,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import show_size
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.safetensors import header
-from wherry.integrations.formats.huggingface.sharding import spread
+from wherry.integrations.formats.huggingface.sharding import spread_tensors
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def attention(config: Mapping[str, Any], at: str) -> Shapes:
     }
 
 
-def gated(at: str, embed: int, ffn: int) -> Shapes:
+def gated_shapes(at: str, embed: int, ffn: int) -> Shapes:
     """A gated feed-forward layer."""
     return {
         f"{at}.gate_proj.weight": (ffn, embed),
@@ -109,7 +109,7 @@ def llama(config: Mapping[str, Any]) -> Shapes:
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
         shapes |= attention(config, at)
-        shapes |= gated(f"{at}.mlp", config["hidden_size"], config["intermediate_size"])
+        shapes |= gated_shapes(f"{at}.mlp", config["hidden_size"], config["intermediate_size"])
     return shapes
 
 
@@ -122,7 +122,7 @@ def qwen_moe(config: Mapping[str, Any]) -> Shapes:
         shapes |= {f"{at}.self_attn.{name}_norm.weight": (head,) for name in "qk"}
         shapes[f"{at}.mlp.gate.weight"] = (config["num_experts"], embed)
         for expert in range(config["num_experts"]):
-            shapes |= gated(f"{at}.mlp.experts.{expert}", embed, config["moe_intermediate_size"])
+            shapes |= gated_shapes(f"{at}.mlp.experts.{expert}", embed, config["moe_intermediate_size"])
     return shapes
 
 
@@ -145,13 +145,13 @@ def deepseek(config: Mapping[str, Any]) -> Shapes:
             f"{at}.post_attention_layernorm.weight": (embed,),
         }
         if layer < config["first_k_dense_replace"]:
-            shapes |= gated(f"{at}.mlp", embed, config["intermediate_size"])
+            shapes |= gated_shapes(f"{at}.mlp", embed, config["intermediate_size"])
             continue
         shapes[f"{at}.mlp.gate.weight"] = (config["n_routed_experts"], embed)
         shapes[f"{at}.mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
-        shapes |= gated(f"{at}.mlp.shared_experts", embed, config["moe_intermediate_size"])
+        shapes |= gated_shapes(f"{at}.mlp.shared_experts", embed, config["moe_intermediate_size"])
         for expert in range(config["n_routed_experts"]):
-            shapes |= gated(f"{at}.mlp.experts.{expert}", embed, config["moe_intermediate_size"])
+            shapes |= gated_shapes(f"{at}.mlp.experts.{expert}", embed, config["moe_intermediate_size"])
     return shapes
 
 
@@ -170,7 +170,7 @@ def hugging_face(folder: Path, config: Mapping[str, Any], shapes: Shapes, dtype:
     specs = [
         TensorSpec((name,), shape, dtype if len(shape) > 1 else "bfloat16") for name, shape in shapes.items()
     ]
-    plan = spread(specs, 5_000_000_000, "model")
+    plan = spread_tensors(specs, 5_000_000_000, "model")
     for name, group in plan.files.items():
         head, slots = header.build(group, {"format": "pt"}, str(folder))
         hollow(folder / name, head, max(slot.stop for slot in slots.values()))
@@ -350,7 +350,7 @@ def bucket_of(folder: Path) -> Generator[dict[str, str]]:
         process.stdout.close()
 
 
-def planned(giant: Giant, folder: Path | None = None) -> Planned:
+def plan_giant(giant: Giant, folder: Path | None = None) -> Planned:
     """Plan one conversion in a process of its own.
 
     Args:
@@ -422,7 +422,7 @@ def main() -> None:
     folder = given.folder.resolve()
     rows: list[str] = []
     for giant in giants(folder):
-        rows.append(row(planned(giant, folder)))
+        rows.append(row(plan_giant(giant, folder)))
         print(rows[-1], flush=True)
     if given.docs:
         put_into(DOCS, "giants", [*HEAD.splitlines(), *rows])

@@ -123,20 +123,20 @@ def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
     folder.mkdir()
     made = {name: folder / name for name in candidates(tree)}
     seed = _make_seed(tree, folder)
-    digests = {name: _carried(seed, place, name) for name, place in made.items()}
+    digests = {name: _carry_weights(seed, place, name) for name, place in made.items()}
     pairs: list[Pair] = []
     for source, target in permutations(made, 2):
         first = digests[source]
-        if first is None or digests[target] is None or not related(tree, source, target):
+        if first is None or digests[target] is None or not is_related(tree, source, target):
             continue
         there = folder / f"{source}.{target}"
-        middle = _carried(made[source], there, target) or "refused"
-        last = _carried(there, folder / f"{source}.{target}.back", source) or "refused"
+        middle = _carry_weights(made[source], there, target) or "refused"
+        last = _carry_weights(there, folder / f"{source}.{target}.back", source) or "refused"
         pairs.append(Pair(tree.name, source, target, (first, middle, last)))
     return pairs
 
 
-def related(tree: Tree, source: str, target: str) -> bool:
+def is_related(tree: Tree, source: str, target: str) -> bool:
     """Whether a pair is measured with a tree: one of them owns it if it has an owner, and no layout lies between."""
     systems = {find_format(name).system for name in (source, target)} - {""}
     return tree.owner in {"", source, target} and len(systems) <= 1
@@ -145,7 +145,7 @@ def related(tree: Tree, source: str, target: str) -> bool:
 def candidates(tree: Tree) -> list[str]:
     """Names of the formats that may hold a tree: a system holds only trees of its form, with its companions."""
     depth = max(map(len, tree.paths))
-    rows = {name: find_format(name) for name in written()}
+    rows = {name: find_format(name) for name in writable_names()}
     needs = bool(tree.owner and rows[tree.owner].holds.needs)
     return [
         name
@@ -162,12 +162,12 @@ def _specs(tree: Tree) -> dict[KeyPath, TensorSpec]:
     }
 
 
-def written() -> list[str]:
+def writable_names() -> list[str]:
     """Names of the writable formats, in the order of the table."""
     return sorted(name for name, row in formats().items() if row.create is not None)
 
 
-def _carried(source: Path, target: Path, to: str) -> str | None:
+def _carry_weights(source: Path, target: Path, to: str) -> str | None:
     """Weights digest of the target; None if its format cannot hold the source."""
     try:
         return convert(source, target, to=to, wish=SAME_TREE, lineage=False).target.weights_digest

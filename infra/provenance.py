@@ -46,7 +46,7 @@ def version_of(tags: Sequence[str], stated: str, commit_time: int) -> str:
     return f"{found[1]}.dev{datetime.fromtimestamp(commit_time, UTC):%Y%m%d%H%M%S}"
 
 
-def stamped(stated: str, version: str) -> str:
+def stamp_version(stated: str, version: str) -> str:
     """The text of `wherry/version.py` with a version."""
     return _STATED.sub(f'__version__ = "{version}"', stated, count=1)
 

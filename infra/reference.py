@@ -89,10 +89,10 @@ def schema_list() -> str:
 def api() -> str:
     """Every public name of `wherry`, with its signature and what its docstring says."""
     public = [name for name in sorted(dir(wherry), key=str.lower) if name in wherry._DOOR]  # noqa: SLF001
-    return "\n" + "\n".join(f"## `{name}`\n\n{_described(getattr(wherry, name), name)}" for name in public)
+    return "\n" + "\n".join(f"## `{name}`\n\n{_describe(getattr(wherry, name), name)}" for name in public)
 
 
-def _described(found: Any, name: str) -> str:
+def _describe(found: Any, name: str) -> str:
     signature = "" if inspect.isclass(found) else _signature(found, name)
     return f"{signature}{_markdown(inspect.getdoc(found) or '')}\n"
 
@@ -115,26 +115,26 @@ def _signature(function: Any, name: str) -> str:
 def _markdown(docstring: str) -> str:
     """A docstring with its sections as lists."""
     parts = re.split(rf"^({'|'.join(_HEADS)}):\n", docstring, flags=re.MULTILINE)
-    text = _escaped(parts[0].strip()) + "\n"
+    text = _escape(parts[0].strip()) + "\n"
     for head, body in zip(parts[1::2], parts[2::2], strict=True):
         section, _, after = body.partition("\n\n")
         rows = re.split(r"\n(?=\S)", textwrap.dedent(section).strip())
-        items = [_escaped(" ".join(row.split())) for row in rows]
+        items = [_escape(" ".join(row.split())) for row in rows]
         listed = "\n".join("- " + re.sub(r"^([*\w, ]+): ", r"`\1`: ", one) for one in items)
         text += f"\n**{head}**\n\n{listed}\n" + (
-            f"\n{_escaped(textwrap.dedent(after).strip())}\n" if after else ""
+            f"\n{_escape(textwrap.dedent(after).strip())}\n" if after else ""
         )
     return text
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
 def error_catalogue() -> str:
     """What can go wrong, as the code states it: for each class of errors, its messages with their cures."""
     found: dict[str, set[tuple[str, str]]] = {}
-    for kind, what, cure in _raised():
+    for kind, what, cure in _find_errors():
         found.setdefault(kind, set()).add((what, cure))
     classes = sorted(found, key=lambda name: (getattr(errors, name).exit_code, name))
     return "\n" + "\n".join(_catalogue_of(name, sorted(found[name])) for name in classes)
@@ -149,10 +149,10 @@ def _catalogue_of(name: str, rows: list[tuple[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return _escaped(" ".join(text.split())).replace("|", "\\|") or "–"
+    return _escape(" ".join(text.split())).replace("|", "\\|") or "–"
 
 
-def _raised() -> Iterator[tuple[str, str, str]]:
+def _find_errors() -> Iterator[tuple[str, str, str]]:
     """Class, message and cure of each error that is built in the code; `…` stands for what is filled in."""
     kinds = {
         name for name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, WherryError)
@@ -188,11 +188,11 @@ def _text(node: ast.expr, stated: dict[str, str]) -> str:
         return "".join(_text(part, stated) for part in node.values)
     named = node.value if isinstance(node, ast.FormattedValue) else node
     if isinstance(named, ast.Call) and isinstance(named.func, ast.Name) and named.func.id == "counted":
-        return _counted(*(_text(one, stated) for one in named.args[1:]))
+        return _describe_count(*(_text(one, stated) for one in named.args[1:]))
     return (stated.get(named.id) or "…") if isinstance(named, ast.Name) else "…"
 
 
-def _counted(noun: str, verb: str = "") -> str:
+def _describe_count(noun: str, verb: str = "") -> str:
     """What `counted` says of several."""
     many = verb.rpartition("/")[2]
     return f"… {noun}s {many}".rstrip()

@@ -51,7 +51,7 @@ def look_up(
         model = _get(registry_uri, "registered-models/get", name=name)["registered_model"]
         aliases = {row["alias"]: str(row["version"]) for row in model.get("aliases", ())}
         number = version if alias is None else aliases[alias]
-        row = _numbered(registry_uri, name, number) if number else _newest(registry_uri, name)
+        row = _read_version(registry_uri, name, number) if number else _newest(registry_uri, name)
         tags = {tag["key"]: tag["value"] for tag in row.get("tags", ())}
         held = tuple(sorted(one for one, there in aliases.items() if there == str(row["version"])))
         return registered_version(row["name"], str(row["version"]), tags, held)
@@ -59,7 +59,7 @@ def look_up(
         return None
 
 
-def _numbered(registry_uri: str, name: str, number: str) -> dict[str, Any]:
+def _read_version(registry_uri: str, name: str, number: str) -> dict[str, Any]:
     return _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
 
 

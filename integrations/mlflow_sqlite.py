@@ -70,7 +70,7 @@ def look_up(
     try:
         with sqlite_to_read(file) as connection:
             connection.execute("BEGIN")  # one snapshot for all queries
-            return _found(connection, name, version, alias, uri) if _is_plain(connection) else None
+            return _find_version(connection, name, version, alias, uri) if _is_plain(connection) else None
     except (
         sqlite3.Error,
         ValueError,
@@ -86,7 +86,7 @@ def _is_plain(connection: sqlite3.Connection) -> bool:
     return known and connection.execute(_ELSEWHERE, (_WORKSPACE,)).fetchone() is None
 
 
-def _found(
+def _find_version(
     connection: sqlite3.Connection, name: str, version: str | None, alias: str | None, uri: str
 ) -> RegisteredVersion | None:
     model = (_WORKSPACE, name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.config.settings import embedded_registry_uri
-from wherry.core.algorithms import labelled
-from wherry.core.units import counted
+from wherry.core.algorithms import with_algorithm
+from wherry.core.units import plural
 from wherry.errors import NotFoundError, similar
 from wherry.ledger.record import open_ledger, versions_in
 from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
@@ -36,7 +36,7 @@ def registered_version(
     name: str, version: str, tags: Mapping[str, str], aliases: tuple[str, ...]
 ) -> RegisteredVersion:
     """A version with the algorithm in its digests, which the tags of old versions lack."""
-    named = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
+    named = {key: with_algorithm(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
     return RegisteredVersion(name, version, named, aliases)
 
 
@@ -78,7 +78,7 @@ def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
     """
     what = f"Registered Model with name={name} not found"
     if embedded := _embedded_versions(name, uri):
-        only = f"{counted(embedded, 'version', 'is/are')} only in the registry in this home"
+        only = f"{plural(embedded, 'version', 'is/are')} only in the registry in this home"
         cure = "run `wherry ledger deliver mlflow` to register them here too"
         return NotFoundError(f"{what}: {only}", uri=uri, cure=cure)
     near = similar(name, known)

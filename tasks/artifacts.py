@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def shown(text: str, *, lines: bool = False) -> str:
+def show_text(text: str, *, lines: bool = False) -> str:
     """A text for a page: control characters and bidirectional marks escaped, credentials cut out.
 
     Args:
@@ -25,17 +25,17 @@ def shown(text: str, *, lines: bool = False) -> str:
 def show_table(rows: Sequence[Mapping[str, Any]], key: str, description: str) -> None:
     """Create a table artifact."""
     table = [
-        {name: shown(value) if isinstance(value, str) else value for name, value in row.items()}
+        {name: show_text(value) if isinstance(value, str) else value for name, value in row.items()}
         for row in rows
     ]
-    create_table_artifact(table, key=key, description=shown(description))
+    create_table_artifact(table, key=key, description=show_text(description))
 
 
 def show_link(page: str, text: str, key: str, description: str) -> None:
     """Create a link artifact."""
-    create_link_artifact(page, link_text=shown(text), key=key, description=shown(description))
+    create_link_artifact(page, link_text=show_text(text), key=key, description=show_text(description))
 
 
 def show_markdown(text: str, key: str, description: str) -> None:
     """Create a Markdown artifact from a report whose cells are escaped for Markdown."""
-    create_markdown_artifact(shown(text, lines=True), key=key, description=shown(description))
+    create_markdown_artifact(show_text(text, lines=True), key=key, description=show_text(description))

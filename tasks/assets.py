@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
 
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.storage.home import without_secrets
 from wherry.tasks.common import run_logger
 
@@ -65,7 +65,7 @@ def asset_of(reference: dict[str, Any]) -> Asset:
     """
     name = reference["uri"].rstrip("/").rsplit("/", 1)[-1]
     step = "" if reference.get("step") is None else f", step {reference['step']}"
-    words = f"{reference['format']}, {reference['kind']}, {counted(reference['tensors'], 'tensor')}{step}"
+    words = f"{reference['format']}, {reference['kind']}, {plural(reference['tensors'], 'tensor')}{step}"
     return Asset(
         key=asset_key(reference["uri"]), properties=AssetProperties(name=name[:200], description=words)
     )

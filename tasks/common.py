@@ -13,9 +13,9 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from wherry.core.progress import LineLogger, logger
-from wherry.core.units import counted, show_seconds, show_size
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import WherryError
-from wherry.tasks.artifacts import show_table, shown
+from wherry.tasks.artifacts import show_table, show_text
 
 if TYPE_CHECKING:
     from wherry.core.progress import OnProgress, Progress, UnitCounts
@@ -69,7 +69,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
         subject: what the step works on, for the description.
     """
     log = run_logger()
-    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=shown(f"{verb} {subject}"))
+    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=show_text(f"{verb} {subject}"))
     context = (
         contextvars.copy_context()
     )  # the engine reports from its own threads, which have no settings of the run
@@ -85,7 +85,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
         if broken or (time.monotonic() - last < _INTERVAL and not done) or not busy.acquire(blocking=done):
             return
         try:
-            text = shown(f"{progress.stage} {subject}: {_words(progress, units)}")
+            text = show_text(f"{progress.stage} {subject}: {_words(progress, units)}")
             percent = 100.0 * progress.done / progress.total if progress.total else 100.0
             context.run(_update, artifact, percent, text)
             last = time.monotonic()
@@ -102,11 +102,11 @@ def _words(progress: Progress, units: UnitCounts | None) -> str:
     """How far a step is, as `3 of 40 units, 3.2 GB of 40 GB, 210 MB/s, 2:55 left, 4 workers, 1 failed attempt`."""
     words = [f"{show_size(progress.done)} of {show_size(progress.total)}"]
     if units:
-        words.insert(0, f"{units.done} of {counted(units.total, 'unit')}")
+        words.insert(0, f"{units.done} of {plural(units.total, 'unit')}")
     words += [f"{show_size(progress.rate)}/s"] if progress.rate else []
     words += [f"{show_seconds(progress.eta)} left"] if progress.eta else []
     if units:
-        words += [counted(units.workers, "worker"), counted(units.failed, "failed attempt")]
+        words += [plural(units.workers, "worker"), plural(units.failed, "failed attempt")]
     return ", ".join(words)
 
 

@@ -21,7 +21,7 @@ _NIGHTLY = "best"  # selects among all steps of a run, so one step alone does no
 
 
 @task(name="export", task_run_name="export {source}", **STEP)
-def routed(
+def route_targets(
     source: str, routes: tuple[str, ...] = (), config: str | None = None, env: str | None = None
 ) -> list[dict[str, Any]]:
     """Resolve the routes for a checkpoint.

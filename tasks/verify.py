@@ -7,7 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.tasks.common import STEP, progress_artifact, run_logger
-from wherry.verifier.workflow import verified
+from wherry.verifier.workflow import verify_and_record
 
 
 @task(name="verify", task_run_name="verify {uri}", **STEP)
@@ -30,7 +30,7 @@ def verify(
         MismatchError: the checkpoint differs from its record, or from `against`.
     """
     progress = progress_artifact("verify", uri)
-    outcome, recorded = verified(
+    outcome, recorded = verify_and_record(
         uri, level=level, against=against, family_file=family_file, progress=progress
     )
     run_logger().info("%s at level %s: %s; lineage: %s", outcome.uri, level, outcome.verdict, recorded)

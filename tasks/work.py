@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
-from wherry.core.units import counted, show_seconds, show_size
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotFoundError, NotRecordedError, TargetInUseError
 from wherry.storage.stores import locate
 from wherry.tasks.artifacts import show_table
@@ -48,15 +48,15 @@ def work(job: str, expiry: float = 60.0, *, commit: bool = True) -> dict[str, An
             raise
         log.info("the job was committed before: %s", target.uri)
         report = {"job": job, "made": [], "nbytes": 0, "units": 0, "ended": True}
-    group = _committed(job) if commit and not report["ended"] else None
+    group = _commit(job) if commit and not report["ended"] else None
     receipt = group.receipts[0].to_json() if group else None
-    rows = [("job", report["job"]), ("written here", f"{counted(len(report['made']), 'unit')} of {report['units']}"),
+    rows = [("job", report["job"]), ("written here", f"{plural(len(report['made']), 'unit')} of {report['units']}"),
             ("bytes", show_size(report["nbytes"])), ("committed here", "yes" if receipt else "no")]  # fmt: skip
     show_table([{"what": what, "value": value} for what, value in rows], "wherry-work", f"Work on {job}")
     return {**report, "receipt": receipt}
 
 
-def _committed(job: str) -> GroupReceipt | None:
+def _commit(job: str) -> GroupReceipt | None:
     """Commit a job; None if another run does, or has done it."""
     try:
         return commit_job(job, progress=progress_artifact("commit", job))

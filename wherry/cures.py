@@ -52,10 +52,10 @@ def about(cure: str, uri: str | None) -> str:
 
 def in_python(cure: str) -> str:
     """The cure with calls and keyword arguments in the place of commands and options."""
-    return "".join(map(_translated, re.split(r"(`[a-z][^`]*`)", cure)))
+    return "".join(map(_translate, re.split(r"(`[a-z][^`]*`)", cure)))
 
 
-def _translated(part: str) -> str:
+def _translate(part: str) -> str:
     """A sentence or what stands in backquotes, which is a command, of wherry or of another program."""
     if part.startswith("`"):
         return re.sub(_COMMAND, _call, part)

@@ -39,7 +39,7 @@ from attacks import (
     verbs,
 )
 from attacks.case import Case, named
-from attacks.crew import examined
+from attacks.crew import examine_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> int:
     base = asked.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
     scratch = Path(tempfile.mkdtemp(prefix="wherry-attack-", dir=base))
     try:
-        found = attacked(asked, scratch)
+        found = run_attack(asked, scratch)
     finally:
         server.remove(scratch)
     asked.results.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if found.faults else 0
 
 
-def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
+def run_attack(asked: argparse.Namespace, scratch: Path) -> report.Results:
     """Everything that was asked for."""
     place = asked.sound or scratch / "from"
     systems = [name for name in asked.systems.split(",") if name]
@@ -130,7 +130,7 @@ def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
     say("the fork server is warm, and notices what it must")
     if "files" in phases:
         names = [name for name in asked.verbs.split(",") if name] or list(verbs.VERBS)
-        crew.run(found, "files", chosen(hostile_files(place), asked), names)
+        crew.run(found, "files", choose_cases(hostile_files(place), asked), names)
     if "bombs" in phases:
         crew.run(
             found, "bombs", [case for case in bombs.cases() if asked.match in case.name], list(verbs.LOOKING)
@@ -144,12 +144,12 @@ def attacked(asked: argparse.Namespace, scratch: Path) -> report.Results:
             )
         if "parsers" in phases:
             say("single parsers")
-            found.parsers.extend(parsers.attacked(place, scratch, asked.runs, seed, asked.jobs))
+            found.parsers.extend(parsers.attack_parsers(place, scratch, asked.runs, seed, asked.jobs))
         seed += 1
         if time.monotonic() > until:
             break
     if "scanners" in phases:
-        found.scanners.extend(scanners.compared(scratch, list(pickles.cases())))
+        found.scanners.extend(scanners.compare_scanners(scratch, list(pickles.cases())))
     return found
 
 
@@ -164,13 +164,18 @@ class Crew:
         server.warm(
             self._server,
             [
-                Case("sound/good", folders.copied(place / "good", place / prepare.GOOD, lambda _copy: None)),
+                Case(
+                    "sound/good",
+                    folders.copy_and_change(place / "good", place / prepare.GOOD, lambda _copy: None),
+                ),
                 Case(
                     "sound/written",
-                    folders.copied(place / prepare.WRITTEN, place / prepare.WRITTEN, lambda _copy: None),
+                    folders.copy_and_change(
+                        place / prepare.WRITTEN, place / prepare.WRITTEN, lambda _copy: None
+                    ),
                 ),
                 *(
-                    Case(f"sound/{name}", folders.copied(home, path, lambda _copy: None))
+                    Case(f"sound/{name}", folders.copy_and_change(home, path, lambda _copy: None))
                     for name, home, path in prepare.sound(place)
                 ),
             ],
@@ -183,7 +188,7 @@ class Crew:
     def run(self, found: report.Results, phase: str, cases: list[Case], names: list[str]) -> None:
         """Add a phase to the results, and tell how long it took."""
         began = time.monotonic()
-        for run in examined(self._server, cases, names, self._jobs, self._scratch):
+        for run in examine_cases(self._server, cases, names, self._jobs, self._scratch):
             found.add(phase, run)
         found.cases[phase] = found.cases.get(phase, 0) + len(cases)
         say(f"{phase}: {len(cases)} cases, {time.monotonic() - began:.0f} s")
@@ -208,7 +213,7 @@ def hostile_files(place: Path) -> list[Case]:
     )
 
 
-def chosen(cases: list[Case], asked: argparse.Namespace) -> list[Case]:
+def choose_cases(cases: list[Case], asked: argparse.Namespace) -> list[Case]:
     """Those that match, as many as were asked for: of each kind as many as of any other, while it has some."""
     left = [case for case in cases if asked.match in case.name]
     random.Random(asked.seed).shuffle(left)

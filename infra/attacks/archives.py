@@ -62,7 +62,7 @@ def _sound() -> dict[str, tuple[str, bytes]]:
     }
 
 
-def written(name: str, data: bytes) -> Callable[[Path], Path]:
+def write_file(name: str, data: bytes) -> Callable[[Path], Path]:
     """Writes one file."""
 
     def make(folder: Path) -> Path:
@@ -79,7 +79,7 @@ def _fields() -> Iterator[Case]:
                 for value in _WIDE[form]:
                     data = bytearray(sound)
                     struct.pack_into(form, data, data.rindex(signature) + offset, value)
-                    yield Case(f"{kind}/{signature[2]}-{field}={value}", written(file, bytes(data)))
+                    yield Case(f"{kind}/{signature[2]}-{field}={value}", write_file(file, bytes(data)))
 
 
 def _members() -> Iterator[Case]:
@@ -99,11 +99,11 @@ def _members() -> Iterator[Case]:
         yield Case(f"{kind}/cases", _archive(file, [(inner, value), (inner.upper(), _STATE)]))
         for cut in (1, 4, 22, 40, 80, 200):
             data = _sound()[kind][1]
-            yield Case(f"{kind}/cut-{cut}", written(file, data[:-cut]))
-            yield Case(f"{kind}/behind-{cut}", written(file, bytes(cut) + data))
-            yield Case(f"{kind}/twice-{cut}", written(file, data + data[cut:]))
+            yield Case(f"{kind}/cut-{cut}", write_file(file, data[:-cut]))
+            yield Case(f"{kind}/behind-{cut}", write_file(file, bytes(cut) + data))
+            yield Case(f"{kind}/twice-{cut}", write_file(file, data + data[cut:]))
         for size in (1 << 20, 1 << 28):
-            yield Case(f"{kind}/zeros-{size}", _deflated(file, inner, size))
+            yield Case(f"{kind}/zeros-{size}", _deflate_zeros(file, inner, size))
 
 
 def _archive(file: str, members: list[tuple[str, bytes]]) -> Callable[[Path], Path]:
@@ -117,7 +117,7 @@ def _archive(file: str, members: list[tuple[str, bytes]]) -> Callable[[Path], Pa
     return make
 
 
-def _deflated(file: str, name: str, size: int) -> Callable[[Path], Path]:
+def _deflate_zeros(file: str, name: str, size: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         with (
             zipfile.ZipFile(folder / file, "w", zipfile.ZIP_DEFLATED) as archive,

@@ -200,7 +200,7 @@ def database(
 
     def make(folder: Path) -> Path:
         (folder / "item" / "d").mkdir(parents=True)
-        root = bombs.sealed(0x0CDB20DE, body)
+        root = bombs.seal_node(0x0CDB20DE, body)
         (folder / "item" / "d" / "0").write_bytes(root)
         row = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
         (folder / "item" / "_METADATA").write_bytes(
@@ -220,7 +220,7 @@ def database(
             + b"\0"
         )
         manifest = config + _names([file]) + tail
-        (folder / "item" / "manifest.ocdbt").write_bytes(bombs.sealed(0x0CDB3A2A, manifest))
+        (folder / "item" / "manifest.ocdbt").write_bytes(bombs.seal_node(0x0CDB3A2A, manifest))
         return folder / "item"
 
     return make

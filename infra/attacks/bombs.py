@@ -22,7 +22,7 @@ Bomb = "Callable[[Path, int], Path]"
 _BLOCK = 1 << 16  # entries that are written at a time
 
 
-def repeated(path: Path, head: bytes, entry: bytes, count: int, tail: bytes) -> Path:
+def repeat_entry(path: Path, head: bytes, entry: bytes, count: int, tail: bytes) -> Path:
     """A file of one entry many times, without its last byte (the separator) at the end."""
     with path.open("wb") as file:
         file.write(head)
@@ -34,7 +34,7 @@ def repeated(path: Path, head: bytes, entry: bytes, count: int, tail: bytes) -> 
     return path
 
 
-def numbered(path: Path, head: bytes, entry: Callable[[int], bytes], count: int, tail: bytes) -> Path:
+def number_entries(path: Path, head: bytes, entry: Callable[[int], bytes], count: int, tail: bytes) -> Path:
     """A file of numbered entries that are joined by commas."""
     with path.open("wb") as file:
         file.write(head)
@@ -48,7 +48,7 @@ def numbered(path: Path, head: bytes, entry: Callable[[int], bytes], count: int,
 def orbax_metadata(folder: Path, count: int) -> Path:
     """`_METADATA` whose tree is a list of empty objects."""
     folder.mkdir(parents=True)
-    repeated(folder / "_METADATA", b'{"tree_metadata":[', b"{},", count, b"]}")
+    repeat_entry(folder / "_METADATA", b'{"tree_metadata":[', b"{},", count, b"]}")
     return folder
 
 
@@ -60,14 +60,14 @@ def orbax_rows(folder: Path, count: int) -> Path:
         return b'"(%d)":{"key_metadata":%s,"value_metadata":{"value_type":"jax.Array"}}' % (number, keys)
 
     folder.mkdir(parents=True)
-    numbered(folder / "_METADATA", b'{"tree_metadata":{', row, count, b"}}")
+    number_entries(folder / "_METADATA", b'{"tree_metadata":{', row, count, b"}}")
     return folder
 
 
 def sidecar(folder: Path, count: int) -> Path:
     """`wherry.json` of empty objects beside a model."""
     small_model(folder)
-    repeated(folder / "wherry.json", b'{"schema":2,"checkpoint":[', b"{},", count, b"]}")
+    repeat_entry(folder / "wherry.json", b'{"schema":2,"checkpoint":[', b"{},", count, b"]}")
     return folder
 
 
@@ -76,7 +76,9 @@ def index(folder: Path, count: int) -> Path:
     small_model(folder)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     entry = b'"%d":"model-00001-of-00002.safetensors"'
-    numbered(folder / "model.safetensors.index.json", b'{"weight_map":{', lambda n: entry % n, count, b"}}")
+    number_entries(
+        folder / "model.safetensors.index.json", b'{"weight_map":{', lambda n: entry % n, count, b"}}"
+    )
     return folder
 
 
@@ -85,7 +87,7 @@ def safetensors_header(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     entry = b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     file = folder / "model.safetensors"
-    numbered(file, bytes(8), lambda n: entry % n, count, b"}")
+    number_entries(file, bytes(8), lambda n: entry % n, count, b"}")
     data = bytearray(file.read_bytes())
     data[7:8] = b"{"
     head = struct.pack("<Q", len(data) - 7) + bytes(data[7:])
@@ -96,7 +98,7 @@ def safetensors_header(folder: Path, count: int) -> Path:
 def safetensors_lists(folder: Path, count: int) -> Path:
     """A safetensors file whose header is a list of empty objects."""
     folder.mkdir(parents=True)
-    file = repeated(folder / "model.safetensors", bytes(8) + b'{"a":[', b"{},", count, b"]}")
+    file = repeat_entry(folder / "model.safetensors", bytes(8) + b'{"a":[', b"{},", count, b"]}")
     with file.open("r+b") as opened:
         opened.write(struct.pack("<Q", file.stat().st_size - 8))
     return file
@@ -105,13 +107,13 @@ def safetensors_lists(folder: Path, count: int) -> Path:
 def pickle_dicts(folder: Path, count: int) -> Path:
     """A pickle of empty dicts."""
     folder.mkdir(parents=True)
-    return repeated(folder / "model.pkl", b"\x80\x04](", b"}", count + 1, b"e.")
+    return repeat_entry(folder / "model.pkl", b"\x80\x04](", b"}", count + 1, b"e.")
 
 
 def pickle_sets(folder: Path, count: int) -> Path:
     """A pickle of empty lists within tuples."""
     folder.mkdir(parents=True)
-    return repeated(folder / "model.pkl", b"\x80\x04](", b"]\x85", count + 1, b"e.")
+    return repeat_entry(folder / "model.pkl", b"\x80\x04](", b"]\x85", count + 1, b"e.")
 
 
 def torch_zip(folder: Path, count: int) -> Path:
@@ -134,7 +136,7 @@ def torch_zip(folder: Path, count: int) -> Path:
 def dcp_metadata(folder: Path, count: int) -> Path:
     """The `.metadata` of a DCP checkpoint that is a list of empty dicts."""
     folder.mkdir(parents=True)
-    repeated(folder / ".metadata", b"\x80\x04](", b"}", count + 1, b"e.")
+    repeat_entry(folder / ".metadata", b"\x80\x04](", b"}", count + 1, b"e.")
     (folder / "__0_0.distcp").write_bytes(bytes(64))
     return folder
 
@@ -181,7 +183,7 @@ def msgpack_maps(folder: Path, count: int) -> Path:
     """A flax message of empty maps."""
     folder.mkdir(parents=True)
     head = b"\x82\xa6params\x80\xa1a\xdd" + struct.pack(">I", count)
-    return repeated(folder / "checkpoint_1", head, b"\x80", count + 1, b"")
+    return repeat_entry(folder / "checkpoint_1", head, b"\x80", count + 1, b"")
 
 
 def msgpack_keys(folder: Path, count: int) -> Path:
@@ -201,7 +203,7 @@ def zarr_metadata(folder: Path, count: int) -> Path:
     row = '{"key_metadata":[{"key":"w","key_type":2}],"value_metadata":{"value_type":"jax.Array"}}'
     (folder / "w").mkdir(parents=True)
     (folder / "_METADATA").write_text(f'{{"tree_metadata":{{"(w)":{row}}},"use_ocdbt":false}}')
-    repeated(folder / "w" / ".zarray", b'{"shape":[', b"{},", count, b"]}")
+    repeat_entry(folder / "w" / ".zarray", b'{"shape":[', b"{},", count, b"]}")
     return folder
 
 
@@ -230,16 +232,16 @@ def ocdbt_node(folder: Path, body: bytes) -> Path:
     row = '{"key_metadata":[{"key":"w","key_type":2}],"value_metadata":{"value_type":"jax.Array"}}'
     (folder / "d").mkdir(parents=True)
     (folder / "_METADATA").write_text(f'{{"tree_metadata":{{"(w)":{row}}},"use_ocdbt":true}}')
-    node = sealed(0x0CDB20DE, body)
+    node = seal_node(0x0CDB20DE, body)
     (folder / "d" / "0").write_bytes(node)
     config = bytes(17) + varint(1024) + varint(1 << 20) + b"\x04\x01" + bytes(4)
     files = b"\x01\x03\x00d/0"  # one path of three bytes, no base path
     versions = b"\x01\x01\x00\x00\x00" + varint(len(node)) + bytes(3) + bytes(8) + b"\x00"
-    (folder / "manifest.ocdbt").write_bytes(sealed(0x0CDB3A2A, config + files + versions))
+    (folder / "manifest.ocdbt").write_bytes(seal_node(0x0CDB3A2A, config + files + versions))
     return folder
 
 
-def sealed(magic: int, body: bytes) -> bytes:
+def seal_node(magic: int, body: bytes) -> bytes:
     """A node or manifest with its head and checksum, compressed by zstd."""
     import zstandard
     from google_crc32c import value as crc32c
@@ -297,20 +299,20 @@ def npz_deflated(folder: Path, count: int) -> Path:
 def config(folder: Path, count: int) -> Path:
     """`config.json` of empty objects beside a model."""
     small_model(folder)
-    repeated(folder / "config.json", b'{"a":[', b"{},", count, b"]}")
+    repeat_entry(folder / "config.json", b'{"a":[', b"{},", count, b"]}")
     return folder
 
 
 def yaml_flow(folder: Path, count: int) -> Path:
     """A YAML config of empty tables."""
     folder.mkdir(parents=True)
-    return repeated(folder / "config.yml", b"a: [", b"{},", count, b"]")
+    return repeat_entry(folder / "config.yml", b"a: [", b"{},", count, b"]")
 
 
 def toml_tables(folder: Path, count: int) -> Path:
     """A TOML file of empty tables."""
     folder.mkdir(parents=True)
-    return repeated(folder / "wherry.toml", b"a = [", b"{},", count, b"]\n")
+    return repeat_entry(folder / "wherry.toml", b"a = [", b"{},", count, b"]\n")
 
 
 def deep_folders(folder: Path, count: int) -> Path:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.2
 
 
-def examined(
+def examine_cases(
     server: Server, cases: Sequence[Case], names: Sequence[str], jobs: int, scratch: Path
 ) -> Iterator[Run]:
     """Run verbs over cases in so many processes; rows as they come.
@@ -35,9 +35,9 @@ def examined(
         RuntimeError: a process ended before its cases did.
     """
     files = [Path(tempfile.mkstemp(dir=scratch, suffix=".rows")[1]) for _ in range(jobs)]
-    children = [_started(server, cases[number::jobs], names, file) for number, file in enumerate(files)]
+    children = [_start_process(server, cases[number::jobs], names, file) for number, file in enumerate(files)]
     try:
-        yield from _followed(files, children)
+        yield from _follow_files(files, children)
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -45,7 +45,7 @@ def examined(
                 os.waitpid(child, 0)
 
 
-def _started(server: Server, cases: Sequence[Case], names: Sequence[str], file: Path) -> int:
+def _start_process(server: Server, cases: Sequence[Case], names: Sequence[str], file: Path) -> int:
     child = os.fork()
     if child:
         return child
@@ -81,7 +81,7 @@ def _loading(server: Server, names: Sequence[str]) -> Iterator[Server]:
             one.close()
 
 
-def _followed(files: Sequence[Path], children: Sequence[int]) -> Iterator[Run]:
+def _follow_files(files: Sequence[Path], children: Sequence[int]) -> Iterator[Run]:
     """The rows of all files, until all processes have ended."""
     left = set(children)
     with contextlib.ExitStack() as stack:

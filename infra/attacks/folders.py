@@ -39,7 +39,7 @@ _MODULES = (
 )
 
 
-def copied(home: Path, path: Path, change: Callable[[Path], object]) -> Callable[[Path], Path]:
+def copy_and_change(home: Path, path: Path, change: Callable[[Path], object]) -> Callable[[Path], Path]:
     """Copies a checkpoint with what lies around it, and changes the copy."""
 
     def make(folder: Path) -> Path:
@@ -81,7 +81,7 @@ def _documents(name: str, home: Path, path: Path) -> Iterator[Case]:
             text = json.dumps(found).encode("utf-8", "surrogatepass")
             yield Case(
                 f"{name}/{inner}-{number}",
-                copied(home, path, _of(path, file, lambda at, text=text: at.write_bytes(text))),
+                copy_and_change(home, path, _of(path, file, lambda at, text=text: at.write_bytes(text))),
             )
 
 
@@ -152,7 +152,7 @@ def _special(name: str, home: Path, path: Path) -> Iterator[Case]:
                 at.unlink()
                 put(at)
 
-            yield Case(f"{name}/{inner}-{kind}", copied(home, path, _of(path, file, change)))
+            yield Case(f"{name}/{inner}-{kind}", copy_and_change(home, path, _of(path, file, change)))
 
 
 # ---- Names, and files beside
@@ -177,7 +177,7 @@ def _beside(name: str, home: Path, path: Path) -> Iterator[Case]:
     if path.is_file():
         return
 
-    def pickled(at: Path) -> None:
+    def write_pickle(at: Path) -> None:
         data = pickles.forms("os", "system", f"touch {MARKER}")["p2"]
         for file in (
             "pytorch_model.bin",
@@ -193,8 +193,15 @@ def _beside(name: str, home: Path, path: Path) -> Iterator[Case]:
         for number in range(3000):
             (at / f"file-{number}").touch()
 
-    for kind, change in (("modules", _modules), ("pickles", pickled), ("names", _odd_names), ("many", many)):
-        yield Case(f"{name}/beside-{kind}", copied(home, path, change), evil=kind in ("modules", "pickles"))
+    for kind, change in (
+        ("modules", _modules),
+        ("pickles", write_pickle),
+        ("names", _odd_names),
+        ("many", many),
+    ):
+        yield Case(
+            f"{name}/beside-{kind}", copy_and_change(home, path, change), evil=kind in ("modules", "pickles")
+        )
 
 
 # ---- What is specific to a system
@@ -204,9 +211,9 @@ def _dcp(place: Path, home: Path, path: Path) -> Iterator[Case]:
     """The metadata of DCP: with fields that lie, and cut."""
     sound = (path / ".metadata").read_bytes()
     for file in sorted((place / prepare.DCP).iterdir()):
-        yield Case(f"dcp/{file.name}", copied(home, path, _metadata(file.read_bytes())))
+        yield Case(f"dcp/{file.name}", copy_and_change(home, path, _metadata(file.read_bytes())))
     for step in range(0, len(sound), max(1, len(sound) // 40)):
-        yield Case(f"dcp/cut-{step}", copied(home, path, _metadata(sound[:step])))
+        yield Case(f"dcp/cut-{step}", copy_and_change(home, path, _metadata(sound[:step])))
 
 
 def _metadata(data: bytes) -> Callable[[Path], object]:
@@ -228,7 +235,7 @@ def _huggingface(home: Path, path: Path) -> Iterator[Case]:
             text = json.dumps(found).encode("utf-8", "surrogatepass")
             yield Case(
                 f"huggingface/index-{kind}-{number}",
-                copied(home, path, lambda at, text=text: (at / index.name).write_bytes(text)),
+                copy_and_change(home, path, lambda at, text=text: (at / index.name).write_bytes(text)),
             )
 
 

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from attacks import bombs, lies, pickles
-from attacks.archives import written
+from attacks.archives import write_file
 from attacks.case import Case
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def safetensors(header: bytes, length: int | None = None) -> bytes:
 
 def _safetensors() -> Iterator[Case]:
     def case(name: str, data: bytes) -> Case:
-        return Case(f"safetensors/{name}", written("model.safetensors", data))
+        return Case(f"safetensors/{name}", write_file("model.safetensors", data))
 
     for number in (*lies.NUMBERS, -1):
         yield case(f"length={number}", safetensors(_json(_HEADER), number))
@@ -115,17 +115,17 @@ def _gguf() -> Iterator[Case]:
         "offset",
     ):
         for value in (*lies.NUMBERS, -1):
-            yield Case(f"gguf/{field}={value}", written("model.gguf", gguf(**{field: value})))
+            yield Case(f"gguf/{field}={value}", write_file("model.gguf", gguf(**{field: value})))
     for depth in (2, 10, 1000):
         nested = (
             struct.pack("<Q1sI", 1, b"a", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 8, _U64)
         )
-        yield Case(f"gguf/nested-{depth}", written("model.gguf", gguf(tensors=0, body=nested)))
+        yield Case(f"gguf/nested-{depth}", write_file("model.gguf", gguf(tensors=0, body=nested)))
     for number, name in enumerate(lies.NAMES):
         raw = name.encode("utf-8", "surrogatepass")
         pair = struct.pack("<Q", len(raw)) + raw + struct.pack("<IQ", 8, len(raw)) + raw
         tensor = struct.pack("<Q", len(raw)) + raw + struct.pack("<IQIQ", 1, 4, 0, 0)
-        yield Case(f"gguf/name-{number}", written("model.gguf", gguf(body=pair + tensor)))
+        yield Case(f"gguf/name-{number}", write_file("model.gguf", gguf(body=pair + tensor)))
 
 
 # ---- msgpack, as flax writes it
@@ -133,7 +133,7 @@ def _gguf() -> Iterator[Case]:
 
 def _msgpack() -> Iterator[Case]:
     def case(name: str, data: bytes) -> Case:
-        return Case(f"flax/{name}", written("checkpoint_1", data))
+        return Case(f"flax/{name}", write_file("checkpoint_1", data))
 
     head = b"\x82\xa4step\x01\xa6params\x81\xa1w"
     for code, form in (
@@ -240,13 +240,13 @@ def _numpy() -> Iterator[Case]:
     for number, head in enumerate(_NUMPY_HEADS):
         raw = head.encode() + b"\n"
         data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(raw) & 0xFFFF) + raw + bytes(64)
-        yield Case(f"numpy/head-{number}", written("model.npy", data))
-        yield Case(f"npz/head-{number}", written("model.npz", pickles.archive({"a.npy": data})))
-        yield Case(f"equinox/head-{number}", written("model.eqx", data * 2))
+        yield Case(f"numpy/head-{number}", write_file("model.npy", data))
+        yield Case(f"npz/head-{number}", write_file("model.npz", pickles.archive({"a.npy": data})))
+        yield Case(f"equinox/head-{number}", write_file("model.eqx", data * 2))
     for version in ((0, 0), (1, 1), (2, 0), (3, 0), (9, 9), (255, 255)):
         for length in (0, 1, 0xFFFF, 0xFFFFFFFF):
             data = b"\x93NUMPY" + bytes(version) + struct.pack("<I", length) + b"{'descr'" + bytes(99)
-            yield Case(f"numpy/version-{version[0]}.{version[1]}-{length}", written("model.npy", data))
+            yield Case(f"numpy/version-{version[0]}.{version[1]}-{length}", write_file("model.npy", data))
 
 
 # ---- TensorFlow's tables

@@ -96,7 +96,7 @@ def places(document: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield from places(value, (*above, key))
 
 
-def replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+def replace_at(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     """A copy with another value at a place."""
     found = copy.deepcopy(document)
     _parent(found, place)[place[-1]] = value
@@ -110,7 +110,7 @@ def without(document: Any, place: tuple[Any, ...]) -> Any:
     return found
 
 
-def renamed(document: Any, place: tuple[Any, ...], name: str) -> Any:
+def rename_at(document: Any, place: tuple[Any, ...], name: str) -> Any:
     """A copy in which a key has another name; the same where the place is in an array."""
     found = copy.deepcopy(document)
     parent = _parent(found, place)
@@ -137,7 +137,7 @@ def lie(sound: Any, place: tuple[Any, ...], generator: random.Random) -> Any:
     """A document with one change at a place."""
     kind = generator.random()
     if kind < 0.7:
-        return replaced(sound, place, generator.choice(VALUES))
+        return replace_at(sound, place, generator.choice(VALUES))
     if kind < 0.85:
-        return renamed(sound, place, generator.choice(NAMES))
+        return rename_at(sound, place, generator.choice(NAMES))
     return without(sound, place)

@@ -63,36 +63,36 @@ def _cut(data: bytearray, generator: random.Random) -> None:
     del data[generator.randrange(len(data)) :]
 
 
-def _removed(data: bytearray, generator: random.Random) -> None:
+def _remove(data: bytearray, generator: random.Random) -> None:
     at = generator.randrange(len(data))
     del data[at : at + generator.choice((1, 2, 4, 8, 64))]
 
 
-def _repeated(data: bytearray, generator: random.Random) -> None:
+def _repeat(data: bytearray, generator: random.Random) -> None:
     at, size = generator.randrange(len(data)), generator.choice((1, 4, 16, 200))
     data[at:at] = data[at : at + size] * generator.choice((1, 2, 50))
 
 
-def _moved(data: bytearray, generator: random.Random) -> None:
+def _move(data: bytearray, generator: random.Random) -> None:
     one, other = generator.randrange(len(data)), generator.randrange(len(data))
     size = generator.choice((2, 8, 40))
     data[other : other + size] = data[one : one + size]
 
 
-def _inserted(data: bytearray, generator: random.Random) -> None:
+def _insert(data: bytearray, generator: random.Random) -> None:
     at = generator.randrange(len(data) + 1)
     data[at:at] = generator.choice(_WORDS)
 
 
-def _zeroed(data: bytearray, generator: random.Random) -> None:
+def _zero(data: bytearray, generator: random.Random) -> None:
     at, size = generator.randrange(len(data)), generator.choice((1, 8, 64, 4096))
     data[at : at + size] = bytes(len(data[at : at + size]))
 
 
-CHANGES: tuple[Change, ...] = (_flip, _number, _near, _cut, _removed, _repeated, _moved, _inserted, _zeroed)
+CHANGES: tuple[Change, ...] = (_flip, _number, _near, _cut, _remove, _repeat, _move, _insert, _zero)
 
 
-def mutated(data: bytes, generator: random.Random, most: int = 3) -> bytes:
+def mutate(data: bytes, generator: random.Random, most: int = 3) -> bytes:
     """The bytes with up to so many changes; half of them near the beginning, where heads are."""
     found = bytearray(data)
     for _ in range(generator.randint(1, most)):
@@ -123,11 +123,12 @@ def cases(place: Path, count: int, seed: int = 0) -> Iterator[Case]:
     for number in range(count if sound else 0):
         name, home, path = sound[number % len(sound)]
         yield Case(
-            f"{name}/mutation-{seed}-{number}", folders.copied(home, path, _changed(f"{seed} {number}"))
+            f"{name}/mutation-{seed}-{number}",
+            folders.copy_and_change(home, path, _change_file(f"{seed} {number}")),
         )
 
 
-def _changed(seed: str) -> Callable[[Path], None]:
+def _change_file(seed: str) -> Callable[[Path], None]:
     def change(at: Path) -> None:
         generator = random.Random(zlib.crc32(seed.encode()))
         files = folders.files_of(at)
@@ -136,6 +137,6 @@ def _changed(seed: str) -> Callable[[Path], None]:
         ]
         file = generator.choice(small if small and generator.random() < 0.5 else files)
         text = _text(file, generator)
-        file.write_bytes(mutated(file.read_bytes(), generator) if text is None else text)
+        file.write_bytes(mutate(file.read_bytes(), generator) if text is None else text)
 
     return change

@@ -92,16 +92,16 @@ class HungError(BaseException):
 
 
 def _file(name: str) -> Callable[[bytes, Path], Any]:
-    def written(data: bytes, folder: Path) -> Any:
+    def write_input(data: bytes, folder: Path) -> Any:
         from wherry.storage.stores import locate
 
         (folder / name).write_bytes(data)
         return locate(folder / name)
 
-    return written
+    return write_input
 
 
-def _located(name: str, module: str, function: str) -> Callable[[bytes, Path], object]:
+def _parse_file(name: str, module: str, function: str) -> Callable[[bytes, Path], object]:
     written = _file(name)
 
     def parse(data: bytes, folder: Path) -> object:
@@ -111,7 +111,7 @@ def _located(name: str, module: str, function: str) -> Callable[[bytes, Path], o
     return parse
 
 
-def _detected(name: str) -> Callable[[bytes, Path], object]:
+def _detect_file(name: str) -> Callable[[bytes, Path], object]:
     """`detect` of a folder with the input as one of its files; its verdict must be one of an error."""
     written = _file(name)
 
@@ -247,27 +247,27 @@ PARSERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[str, ...]]] = {
     "gin config": (_config("config.gin"), ("*.gin",)),
     "json config": (_config("config.json"), ("**/config.json", "**/params.json")),
     "safetensors": (
-        _located("m.safetensors", f"{_CONTAINERS}.safetensors.header", "parse"),
+        _parse_file("m.safetensors", f"{_CONTAINERS}.safetensors.header", "parse"),
         ("**/*.safetensors",),
     ),
-    "gguf": (_located("m.gguf", f"{_FORMATS}.gguf.header", "read_header"), ("*.gguf",)),
+    "gguf": (_parse_file("m.gguf", f"{_FORMATS}.gguf.header", "read_header"), ("*.gguf",)),
     "msgpack": (_msgpack, ("**/checkpoint_7", "**/checkpoint")),
-    "zip": (_located("m.zip", f"{_CONTAINERS}.zip.read", "read_directory"), ("**/*.pt", "**/*.npz")),
-    "npz": (_located("m.npz", f"{_CONTAINERS}.npz.reader", "read_contents"), ("**/*.npz",)),
+    "zip": (_parse_file("m.zip", f"{_CONTAINERS}.zip.read", "read_directory"), ("**/*.pt", "**/*.npz")),
+    "npz": (_parse_file("m.npz", f"{_CONTAINERS}.npz.reader", "read_contents"), ("**/*.npz",)),
     "torch zip": (
-        _located("m.pt", f"{_CONTAINERS}.torch.archive", "read_archive"),
+        _parse_file("m.pt", f"{_CONTAINERS}.torch.archive", "read_archive"),
         ("torch_zip/**/*.pt", "**/*.pth"),
     ),
     "torch legacy": (
-        _located("m.pt", f"{_CONTAINERS}.torch.legacy", "read_legacy"),
+        _parse_file("m.pt", f"{_CONTAINERS}.torch.legacy", "read_legacy"),
         ("torch_legacy/**/*.pt",),
     ),
     "pickles": (_pickles, ("**/*.pkl", "**/.metadata", "torch_legacy/**/*.pt")),
-    "dcp metadata": (_detected(".metadata"), ("**/.metadata",)),
-    "orbax metadata": (_detected("_METADATA"), ("**/_METADATA",)),
-    "hf index": (_detected("model.safetensors.index.json"), ("**/*.index.json",)),
+    "dcp metadata": (_detect_file(".metadata"), ("**/.metadata",)),
+    "orbax metadata": (_detect_file("_METADATA"), ("**/_METADATA",)),
+    "hf index": (_detect_file("model.safetensors.index.json"), ("**/*.index.json",)),
     "tensor bundle": (
-        _located("m.index", f"{_FORMATS}.tf_bundle.sstable", "read_table"),
+        _parse_file("m.index", f"{_FORMATS}.tf_bundle.sstable", "read_table"),
         ("bundle/*.index",),
     ),
     "zarr 2": (_zarr(2), ("**/.zarray",)),
@@ -279,7 +279,10 @@ PARSERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[str, ...]]] = {
     "key path": (_key_path, ("*.path",)),
     "treedef": (_treedef, ("*.treedef", "**/tree*")),
     "bundle": (_bundle, ("*.zip",)),
-    "any file": (_detected("any"), ("**/*.pt", "**/*.npz", "**/*.safetensors", "**/*.pkl", "**/checkpoint*")),
+    "any file": (
+        _detect_file("any"),
+        ("**/*.pt", "**/*.npz", "**/*.safetensors", "**/*.pkl", "**/checkpoint*"),
+    ),
 }
 
 
@@ -363,7 +366,7 @@ def inputs(sound: list[bytes], seed: int) -> Iterator[bytes]:
     """Mutations without end."""
     generator = random.Random(seed)
     while True:
-        yield mutate.mutated(generator.choice(sound), generator)[:_LONGEST]
+        yield mutate.mutate(generator.choice(sound), generator)[:_LONGEST]
 
 
 def run_by_chance(runner: Runner, sound: list[bytes], runs: int, seed: int) -> None:
@@ -384,7 +387,7 @@ def run_guided(runner: Runner, sound: list[bytes], runs: int, seed: int) -> None
 
     def mutator(data: bytes, most: int, number: int) -> bytes:
         generator = random.Random(number)
-        found = mutate.mutated(data, generator) if generator.random() < 0.6 else atheris.Mutate(data, most)
+        found = mutate.mutate(data, generator) if generator.random() < 0.6 else atheris.Mutate(data, most)
         return found[:most]
 
     def one(data: bytes) -> None:
@@ -408,7 +411,7 @@ def run_guided(runner: Runner, sound: list[bytes], runs: int, seed: int) -> None
 def main(name: str, place: str, folder: str, runs: str, seed: str, guided: str) -> None:
     """One parser, in this process."""
 
-    def hung(_number: int, _frame: object) -> None:
+    def stop(_number: int, _frame: object) -> None:
         raise HungError
 
     if guided == "atheris":
@@ -424,7 +427,7 @@ def main(name: str, place: str, folder: str, runs: str, seed: str, guided: str) 
     sound = seeds(Path(place), PARSERS[name][1])
     watch = Watch((folder,), folder)
     watch.install()
-    signal.signal(signal.SIGPROF, hung)
+    signal.signal(signal.SIGPROF, stop)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     runner = Runner(name, home, watch, Fuzzed(name, "coverage" if guided == "atheris" else "chance"))
     (run_guided if guided == "atheris" else run_by_chance)(runner, sound, int(runs), int(seed))
@@ -438,7 +441,7 @@ def _first_run(name: str) -> None:
         PARSERS[name][0](b"{}", Path(folder))
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether atheris can be used; it is installed into a folder of its own, once."""
     if not ATHERIS.exists():
         command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(ATHERIS), "atheris"]
@@ -446,9 +449,9 @@ def installed() -> bool:
     return (ATHERIS / "atheris").is_dir()
 
 
-def attacked(place: Path, scratch: Path, runs: int, seed: int, jobs: int) -> list[Fuzzed]:
+def attack_parsers(place: Path, scratch: Path, runs: int, seed: int, jobs: int) -> list[Fuzzed]:
     """All parsers, evenly, in so many processes at a time."""
-    guided = "atheris" if installed() else "chance"
+    guided = "atheris" if is_installed() else "chance"
     each = -(-runs // len(PARSERS))
 
     def one(name: str) -> Fuzzed:

@@ -290,7 +290,7 @@ _FILE_ALONE = (
 )
 
 
-def wrapped(wrapper: str, data: bytes) -> Callable[[Path], Path]:
+def wrap_pickle(wrapper: str, data: bytes) -> Callable[[Path], Path]:
     """Writes a pickle in a container; the path is the file or the folder, whichever a user would name."""
     name, pack, beside = WRAPPERS[wrapper]
 
@@ -311,13 +311,13 @@ def cases() -> Iterator[Case]:
             ("p0", "p4", *(kinds[(number * 5 + step) % len(kinds)] for step in range(4)))
         ):
             data = forms(*call)[kind]
-            yield Case(f"pickle-call/{call[0]}.{call[1]}-{kind}", wrapped("pickle", data), evil=True)
+            yield Case(f"pickle-call/{call[0]}.{call[1]}-{kind}", wrap_pickle("pickle", data), evil=True)
     for wrapper in WRAPPERS:
         for number, kind in enumerate(kinds):
             data = forms(*CALLS[number % 6])[kind]
-            yield Case(f"{wrapper}/{kind}", wrapped(wrapper, data), evil=wrapper in LOADED)
+            yield Case(f"{wrapper}/{kind}", wrap_pickle(wrapper, data), evil=wrapper in LOADED)
     for name, (file, write) in hostile.FILES.items():
-        yield Case(f"corpus/{name}", _fixed(file, write), evil=True)
+        yield Case(f"corpus/{name}", _write_fixed(file, write), evil=True)
 
 
 # Containers from which a usual loader takes the pickle that was put there.
@@ -340,7 +340,7 @@ LOADED = frozenset(
 )
 
 
-def _fixed(file: str, write: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _write_fixed(file: str, write: Callable[[Path], object]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         write(folder / file)
         return folder / file

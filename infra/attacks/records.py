@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attacks import lies, prepare
-from attacks.archives import written
+from attacks.archives import write_file
 from attacks.case import LEDGER, MARKER, Case
 from wherry.staging.area import JOURNAL
 
@@ -56,13 +56,13 @@ def _sidecars(place: Path) -> Iterator[Case]:
 
 def killed_before_its_commit(good: Path, folder: Path) -> Path:
     """What a conversion leaves that was killed when everything was written: lease, staging area and journal."""
-    from wherry.testing.faults import killing, replaced
+    from wherry.testing.faults import killing, replace_value
 
     child = os.fork()
     if child == 0:
         import wherry
 
-        with replaced("wherry.staging.staging:rename_without_replacing", killing):
+        with replace_value("wherry.staging.staging:rename_without_replacing", killing):
             wherry.convert(good, folder / TARGET, to="torch-zip", lineage=False)
         os._exit(9)
     os.waitpid(child, 0)
@@ -110,7 +110,7 @@ def _data_changed(area: Path) -> None:
             file.write_bytes(b"\xff" * file.stat().st_size)
 
 
-def _linked(area: Path) -> None:
+def _link_out(area: Path) -> None:
     for file in list(area.rglob("*")):
         if file.is_file():
             file.unlink()
@@ -144,7 +144,7 @@ def _staging(place: Path) -> Iterator[Case]:
         yield Case(f"lease/text-{number}", _lease(text))
     changes: dict[str, Callable[[Path], None]] = {
         "data": _data_changed,
-        "links": _linked,
+        "links": _link_out,
         "area-is-link": _replaced_by_link,
         "open": _open_to_all,
         "fifo": _journal_is(os.mkfifo),
@@ -247,7 +247,7 @@ def _ledgers() -> Iterator[Case]:
     for number, data in enumerate(
         (b"", b"SQLite format 3\0" + bytes(84), b"SQLite format 3\0" + b"\xff" * 5000, b"x" * 200)
     ):
-        yield Case(f"ledger/file-{number}", written(LEDGER, data))
+        yield Case(f"ledger/file-{number}", write_file(LEDGER, data))
 
 
 # ---- Bundles
@@ -288,7 +288,7 @@ def _bundles() -> Iterator[Case]:
 
 def _bundle(name: str, change: Callable[[dict[str, bytes]], object], *, evil: bool = False) -> Case:
     def make(folder: Path) -> Path:
-        return written("evidence.zip", bundle(change))(folder)
+        return write_file("evidence.zip", bundle(change))(folder)
 
     return Case(f"bundle/{name}", make, evil)
 

@@ -100,7 +100,7 @@ class Scanner:
         return asdict(self)
 
 
-def compared(scratch: Path, cases: Sequence[Case]) -> list[Scanner]:
+def compare_scanners(scratch: Path, cases: Sequence[Case]) -> list[Scanner]:
     """What wherry and each tool say of the cases that are made to run code."""
     with tempfile.TemporaryDirectory(dir=scratch) as home:
         paths: list[str] = []
@@ -112,7 +112,7 @@ def compared(scratch: Path, cases: Sequence[Case]) -> list[Scanner]:
             ["git", "describe", "--always"], cwd=_ROOT, capture_output=True, text=True, check=False
         )
         return [
-            _asked("wherry", sys.executable, ours.stdout.strip(), _WHERRY, paths),
+            _ask_tool("wherry", sys.executable, ours.stdout.strip(), _WHERRY, paths),
             *(_of_tool(tool, program, paths) for tool, program in TOOLS.items()),
         ]
 
@@ -126,15 +126,15 @@ def _files(path: Path) -> list[str]:
 
 
 def _of_tool(tool: str, program: str, paths: list[str]) -> Scanner:
-    python = installed(tool)
+    python = find_environment(tool)
     if python is None:
         return Scanner(tool, "not installed", 0, 0, 0, 0)
     code = f"import importlib.metadata as m; print(m.version({tool!r}))"
     version = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
-    return _asked(tool, str(python), version, program, paths)
+    return _ask_tool(tool, str(python), version, program, paths)
 
 
-def installed(tool: str) -> Path | None:
+def find_environment(tool: str) -> Path | None:
     """The Python of an environment with a tool, made once; None if the tool cannot be installed."""
     home = _ROOT / f".venv-{tool}"
     python, done = home / "bin" / "python", home / "done"
@@ -149,7 +149,7 @@ def installed(tool: str) -> Path | None:
     return python
 
 
-def _asked(tool: str, python: str, version: str, program: str, paths: list[str]) -> Scanner:
+def _ask_tool(tool: str, python: str, version: str, program: str, paths: list[str]) -> Scanner:
     """The counts of the verdicts; files after one that ends the tool are asked of a new process."""
     verdicts: list[str] = []
     while len(verdicts) < len(paths):

@@ -72,13 +72,13 @@ class Server:
         try:
             left = list(names)
             while left:
-                for run in self._forked(case, home, left, seconds):
+                for run in self._run_forks(case, home, left, seconds):
                     yield run
                     left.pop(0)
         finally:
             remove(home)
 
-    def _forked(self, case: Case, home: Path, names: Sequence[str], seconds: float) -> Iterator[Run]:
+    def _run_forks(self, case: Case, home: Path, names: Sequence[str], seconds: float) -> Iterator[Run]:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -142,7 +142,7 @@ class Server:
         folder = home / "case"
         self._surround(home)
         try:
-            path = _made(case, folder)
+            path = _make_case(case, folder)
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
             os._exit(UNMADE)
@@ -178,7 +178,7 @@ keep_last = 1
     return file
 
 
-def _made(case: Case, folder: Path) -> Path:
+def _make_case(case: Case, folder: Path) -> Path:
     """The path of the case; made by the first fork alone."""
     note = folder.parent / "path"
     if not note.exists():

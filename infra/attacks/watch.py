@@ -66,21 +66,21 @@ class Watch:
             return
         self.on = False  # what the hook does itself is no event
         try:
-            reason = self._judged(event, values)
+            reason = self._judge(event, values)
             if reason and len(self.seen) < _MOST:
                 self.seen.append(reason[:300])
         finally:
             self.on = True
 
-    def _judged(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge(self, event: str, values: tuple[Any, ...]) -> str | None:
         if event in _ALWAYS:
             return f"{event} {values!r}"
         if event in _CHANGES:
-            return self._changed(event, values)
+            return self._judge_change(event, values)
         check = _JUDGES.get(event)
         return check(self, event, values) if check else None
 
-    def _opened(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_open(self, event: str, values: tuple[Any, ...]) -> str | None:
         path, mode, flags = values
         if not isinstance(path, str | bytes):
             return None
@@ -90,7 +90,7 @@ class Watch:
         writing = bool(flags & _WRITING) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
         return f"{event} {name} for writing" if writing and self._outside(name, -1) else None
 
-    def _changed(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_change(self, event: str, values: tuple[Any, ...]) -> str | None:
         links = event in ("os.symlink", "os.link")
         paths = [value for value in values if isinstance(value, str | bytes)][links:]
         folders = [value for value in values if isinstance(value, int) and value > 2] or [-1]
@@ -106,22 +106,22 @@ class Watch:
         places = (*self._scratch, *_DEVICES)
         return not any(full == place or full.startswith(place.rstrip("/") + "/") for place in places)
 
-    def _executed(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_execution(self, event: str, values: tuple[Any, ...]) -> str | None:
         code = values[0]
         file, words = getattr(code, "co_filename", ""), getattr(code, "co_consts", ())
         if self._in_hostile(file) or MARKER in repr(words):
             return f"{event} of {file}"
         return None
 
-    def _killed(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_signal(self, event: str, values: tuple[Any, ...]) -> str | None:
         """Signal 0 only asks whether a process is there."""
         return f"{event} {values!r}" if values[1] else None
 
-    def _imported(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_import(self, event: str, values: tuple[Any, ...]) -> str | None:
         file = values[1]
         return f"{event} of {file}" if isinstance(file, str) and self._in_hostile(file) else None
 
-    def _loaded(self, event: str, values: tuple[Any, ...]) -> str | None:
+    def _judge_library(self, event: str, values: tuple[Any, ...]) -> str | None:
         """A library: those of this interpreter are fine."""
         name = values[0] if values else None
         text = os.fsdecode(name) if isinstance(name, str | bytes) else ""
@@ -133,9 +133,9 @@ class Watch:
 
 
 _JUDGES: dict[str, Callable[[Watch, str, tuple[Any, ...]], str | None]] = {
-    "open": Watch._opened,
-    "exec": Watch._executed,
-    "os.kill": Watch._killed,
-    "import": Watch._imported,
-    "ctypes.dlopen": Watch._loaded,
+    "open": Watch._judge_open,
+    "exec": Watch._judge_execution,
+    "os.kill": Watch._judge_signal,
+    "import": Watch._judge_import,
+    "ctypes.dlopen": Watch._judge_library,
 }

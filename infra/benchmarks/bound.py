@@ -75,7 +75,7 @@ def rates_of(measured: Mapping[str, Any]) -> Rates:
     return Rates(measured["cores"], core, device["write"], device["read"], device["write and read back"])
 
 
-def bound(job: Job, rates: Rates) -> Bound:
+def find_bound(job: Job, rates: Rates) -> Bound:
     """The bound of a row."""
     return Bound(_device(job, rates), _processor(job, rates))
 

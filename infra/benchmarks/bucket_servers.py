@@ -58,7 +58,7 @@ def amazon(scratch: Path) -> Iterator[Emulator]:
         *(f"-{name}.grpc={_free_port()}" for name in ports),
     ]  # fmt: skip
     url = f"http://127.0.0.1:{ports['s3.port']}"
-    with _served(command, f"{url}/healthz") as pid:
+    with _serve(command, f"{url}/healthz") as pid:
         environment = {"AWS_ENDPOINT_URL": url, **_KEYS}
         from s3fs import S3FileSystem
 
@@ -74,7 +74,7 @@ def google(_scratch: Path) -> Iterator[Emulator]:
     url = f"http://127.0.0.1:{port}"
     command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
                "-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]  # fmt: skip
-    with _served(command, f"{url}/storage/v1/b?project=p") as pid:
+    with _serve(command, f"{url}/storage/v1/b?project=p") as pid:
         body, kind = json.dumps({"name": BUCKET}).encode(), {"Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(f"{url}/storage/v1/b?project=p", body, kind)).close()
         yield Emulator("fake-gcs-server", {"STORAGE_EMULATOR_HOST": url}, pid)
@@ -84,7 +84,7 @@ SERVERS = {"s3": amazon, "gs": google}
 
 
 @contextmanager
-def _served(command: Sequence[str], ready: str) -> Iterator[int]:
+def _serve(command: Sequence[str], ready: str) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
     try:
         _wait_for(ready, process)

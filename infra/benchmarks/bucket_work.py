@@ -33,14 +33,14 @@ def wherry(source: str, target: str, to: str, verify: str, *options: str) -> Cal
     seen = {"requests": 0, "sent": 0, "received": 0}
     real = aiohttp.ClientSession._request  # noqa: SLF001  the only place that sees every request
 
-    async def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+    async def count_requests(self: Any, *arguments: Any, **options: Any) -> Any:
         answer = await real(self, *arguments, **options)
         seen["requests"] += 1
         seen["sent"] += int(answer.request_info.headers.get("Content-Length", 0))
         seen["received"] += int(answer.headers.get("Content-Length", 0)) * (answer.method != "HEAD")
         return answer
 
-    aiohttp.ClientSession._request = counted  # noqa: SLF001
+    aiohttp.ClientSession._request = count_requests  # noqa: SLF001
     _count_plain(seen)
 
     def run() -> dict[str, int]:
@@ -58,14 +58,14 @@ def _count_plain(seen: dict[str, int]) -> None:
 
     real: Any = HTTPConnectionPool.urlopen
 
-    def counted(self: Any, method: str, url: str, **options: Any) -> Any:
+    def count_request(self: Any, method: str, url: str, **options: Any) -> Any:
         answer = real(self, method, url, **options)
         seen["requests"] += 1
         seen["sent"] += int((options.get("headers") or {}).get("Content-Length", 0))
         seen["received"] += int(answer.headers.get("Content-Length", 0))
         return answer
 
-    HTTPConnectionPool.urlopen = counted  # pyright: ignore[reportAttributeAccessIssue]
+    HTTPConnectionPool.urlopen = count_request  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def client(source: str, target: str) -> Callable[[], None]:
@@ -73,15 +73,15 @@ def client(source: str, target: str) -> Callable[[], None]:
     import obstore  # noqa: F401
     from blake3 import blake3
 
-    def hashed(blocks: Iterator[Any]) -> Iterator[Any]:
+    def hash_blocks(blocks: Iterator[Any]) -> Iterator[Any]:
         for block in blocks:
             blake3(block).digest()
             yield block
 
     def run() -> None:
         for name, size in _names(source):
-            _put(target, name, hashed(_blocks(source, name, size)))
-            for _block in hashed(_blocks(target, name, size)):
+            _put(target, name, hash_blocks(_blocks(source, name, size)))
+            for _block in hash_blocks(_blocks(target, name, size)):
                 pass
 
     return run

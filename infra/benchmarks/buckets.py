@@ -191,7 +191,7 @@ class Bench:
             "JAX_PLATFORMS": "cpu",
         }
         try:
-            with _watched(temporary) as most:
+            with _watch_folder(temporary) as most:
                 command = [sys.executable, "-m", "benchmarks.bucket_work", *words]
                 before = self.emulator.processor
                 cost = measure(command, {**os.environ, **self.emulator.environment, **variables}, INFRA)
@@ -271,12 +271,12 @@ def _cells(name: str, size: int, pairs: Sequence[tuple[Measured, Measured]]) -> 
         name,
         f"{ours:.2f}",
         f"{floor:.2f}",
-        _judged(f"{ours / floor:.2f}×", ours / floor <= MOST_RATIO),
+        _judge(f"{ours / floor:.2f}×", ours / floor <= MOST_RATIO),
         f"≤ {MOST_RATIO}×",
-        _judged(f"{peak:.0f}", peak <= MOST_MB),
+        _judge(f"{peak:.0f}", peak <= MOST_MB),
         f"{staged:.0f}",
         *(
-            _judged(f"{seen[way] / size:.3f}×", seen[way] <= MOST_BYTES * times * size)
+            _judge(f"{seen[way] / size:.3f}×", seen[way] <= MOST_BYTES * times * size)
             for way, times in (("sent", 1), ("received", _reads(name)))
         ),
         *(f"{one.counted['processor'] / gigabytes:.2f}" for one in (last, base)),
@@ -300,7 +300,7 @@ def _peer_cells(name: str, size: int, costs: Sequence[Measured]) -> list[str]:
     ]
 
 
-def _judged(text: str, reached: bool) -> str:
+def _judge(text: str, reached: bool) -> str:
     return text if reached else f"**{text}**"
 
 
@@ -310,7 +310,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def _watched(folder: Path) -> Iterator[list[int]]:
+def _watch_folder(folder: Path) -> Iterator[list[int]]:
     """The bytes in a folder, looked at ten times a second."""
     seen, over = [0], threading.Event()
 

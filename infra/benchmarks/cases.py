@@ -127,7 +127,7 @@ class Made(NamedTuple):
     sparse: bool = False
 
 
-def made(what: str, source: str) -> Made:
+def make_source(what: str, source: str) -> Made:
     return Made((*WORK, what, "{source}", "{target}"), source)
 
 
@@ -143,10 +143,10 @@ def sparse(files: int, tensors: int) -> Made:
 
 INPUTS: dict[str, Made] = {
     "huggingface": Made(("{python}", "-m", "benchmarks.inputs", "huggingface", "{target}", "{size}")),
-    "torch": made("torch-save", "huggingface"),
-    "dcp": made("safetensors-to-dcp", "huggingface"),
-    "orbax": made("safetensors-to-orbax", "huggingface"),
-    "signed": made("sign", "huggingface"),
+    "torch": make_source("torch-save", "huggingface"),
+    "dcp": make_source("safetensors-to-dcp", "huggingface"),
+    "orbax": make_source("safetensors-to-orbax", "huggingface"),
+    "signed": make_source("sign", "huggingface"),
     "0.5 GB": of_size(0.5),
     "2 GB": of_size(2),
     "8 GB": of_size(8),
@@ -231,7 +231,7 @@ def _relaid(source: str, to: str, name: str, *options: str) -> Pair:
     return pair._replace(default=None)
 
 
-def _sized(to: str) -> tuple[Run, ...]:
+def _size_runs(to: str) -> tuple[Run, ...]:
     """The same conversion of inputs of very different sizes."""
     return tuple(
         Run(f"{name} → {to}", name, "out", convert(name, to))
@@ -239,13 +239,13 @@ def _sized(to: str) -> tuple[Run, ...]:
     )
 
 
-def _resumed(to: str) -> Run:
+def _resume_run(to: str) -> Run:
     return Run(
         f"killed and resumed: {to}", "huggingface", "out", (*WORK, "resume", "{source}", "{target}", to)
     )
 
 
-def _planned(source: str) -> Run:
+def _plan_run(source: str) -> Run:
     return Run(f"plan: {source}", source, "out", (*WORK, "plan", "{source}", "{target}"))
 
 
@@ -286,14 +286,15 @@ CASES: tuple[Pair | Probe, ...] = (
           options=_SCANNED, codecs=("zstd decode float32",)),
     Probe("1 GB kernel, every axis order", (Run("kernel", "", "out", (*WORK, "kernel", "{size}")),),
           "value", 2.5, "× copy + SHA-256"),
-    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _sized("dcp"), "peak", 1.1, "× the smallest peak", ("dcp",)),
-    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → Orbax", _sized("orbax"), "peak", 1.1, "× the smallest peak"),
-    Probe("kill -9 at half, run again", (_resumed("dcp"), _resumed("orbax")), "value", 0.55, "of the bytes",
+    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _size_runs("dcp"), "peak", 1.1, "× the smallest peak",
+          ("dcp",)),
+    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → Orbax", _size_runs("orbax"), "peak", 1.1, "× the smallest peak"),
+    Probe("kill -9 at half, run again", (_resume_run("dcp"), _resume_run("orbax")), "value", 0.55, "of the bytes",
           ("dcp",)),
     Probe("deep audit of 8 GB", (Run("audit", "8 GB", "out", (*WORK, "audit", "{source}", "{target}")),),
           "value", 1.25, "× the time of verify", ("dcp",)),
-    Probe("detect + plan, 1000 tensors in 100 files", (_planned("1000 tensors"),), "value", 0.6, "s"),
-    Probe("detect + plan, 100,000 tensors", (_planned("100,000 tensors"),), "value", 10, "s"),
+    Probe("detect + plan, 1000 tensors in 100 files", (_plan_run("1000 tensors"),), "value", 0.6, "s"),
+    Probe("detect + plan, 100,000 tensors", (_plan_run("100,000 tensors"),), "value", 10, "s"),
 )  # fmt: skip
 
 

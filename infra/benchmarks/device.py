@@ -77,7 +77,7 @@ def _write(disk: Disk, lanes: list[Lane]) -> float:
     def act(file: int, lane: Lane, start: int) -> None:
         _whole(os.pwrite(file, lane.out, start), disk)
 
-    return _timed(disk, lanes, act, new=True)
+    return _time(disk, lanes, act, new=True)
 
 
 def _read(disk: Disk, lanes: list[Lane]) -> float:
@@ -86,7 +86,7 @@ def _read(disk: Disk, lanes: list[Lane]) -> float:
     def act(file: int, lane: Lane, start: int) -> None:
         _whole(os.preadv(file, [lane.back], start), disk)
 
-    return _timed(disk, lanes, act, new=False)
+    return _time(disk, lanes, act, new=False)
 
 
 def _write_and_read(disk: Disk, lanes: list[Lane]) -> float:
@@ -96,10 +96,10 @@ def _write_and_read(disk: Disk, lanes: list[Lane]) -> float:
         _whole(os.pwrite(file, lane.out, start), disk)
         _whole(os.preadv(file, [lane.back], start), disk)
 
-    return _timed(disk, lanes, act, new=True)
+    return _time(disk, lanes, act, new=True)
 
 
-def _timed(disk: Disk, lanes: list[Lane], act: Act, *, new: bool) -> float:
+def _time(disk: Disk, lanes: list[Lane], act: Act, *, new: bool) -> float:
     if new:
         disk.path.unlink(missing_ok=True)
     file, direct = open_direct(disk.path, os.O_RDWR | os.O_CREAT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.bound import Bound, Job, bound
+from benchmarks.bound import Bound, Job, find_bound
 from benchmarks.cases import Pair, Probe, Run, floor
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _judge_peer(
 ) -> Verdict:
     if missing := _missing(case, [*_ours(case), peer], found, failed):
         return Verdict(PEER, case.name, peer.name, missing=missing)
-    verdict, other = _measured(PEER, case, found, rates)._replace(peer=peer.name), found[peer.name]
+    verdict, other = _measure_verdict(PEER, case, found, rates)._replace(peer=peer.name), found[peer.name]
     measures = {"faster": other.wall_s / found[case.ours.name].wall_s}
     if verdict.default:
         measures["faster_read_back"] = other.wall_s / verdict.default.wall_s
@@ -207,7 +207,7 @@ def _judge_machine(
     copies = [floor(case.ours.source)] if case.floor else []
     if missing := _missing(case, [*_ours(case), *copies], found, failed):
         return Verdict(MACHINE, case.name, missing=missing)
-    verdict, ours = _measured(MACHINE, case, found, rates), found[case.ours.name]
+    verdict, ours = _measure_verdict(MACHINE, case, found, rates), found[case.ours.name]
     peaks = [(found[run.name].peak_bytes, found[run.name].anonymous_bytes) for run in _ours(case)]
     peak = max(peak for peak, _anonymous in peaks)
     measures = {"memory": float(peak)}
@@ -225,7 +225,7 @@ def _judge_machine(
     )
 
 
-def _measured(kind: str, case: Pair, found: Mapping[str, Summary], rates: Rates) -> Verdict:
+def _measure_verdict(kind: str, case: Pair, found: Mapping[str, Summary], rates: Rates) -> Verdict:
     """A verdict with our times and their bounds."""
     ours, default = found[case.ours.name], found[case.default.name] if case.default else None
     return Verdict(
@@ -233,8 +233,8 @@ def _measured(kind: str, case: Pair, found: Mapping[str, Summary], rates: Rates)
         case.name,
         ours=ours,
         default=default,
-        bound=_bound(case, ours, rates),
-        bound_read_back=_bound(case, default, rates, read_back=True) if default else None,
+        bound=_find_bound(case, ours, rates),
+        bound_read_back=_find_bound(case, default, rates, read_back=True) if default else None,
     )
 
 
@@ -254,9 +254,9 @@ def _meets(name: str, measured: float, limit: float) -> bool:
     return measured >= limit if RULES[name].at_least else measured <= limit
 
 
-def _bound(case: Pair, ours: Summary, rates: Rates, *, read_back: bool = False) -> Bound:
+def _find_bound(case: Pair, ours: Summary, rates: Rates, *, read_back: bool = False) -> Bound:
     written = 0 if case.ours.cold else ours.written_bytes
-    return bound(Job(ours.source_bytes, written, case.codecs, case.ours.cold, read_back), rates)
+    return find_bound(Job(ours.source_bytes, written, case.codecs, case.ours.cold, read_back), rates)
 
 
 def _ours(case: Pair) -> list[Run]:

@@ -37,10 +37,10 @@ def kernel(size: str) -> Callable[[], float]:
         target[:] = source
 
     def run() -> float:
-        floor = _timed(copy, target)
+        floor = _time(copy, target)
         slowest = 0.0
         for order in permutations(range(len(shape))):
-            taken = _timed(lambda order=order: transposed_into(source, shape, _ITEM, order, target), target)
+            taken = _time(lambda order=order: transposed_into(source, shape, _ITEM, order, target), target)
             print(f"{order}: {taken:.2f} s, {taken / floor:.2f} × {floor:.2f} s", file=sys.stderr)
             slowest = max(slowest, taken)
         return slowest / floor
@@ -48,7 +48,7 @@ def kernel(size: str) -> Callable[[], float]:
     return run
 
 
-def _timed(fill: Callable[[], None], target: memoryview) -> float:
+def _time(fill: Callable[[], None], target: memoryview) -> float:
     started = time.monotonic()
     fill()
     for start in range(0, len(target), _LEAF):

@@ -83,7 +83,7 @@ def measure(
         texts = [_text(said), _text(complaint)]
     if process.returncode:
         raise RowFailedError("\n".join([f"exit code {process.returncode} of {' '.join(command)}", *texts]))
-    work, value = _said(texts[0], command) if speaks else (wall, None)
+    work, value = _parse_report(texts[0], command) if speaks else (wall, None)
     return Cost(wall, work, usage.ru_utime + usage.ru_stime, peak, anonymous, value)
 
 
@@ -104,7 +104,7 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _said(said: str, command: Sequence[str]) -> tuple[float, float | None]:
+def _parse_report(said: str, command: Sequence[str]) -> tuple[float, float | None]:
     start = max((found.start() for found in re.finditer(r"^\{", said, re.MULTILINE)), default=0)
     try:
         found = json.loads(said[start:])

@@ -47,7 +47,7 @@ def paxml_to_maxtext(source: str, target: str) -> Callable[[], None]:
 
     def run() -> None:
         (state,) = Path(source).glob("checkpoint_*/state")
-        tree = {name: np.ascontiguousarray(_moved(name, array)) for name, array in _arrays(state)}
+        tree = {name: np.ascontiguousarray(_move_array(name, array)) for name, array in _arrays(state)}
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(target).resolve(), tree)
             checkpointer.wait_until_finished()
@@ -56,7 +56,7 @@ def paxml_to_maxtext(source: str, target: str) -> Callable[[], None]:
     return run
 
 
-def _moved(name: str, array: np.ndarray) -> np.ndarray:
+def _move_array(name: str, array: np.ndarray) -> np.ndarray:
     import numpy as np
 
     for end, order in _ORDERS.items():

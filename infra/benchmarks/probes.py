@@ -58,8 +58,8 @@ def plan(source: str, target: str) -> Callable[[], float]:
     def run() -> float:
         with TemporaryDirectory(dir=Path(target).parent) as folder:
             make_sparse(Path(folder) / "one", 1, 1)
-            _seconds, base = _planned(f"{folder}/one", target)
-        seconds, read = _planned(source, target)
+            _seconds, base = _measure_plan(f"{folder}/one", target)
+        seconds, read = _measure_plan(source, target)
         allowed = 3 * _metadata(Path(source)) + _HEAD * len([*files_of(Path(source))])
         print(f"{read - base} bytes read, {allowed} allowed", file=sys.stderr)
         if read - base > allowed:
@@ -80,22 +80,22 @@ def audit(source: str, target: str) -> Callable[[], float]:
 
     def run() -> float:
         os.environ["WHERRY_HOME"] = f"{target}.home"
-        _timed("convert", source, target, "--to", "dcp")
-        _timed("verify", target, "--level", "digest")
-        verified = _timed("verify", target, "--level", "digest")
-        return _timed("audit", str(Path(target).parent), "--level", "digest") / verified
+        _time_command("convert", source, target, "--to", "dcp")
+        _time_command("verify", target, "--level", "digest")
+        verified = _time_command("verify", target, "--level", "digest")
+        return _time_command("audit", str(Path(target).parent), "--level", "digest") / verified
 
     return run
 
 
-def _timed(*words: str) -> float:
+def _time_command(*words: str) -> float:
     """Seconds of a command of wherry that has to succeed."""
     started = time.monotonic()
     subprocess.run([*_WHERRY, *words, "--json"], check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - started
 
 
-def _planned(source: str, target: str) -> tuple[float, int]:
+def _measure_plan(source: str, target: str) -> tuple[float, int]:
     """Seconds of `wherry plan` and the bytes that it read; the kernel adds those of a reaped child to its parent's."""
     before, started = _count(os.getpid(), "rchar"), time.monotonic()
     command = (*_WHERRY, "plan", source, target, "--to", "orbax", "--json")

@@ -220,11 +220,11 @@ def rate(prepare: Callable[[Samples], Work], samples: Samples, threads: int, sec
     """Bytes per second of one of so many threads that work at once, in the best pass."""
     works = [prepare(samples) for _thread in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        passes = [[*pool.map(_timed, works, repeat(seconds))] for _pass in range(_PASSES)]
+        passes = [[*pool.map(_time_pass, works, repeat(seconds))] for _pass in range(_PASSES)]
     return max(sum(done for done, _taken in one) / sum(taken for _done, taken in one) for one in passes)
 
 
-def _timed(work: Work, seconds: float) -> tuple[int, float]:
+def _time_pass(work: Work, seconds: float) -> tuple[int, float]:
     """Bytes and processor time of a pass; the time in which another process has the core does not count."""
     started, done = time.thread_time(), 0
     while (taken := time.thread_time() - started) < seconds or not done:

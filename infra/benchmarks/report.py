@@ -84,7 +84,7 @@ def markdown(machine: Mapping[str, Any], verdicts: Sequence[Verdict], summaries:
             for words, head, cells, kind, columns in tables
             if (kept := [one for one in verdicts if one.kind == kind])
         ),
-        _unreached(verdicts),
+        _list_unreached(verdicts),
         _NOTES.format(rounds=rounds),
         DETAILS,
         _table(_RUNS, map(_run_cells, summaries), 2),
@@ -97,7 +97,7 @@ def problems(verdicts: Iterable[Verdict]) -> list[str]:
     return [f"{_title(verdict)}: {verdict.why}" for verdict in verdicts if not verdict.reached]
 
 
-def _unreached(verdicts: Iterable[Verdict]) -> str:
+def _list_unreached(verdicts: Iterable[Verdict]) -> str:
     lines = [f"- {problem}" for problem in problems(verdicts)]
     return "\n".join(["Not reached:\n", *lines]) if lines else "Every requirement is reached."
 
@@ -152,11 +152,11 @@ def _peer_cells(one: Verdict) -> list[str]:
         one.peer,
         _seconds(one.other),
         _seconds(one.ours),
-        *_judged(one, "faster"),
+        *_judge_ratio(one, "faster"),
         _seconds(one.default),
-        *_judged(one, "faster_read_back"),
+        *_judge_ratio(one, "faster_read_back"),
         _megabytes(one.other.peak_bytes if one.other else None),
-        _reached(one),
+        _yes_or_no(one),
     ]
 
 
@@ -166,16 +166,16 @@ def _machine_cells(one: Verdict) -> list[str]:
         one.row,
         _least(one.bound),
         _seconds(one.ours),
-        *_judged(one, "multiple"),
+        *_judge_ratio(one, "multiple"),
         _least(one.bound_read_back),
         _seconds(one.default),
-        *_judged(one, "multiple_read_back"),
-        *_judged(one, "read_back"),
+        *_judge_ratio(one, "multiple_read_back"),
+        *_judge_ratio(one, "read_back"),
         _seconds(one.floor),
         _bold(_megabytes(one.peak_bytes), memory),
         _megabytes(one.anonymous_bytes),
         _megabytes(int(memory.required) if memory else None),
-        _reached(one),
+        _yes_or_no(one),
     ]
 
 
@@ -184,10 +184,10 @@ def _probe_cells(one: Verdict) -> list[str]:
     measured = _bold(f"{value.measured:.3g} {one.unit}", value) if value else ""
     required = f"≤ {value.required:g} {one.unit}" if value else ""
     memory = (_megabytes(one.peak_bytes), _megabytes(one.anonymous_bytes))
-    return [one.row, measured, required, *memory, _reached(one)]
+    return [one.row, measured, required, *memory, _yes_or_no(one)]
 
 
-def _judged(one: Verdict, name: str) -> tuple[str, str]:
+def _judge_ratio(one: Verdict, name: str) -> tuple[str, str]:
     """A ratio, and what is required of it; the ratio is bold if it misses that."""
     found = _judgement(one, name)
     measured = _times(one.measures.get(name))
@@ -227,7 +227,7 @@ def _run_cells(one: Summary) -> list[str]:
     ]
 
 
-def _reached(one: Verdict) -> str:
+def _yes_or_no(one: Verdict) -> str:
     if one.missing:
         return "**not measured**"
     return "yes" if one.reached else "**no**"

@@ -61,7 +61,7 @@ class DaskCluster(NamedTuple):
         """
         for those in ([self.scheduler], self.workers):
             if all(one.has_ended() for one in those):
-                raise _ended(those[0])
+                raise _ended_error(those[0])
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def dask_cluster(workers: int) -> Generator[DaskCluster]:
         yield DaskCluster(address, security, scheduler, started)
 
 
-def _ended(process: Child) -> StorageError:
+def _ended_error(process: Child) -> StorageError:
     said = process.result().errors.strip()[-_LAST:].splitlines()
     return StorageError(
         f"the Dask cluster of this machine has ended: {said[-1] if said else 'it was killed'}",
@@ -123,7 +123,7 @@ def _scheduler(stack: ExitStack, folder: Path, words: Sequence[str]) -> tuple[Ch
     with waiting(str(file), what="the scheduler of Dask to listen"):
         while not file.exists() or not file.read_text():
             if process.has_ended() or time.monotonic() > deadline:
-                raise _ended(process)
+                raise _ended_error(process)
             time.sleep(_LOOK_SECONDS)
     return process, json.loads(file.read_text())["address"]
 
@@ -142,4 +142,4 @@ def _worker(stack: ExitStack, address: str, folder: Path, words: Sequence[str]) 
 def _process(stack: ExitStack, module: str, folder: Path, words: Sequence[str]) -> Child:
     environment = {**variables(), **_SETTINGS, "TMPDIR": str(folder)}
     words = [*words, "--host", "127.0.0.1"]
-    return stack.enter_context(child.started(module, words, purpose="Dask", variables=environment))
+    return stack.enter_context(child.child_process(module, words, purpose="Dask", variables=environment))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import AxisName, TensorSpec
 
 
-def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
+def rebuild_boxes(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
     """Rebuild the boxes around the leaves of a tree.
 
     Args:
@@ -47,7 +47,7 @@ def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
         MismatchError: a leaf has another rank, or is boxed with other names.
         MissingExtraError: flax is not installed.
     """
-    known = _known(checkpoint)
+    known = _known_specs(checkpoint)
     nn = _flax("flax.linen")
     found: list[KeyPath] = []
 
@@ -58,7 +58,7 @@ def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
         found.append(spec.path)
         return _box(leaf[BOX] if isinstance(leaf, dict) else leaf, spec, nn)
 
-    boxed_ = _mapped(box, tree, nn, opened=True)
+    boxed_ = _map_tree(box, tree, nn, opened=True)
     _require(found, checkpoint)
     return boxed_
 
@@ -86,7 +86,7 @@ def partition_specs(
         NotFoundError: no names are recorded, or none for a leaf of this tree; or no rules are recorded.
         MissingExtraError: flax is not installed.
     """
-    known = _known(checkpoint)
+    known = _known_specs(checkpoint)
     nn = _flax("flax.linen")
     sharding: Any = _flax("jax.sharding")
     found: list[KeyPath] = []
@@ -98,12 +98,12 @@ def partition_specs(
         found.append(spec.path)
         return sharding.PartitionSpec(*(_axes(spec) if logical else _entries(spec, rules)))
 
-    specs = _mapped(entries, tree, nn)
+    specs = _map_tree(entries, tree, nn)
     _require(found, checkpoint)
     return specs
 
 
-def _known(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, TensorSpec]:
+def _known_specs(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, TensorSpec]:
     """The tensors with axis names, by key path without wrapper."""
     manifest = checkpoint if isinstance(checkpoint, Manifest) else _manifest_at(str(checkpoint))
     return {_bare(path): spec for path, spec in manifest.tensors.items() if spec.axes is not None}
@@ -163,7 +163,7 @@ def _box(leaf: Any, spec: TensorSpec, nn: Any) -> Any:
     return nn.LogicallyPartitioned(leaf, axes, rules=rules or None)
 
 
-def _mapped(change: Any, tree: Any, nn: Any, *, opened: bool = False) -> Any:
+def _map_tree(change: Any, tree: Any, nn: Any, *, opened: bool = False) -> Any:
     """A tree with every leaf changed; with `opened`, a dict in place of a box, as Orbax restores it, is a leaf."""
     jax: Any = _flax("jax")
 
@@ -194,4 +194,4 @@ def _flax(module: str) -> Any:
 
 def named_leaves(checkpoint: Manifest | str | os.PathLike[str]) -> dict[str, tuple[AxisName, ...]]:
     """Printed key path without wrapper → axis names, for all tensors with recorded names."""
-    return {render(path): _axes(spec) for path, spec in sorted(_known(checkpoint).items())}
+    return {render(path): _axes(spec) for path, spec in sorted(_known_specs(checkpoint).items())}

@@ -103,7 +103,7 @@ def open_fsdp(location: Location, detection: Detection) -> Opened:
     """
     names = {entry.name: entry for entry in location.entries()}
     files = _rank_files(location, names)
-    archives = [_opened(location.join(name)) for name in files]
+    archives = [_open_archive(location.join(name)) for name in files]
     parts: dict[str, list[LocalTensor]] = {}
     for rank, archive in enumerate(archives):
         for name, part in _parts(rank, archive, location.join(files[rank]), len(files)):
@@ -156,7 +156,7 @@ def _rank_files(location: Location, names: Iterable[str]) -> list[str]:
     return [found[rank] for rank in range(size)]
 
 
-def _opened(location: Location) -> Archive:
+def _open_archive(location: Location) -> Archive:
     archive = read_object(location, read_directory(location), {}, RANK_RULES)
     if archive.placed:
         require_honest_size(archive.placed, location)
@@ -166,7 +166,7 @@ def _opened(location: Location) -> Archive:
 def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator[tuple[str, LocalTensor]]:
     """The tensors of one rank's file, each with its place in the whole one."""
     reader = StridedReader(place, archive.placed, ())
-    said = _described(archive.tree.values)
+    said = _describe_tensors(archive.tree.values)
     for path, spec in archive.specs.items():
         extents = reader.extents(spec)
         if path[-2:] == (DTENSOR, LOCAL):
@@ -185,7 +185,7 @@ def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator
             )  # fmt: skip
 
 
-def _described(values: Mapping[KeyPath, Any]) -> dict[KeyPath, dict[str, tuple[Any, ...]]]:
+def _describe_tensors(values: Mapping[KeyPath, Any]) -> dict[KeyPath, dict[str, tuple[Any, ...]]]:
     """Path of a DTensor → what is said of it: shape, placements and coordinate, whose entries are leaves in order."""
     found: dict[KeyPath, dict[str, list[Any]]] = {}
     for path, value in values.items():

@@ -107,10 +107,10 @@ def _open(location: Location, detection: Detection) -> Opened:
     for name in names:
         prefix = (name.split(".")[1],) if len(names) > 1 else ()
         archive = read_archive(location.join(name))
-        specs |= {(*prefix, *path): _moved(spec, prefix) for path, spec in archive.specs.items()}
+        specs |= {(*prefix, *path): _move_spec(spec, prefix) for path, spec in archive.specs.items()}
         placed |= {(*prefix, *path): one for path, one in archive.placed.items()}
         values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
-    _require_numbered(_expected(specs), names, location)
+    _require_numbered(_expected_files(specs), names, location)
     beside = surroundings(location, set(names), names[0])
     companions = tuple(Companion(one.name, one.size) for one in beside.companions)
     manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
@@ -121,14 +121,14 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(beside.ignored))
 
 
-def _moved(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
+def _move_spec(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
     tags = dict(spec.tags or {})
     if "shares" in tags:
         tags["shares"] = render((*prefix, *parse(tags["shares"])))
     return replace(spec, path=(*prefix, *spec.path), tags=tags or None)
 
 
-def _expected(specs: dict[KeyPath, TensorSpec]) -> int:
+def _expected_files(specs: dict[KeyPath, TensorSpec]) -> int:
     """The expected number of files; 0 if the tensors do not determine it."""
     output = next((spec for path, spec in specs.items() if path[-1:] == (_OUTPUT,)), None)
     if (

@@ -22,7 +22,7 @@ from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.arrays import placed_array
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.survey import one_stream
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.torch.legacy import is_legacy
@@ -83,7 +83,7 @@ def _is_text_pickle(stream: Stream, glimpse: Glimpse) -> bool:
 
 def _open(location: Location, detection: Detection) -> Opened:
     entry = location.stat()
-    with walked(location) as data:
+    with open_for_walk(location) as data:
         root, end = load(data, replace(NUMPY_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
             raise CorruptError(

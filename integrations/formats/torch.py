@@ -19,7 +19,7 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
-from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.objects import build, pickle_object
 from wherry.integrations.containers.torch.values import RULES, tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
@@ -65,10 +65,10 @@ def _pickle_seen(glimpse: Glimpse) -> str | None:
 def _open(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location)
     version = f"zip, version {archive.version}" if archive.version else "zip"
-    return _opened(location, replace(detection, format_version=version), archive)
+    return _open_archive(location, replace(detection, format_version=version), archive)
 
 
-def _opened(location: Location, detection: Detection, archive: Archive) -> Opened:
+def _open_archive(location: Location, detection: Detection, archive: Archive) -> Opened:
     entry = location.stat()
     assert entry is not None
     tree, kind = archive.tree, tree_kind(archive.tree)
@@ -93,7 +93,7 @@ def _prepare(manifest: Manifest, _options: Options) -> Manifest:
 
 
 def _create(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
-    archive = pickled(build(manifest, staging.uri))
+    archive = pickle_object(build(manifest, staging.uri))
     return ArchivesWriter(staging.parent, {staging.name: place_archives([archive])})
 
 
@@ -141,7 +141,7 @@ def _detect_legacy(glimpse: Glimpse) -> Detection | None:
 def _open_legacy(location: Location, detection: Detection) -> Opened:
     if detection.format_version == "tar":
         raise UnsupportedError(_TAR, uri=location.uri, cure="load it with torch 0.4 to 2.5 and save it again")
-    return _opened(location, detection, read_legacy(location))
+    return _open_archive(location, detection, read_legacy(location))
 
 
 def _refuse_script(location: Location, _detection: Detection) -> NoReturn:

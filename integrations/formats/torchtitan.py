@@ -45,10 +45,10 @@ _STEP_FOLDER = "step-"
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
-    first = dcp.seen(glimpse)
+    first = dcp.find_evidence(glimpse)
     if first is None or METADATA not in glimpse.entries or _OF_LINGUA in glimpse.entries:
         return None
-    found = _seen(glimpse.location)
+    found = _find_evidence(glimpse.location)
     if found is None:
         return None
     return Detection(
@@ -61,7 +61,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     )
 
 
-def _seen(location: Location) -> str | None:
+def _find_evidence(location: Location) -> str | None:
     """The evidence that the names are torchtitan's: its optimizer's state, or the parameters of a decoder."""
     head = location.join(METADATA).read(0, _HEAD)
     state = next((one for one in _STATES if one in head), None)
@@ -109,7 +109,7 @@ def _adapt(source: Manifest, uri: str) -> Adapted:
         )
     planned = source.custom.get(NESTED)
     known = planned if isinstance(planned, dict) else {}
-    own = {path[0]: _nested(path[0]) for path in paths if path}
+    own = {path[0]: _nested_path(path[0]) for path in paths if path}
     return Adapted(_names(paths), source.lists, {**source.custom, NESTED: {**own, **known}})
 
 
@@ -122,7 +122,7 @@ def _names(paths: tuple[KeyPath, ...]) -> dict[KeyPath, KeyPath]:
     return {path: path for path in paths}
 
 
-def _nested(name: str) -> list[str]:
+def _nested_path(name: str) -> list[str]:
     """The nested path of a flat name: a parameter is one part, and the state of an object lies below its name."""
     root, _, rest = name.partition(".")
     return [root, rest] if root in _OF_STATES and rest else [name]

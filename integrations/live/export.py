@@ -78,7 +78,7 @@ def survey(state: object) -> Survey:
         tree.empties,
         frozenset(tree.lists),
         _framework(kinds),
-        next((kind for leaf in arrays if _shared(leaf.value, kind := _kind(leaf.value))), ""),
+        next((kind for leaf in arrays if _is_shared(leaf.value, kind := _kind(leaf.value))), ""),
         failure,
     )
 
@@ -101,7 +101,7 @@ def _tensor(leaf: Leaf, alias: KeyPath | None) -> LiveTensor:
             cure="cast the array to another dtype, or remove it from the state",
         )
     kind = _kind(leaf.value)
-    return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _shared(leaf.value, kind), alias)
+    return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _is_shared(leaf.value, kind), alias)
 
 
 def _kind(value: object) -> str:
@@ -112,7 +112,7 @@ def _kind(value: object) -> str:
     return "torch" if torch is not None and isinstance(value, torch.Tensor) else "numpy"
 
 
-def _shared(value: Any, kind: str) -> bool:
+def _is_shared(value: Any, kind: str) -> bool:
     """Whether other processes hold a part of the array."""
     if kind == "jax":
         return not value.is_fully_addressable

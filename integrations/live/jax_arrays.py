@@ -39,12 +39,12 @@ def fill(
                 made = made if loose else jax.device_put(made, sharding)
             jax.block_until_ready(made)
     else:
-        made = _sharded(leaf, sharding, read, room)
+        made = _shard(leaf, sharding, read, room)
     _require(leaf, made, None if loose else sharding)
     return made
 
 
-def _sharded(
+def _shard(
     leaf: Leaf,
     sharding: Any,
     read: Callable[[Region], np.ndarray],

@@ -49,7 +49,7 @@ def dtype_of(value: Any, name: str) -> str:
     if prng_of(value) is not None:
         return "uint32"
     found = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    if not hasattr(value, "shape") or not dtypes.known(found):
+    if not hasattr(value, "shape") or not dtypes.is_known(found):
         raise UnsupportedError(
             f"unsupported type {type(value).__module__}.{type(value).__name__} {found}".rstrip(), path=name,
             cure="remove it from the state; a state can hold arrays, numbers and text",

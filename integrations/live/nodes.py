@@ -68,7 +68,7 @@ class Node(NamedTuple):
     variable: bool = False
 
 
-def opened(node: Any) -> Node | None:
+def open_node(node: Any) -> Node | None:
     """Open one node; None if it is a leaf.
 
     Raises:
@@ -80,7 +80,7 @@ def opened(node: Any) -> Node | None:
         found = open_(node) if owner in sys.modules else None
         if found is not None:
             return found
-    return _builtin(node) or _registered(node) or _dataclass(node)
+    return _builtin(node) or _registered_node(node) or _dataclass(node)
 
 
 def is_torch(value: Any) -> bool:
@@ -150,7 +150,7 @@ def _flax(node: Any) -> Node | None:
         return None
     if isinstance(node, type):
         return None
-    state = opened(nnx.state(node))
+    state = open_node(nnx.state(node))
     if state is None:
         raise UnsupportedError(f"unsupported NNX type {type(node).__name__}: it has no state")
 
@@ -201,10 +201,10 @@ def _penzai(node: Any) -> Node | None:
     if "LabeledVariable" in classes:
         label = str(node.label)
 
-        def thawed(children: Sequence[Any]) -> Any:
+        def thaw(children: Sequence[Any]) -> Any:
             return dataclasses.replace(node.freeze(), value=children[0]).unfreeze_as_copy()
 
-        return Node((("value", node.value),), thawed, wrapper=True, facts={"label": label}, variable=True)
+        return Node((("value", node.value),), thaw, wrapper=True, facts={"label": label}, variable=True)
     if "LabeledVariableValue" in classes:
         facts = {"label": str(node.label)}
         return Node((("value", node.value),), _replacing(node, ["value"]), wrapper=True, facts=facts)
@@ -221,24 +221,24 @@ def _builtin(node: Any) -> Node | None:
     if type(node) in (dict, OrderedDict):
         keys: list[Any] = list(node)
 
-        def mapped(children: Sequence[Any]) -> Any:
+        def rebuild_mapping(children: Sequence[Any]) -> Any:
             return type(node)(zip(keys, children, strict=True))
 
-        return Node(tuple((str(key), node[key]) for key in keys), mapped)
+        return Node(tuple((str(key), node[key]) for key in keys), rebuild_mapping)
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         fields: tuple[str, ...] = getattr(node, "_fields")  # noqa: B009  a tuple of no known class
 
-        def fielded(children: Sequence[Any]) -> Any:
+        def rebuild_fields(children: Sequence[Any]) -> Any:
             return type(node)(*children)
 
-        return Node(tuple(zip(fields, node, strict=True)), fielded, "dict" if fields else "none")
+        return Node(tuple(zip(fields, node, strict=True)), rebuild_fields, "dict" if fields else "none")
     if type(node) in (list, tuple):
         kind = type(node)
         return Node(tuple((str(number), child) for number, child in enumerate(node)), kind, kind.__name__)
     return None
 
 
-def _registered(node: Any) -> Node | None:
+def _registered_node(node: Any) -> Node | None:
     """A node that is registered with JAX; JAX returns an array unchanged."""
     jax: Any = sys.modules.get("jax")
     if jax is None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.live.leaves import dtype_of, is_plain, prng_of, shape_of, sharding_of
-from wherry.integrations.live.nodes import Node, WrapperFacts, is_penzai, is_torch, opened
+from wherry.integrations.live.nodes import Node, WrapperFacts, is_penzai, is_torch, open_node
 from wherry.live.match import LABEL as _LABEL
 from wherry.live.match import Leaf
 
@@ -100,11 +100,11 @@ def rebuilt(state: Any, change: Callable[[Leaf], Any]) -> Any:
 def _survey(
     node: Any, path: KeyPath, stored: KeyPath, facts: WrapperFacts, tree: StateTree, walk: _StateWalk
 ) -> None:
-    found = opened(node)
+    found = open_node(node)
     if found is None:
         tree.leaves.append(_leaf(node, path, stored, facts, walk))
         return
-    if found.variable and _seen(node, found, walk):
+    if found.variable and _was_seen(node, found, walk):
         return
     if not found.children:
         tree.empties[stored] = found.kind
@@ -123,10 +123,10 @@ def _rebuilt(
     change: Callable[[Leaf], Any],
     walk: _StateWalk,
 ) -> Any:
-    found = opened(node)
+    found = open_node(node)
     if found is None:
         return change(_leaf(node, path, stored, facts, walk))
-    if found.variable and _seen(node, found, walk):
+    if found.variable and _was_seen(node, found, walk):
         return walk.made[found.facts[_LABEL]]
     facts = _within(node, path, facts)
     made = found.remake(
@@ -155,7 +155,7 @@ def _within(node: Any, path: KeyPath, facts: WrapperFacts) -> WrapperFacts:
     return facts._replace(root=path) if facts.root is None and is_penzai(node) else facts
 
 
-def _seen(node: Any, found: Node, walk: _StateWalk) -> bool:
+def _was_seen(node: Any, found: Node, walk: _StateWalk) -> bool:
     """Whether a mutable variable was seen before; it may occur at several places, but its label must be unique."""
     label: str = found.facts[_LABEL]
     if label not in walk.variables:

@@ -32,7 +32,7 @@ from wherry.integrations.mlflow.read import (
     identity,
     look_up,
     mark_deleted,
-    registered,
+    registered_versions,
     unmark_deleted,
     unregister,
 )
@@ -42,5 +42,6 @@ from wherry.integrations.mlflow_version import RegisteredVersion
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",
     "find_digest", "identity", "look_up", "mark_deleted", "mark_version", "page", "previous_of", "projection",
-    "promoting", "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
+    "promoting", "registered_versions", "registering", "rollback_target", "rolling_back", "unmark_deleted",
+    "unregister",
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def exclusive(client: MlflowClient, name: str) -> Generator[None]:
 
 
 @contextmanager
-def moved(
+def move_aliases(
     client: MlflowClient,
     name: str,
     moves: Mapping[str, str | None],
@@ -95,7 +95,7 @@ def moved(
 
 
 @contextmanager
-def tagged(client: MlflowClient, name: str, version: str, tags: Mapping[str, str]) -> Generator[None]:
+def tag_version(client: MlflowClient, name: str, version: str, tags: Mapping[str, str]) -> Generator[None]:
     """Set tags of a version, and restore the previous values if the block fails."""
     before: Mapping[str, str] = client.get_model_version(name, version).tags
     try:
@@ -118,7 +118,7 @@ def set_tag(client: MlflowClient, name: str, version: str, key: str, value: str)
 
 def _take(client: MlflowClient, name: str, mark: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not _taken(client, name, mark):
+    while not _take_mark(client, name, mark):
         if time.monotonic() > deadline:
             raise TargetInUseError(
                 f"another process is moving aliases of {name}",
@@ -128,7 +128,7 @@ def _take(client: MlflowClient, name: str, mark: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _taken(client: MlflowClient, name: str, mark: str) -> bool:
+def _take_mark(client: MlflowClient, name: str, mark: str) -> bool:
     if _expiry(_mark(client, name) or "") > time.time():
         return False
     colliding(lambda: client.set_registered_model_tag(name, LOCK_TAG, mark))

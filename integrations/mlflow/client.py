@@ -60,7 +60,7 @@ class Stores:
 
 
 @contextmanager
-def opened(stores: Stores) -> Generator[MlflowClient]:
+def open_client(stores: Stores) -> Generator[MlflowClient]:
     """A client whose errors are translated to wherry's errors, with the registry as their URI.
 
     Raises:
@@ -85,9 +85,9 @@ class _WatchedClient:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        return self._told(found) if callable(found) else found
+        return self._watch(found) if callable(found) else found
 
-    def _told(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*positional: Any, **named: Any) -> Any:
             with waiting(self._shown):
@@ -132,7 +132,7 @@ def page(registry_uri: str, name: str, version: str) -> str | None:
     return f"{without_secrets(registry_uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Quote a value for MLflow's search filters.
 
     Raises:
@@ -186,14 +186,14 @@ def _errors(*uris: str) -> Generator[None]:
         message = str(error.message)
         for secret in uris:
             message = message.replace(secret, without_secrets(secret))
-        raise _translated(str(error.error_code), message, uri) from error
+        raise _translate(str(error.error_code), message, uri) from error
     except OSError as error:
         raise StorageError(
             f"cannot connect to MLflow: {error}", uri=uri, cure=START_MLFLOW, retryable=True
         ) from error
 
 
-def _translated(code: str, message: str, uri: str) -> WherryError:
+def _translate(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
         return UsageError(
             f"MLflow rejected the request: {message}", uri=uri, cure="correct the value that it names"

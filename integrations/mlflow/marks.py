@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import printable
 from wherry.integrations.mlflow.aliases import set_tag
-from wherry.integrations.mlflow.client import Stores, absent_is_fine, opened
+from wherry.integrations.mlflow.client import Stores, absent_is_fine, open_client
 from wherry.ledger.resolve import ALTERED_TAG, VERIFIED_TAG
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def mark_version(
         NotFoundError: the version does not exist.
         StorageError: the registry cannot be reached or written.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         if verified:
             set_tag(client, name, version, VERIFIED_TAG, verified)
         if altered is None:

@@ -50,13 +50,13 @@ def projection(destination: str) -> Callable[[Statement], bool]:
         if body.get("registry") not in ours:
             return False
         if statement.kind == "registration":
-            return _registered(body, stores)
-        return statement.kind in ("promotion", "rollback") and _aliased(statement, stores)
+            return _register(body, stores)
+        return statement.kind in ("promotion", "rollback") and _set_alias(statement, stores)
 
     return take
 
 
-def _registered(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
+def _register(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
     name, digest = body["name"], body["checkpoint_digest"]
     if find_digest(digest, name=name, **stores) is not None:
         return False
@@ -72,7 +72,7 @@ def _registered(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
     return enter(uri, sidecar, name, alias=None, tags={}, **stores).created
 
 
-def _aliased(statement: Statement, stores: Mapping[str, str]) -> bool:
+def _set_alias(statement: Statement, stores: Mapping[str, str]) -> bool:
     """Point an alias at the version that its last statement names, and `previous` at the version before it."""
     name, alias = statement.body["name"], statement.body["alias"]
     history = _history(statement.body)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mlflow.exceptions import MlflowException
 
 from wherry.errors import NotFoundError
-from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, tagged
-from wherry.integrations.mlflow.client import ABSENT, Stores, opened
+from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, tag_version
+from wherry.integrations.mlflow.client import ABSENT, Stores, open_client
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -64,7 +64,7 @@ def promoting(
         TargetInUseError: another process is moving aliases of this model.
         StorageError: the registry cannot be reached or written; aliases and tags are unchanged.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
+    with open_client(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
         held = aliases(client, name)
         before = held.get(alias)
         if before == version:
@@ -76,8 +76,8 @@ def promoting(
             moves[CANDIDATE] = None
         memory = {f"{_REPLACED_TAG}{alias}": before or ""}
         with (
-            tagged(client, name, version, {**tags, **memory}),
-            moved(client, name, moves, expected=held),
+            tag_version(client, name, version, {**tags, **memory}),
+            move_aliases(client, name, moves, expected=held),
         ):
             yield AliasMove(version, before, already=False)
 
@@ -88,7 +88,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
     Raises:
         NotFoundError: the alias has no previous version.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         held = aliases(client, name)
         target, now = held.get(previous_of(alias)), held.get(alias)
         if target is None or target == now:
@@ -116,16 +116,16 @@ def rolling_back(
     Raises:
         TargetInUseError: another process is moving aliases of this model, or has moved this one.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
+    with open_client(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
         keeper = previous_of(alias)
         seen = {keeper: target, **({alias: now} if now else {})}
         older = client.get_model_version(name, target).tags.get(f"{_REPLACED_TAG}{alias}") or None
         moves = {alias: target, keeper: older if older and _is_there(client, name, older) else None}
-        with moved(client, name, moves, expected=seen):
+        with move_aliases(client, name, moves, expected=seen):
             if now is None:
                 yield AliasMove(target, None, already=False)
                 return
-            with tagged(client, name, now, {"wherry.rolled_back": when}):
+            with tag_version(client, name, now, {"wherry.rolled_back": when}):
                 yield AliasMove(target, now, already=False)
 
 

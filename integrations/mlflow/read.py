@@ -19,7 +19,7 @@ from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
-from wherry.integrations.mlflow.client import ABSENT, Stores, opened, quoted
+from wherry.integrations.mlflow.client import ABSENT, Stores, open_client, quote_value
 from wherry.integrations.mlflow.versions import lowest, versions
 from wherry.integrations.mlflow_probe import START_MLFLOW
 from wherry.integrations.mlflow_rest import by_password
@@ -48,26 +48,26 @@ _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
 
 
-def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
+def registered_versions(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
     """Every version that wherry registered, by two searches with a thousand rows a request.
 
     Raises:
         StorageError: the registry cannot be reached.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         named = _all_aliases(client)
         token: str | None = None
         while True:
             found = client.search_model_versions(max_results=_PAGE, page_token=token)
             for row in found:
                 if DIGEST_TAG in row.tags:
-                    yield _registered(row, named.get((row.name, str(row.version)), ()))
+                    yield _registered_version(row, named.get((row.name, str(row.version)), ()))
             token = found.token
             if not token:
                 return
 
 
-def _registered(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
+def _registered_version(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
     return registered_version(row.name, str(row.version), row.tags, named)
 
 
@@ -80,7 +80,7 @@ def look_up(
         NotFoundError: the model, version or alias does not exist.
     """
     uri = without_secrets(registry_uri)
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         with _instead(lambda: unknown_model(name, _models(client), uri)):
             named = aliases(client, name)
         if alias is None and version is None:
@@ -91,7 +91,7 @@ def look_up(
                 raise unknown_alias(name, alias, named)
             with _instead(lambda: unknown_version(name, str(number), _numbers(client, name), uri)):
                 row = client.get_model_version(name, number)
-        return _registered(row, _of(named, str(row.version)))
+        return _registered_version(row, _of(named, str(row.version)))
 
 
 @contextmanager
@@ -110,13 +110,13 @@ def _models(client: MlflowClient) -> list[str]:
 
 
 def _numbers(client: MlflowClient, name: str) -> list[int]:
-    rows = client.search_model_versions(f"name={quoted(name)}", max_results=MOST_NAMES)
+    rows = client.search_model_versions(f"name={quote_value(name)}", max_results=MOST_NAMES)
     return [int(row.version) for row in rows]
 
 
 def _newest(client: MlflowClient, name: str, registry_uri: str) -> ModelVersion:
     rows = client.search_model_versions(
-        f"name={quoted(name)}", max_results=1, order_by=["version_number DESC"]
+        f"name={quote_value(name)}", max_results=1, order_by=["version_number DESC"]
     )
     if not rows:
         raise no_version(name, without_secrets(registry_uri))
@@ -127,14 +127,14 @@ def find_digest(
     digest: str, *, tracking_uri: str, registry_uri: str, name: str | None = None
 ) -> RegisteredVersion | None:
     """The lowest version with a checkpoint digest, of one model or of all models."""
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         if name is not None:
             row = lowest(client, name, digest)
         else:
             row = min(versions(client, digest), key=lambda row: (row.name, int(row.version)), default=None)
         if row is None:
             return None
-        return _registered(row, _of(aliases(client, row.name), str(row.version)))
+        return _registered_version(row, _of(aliases(client, row.name), str(row.version)))
 
 
 def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
@@ -144,7 +144,7 @@ def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str)
         UsageError: an alias points to the version.
         NotFoundError: the version does not exist.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         _require_free(client, name, version)
         client.delete_model_version(name, version)
 
@@ -158,14 +158,14 @@ def mark_deleted(
         UsageError: an alias points to the version.
         NotFoundError: the version does not exist.
     """
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         _require_free(client, name, version)
         client.set_model_version_tag(name, version, DELETED_TAG, f"{utc_now()} by {by}: {reason}")
 
 
 def unmark_deleted(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
     """Remove the tag of `mark_deleted`, if the bytes were not deleted after all."""
-    with opened(Stores(tracking_uri, registry_uri)) as client:
+    with open_client(Stores(tracking_uri, registry_uri)) as client:
         client.delete_model_version_tag(name, version, DELETED_TAG)
 
 

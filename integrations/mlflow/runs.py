@@ -27,7 +27,7 @@ from wherry.integrations.mlflow.client import (
     EXPERIMENT,
     absent_is_fine,
     colliding,
-    quoted,
+    quote_value,
 )
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
@@ -136,7 +136,7 @@ def _source_model(
     client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: RunRecord
 ) -> str:
     """The logged model of a source; an existing one is reused, so that all its derived versions share it."""
-    wanted = [f"tags.`{DIGEST_TAG}` = {quoted(one)}" for one in spellings(source.checkpoint_digest)]
+    wanted = [f"tags.`{DIGEST_TAG}` = {quote_value(one)}" for one in spellings(source.checkpoint_digest)]
     found: list[LoggedModel] = [
         model for one in wanted for model in client.search_logged_models([experiment], filter_string=one)
     ]

@@ -28,7 +28,7 @@ from mlflow.exceptions import MlflowException
 
 from wherry.core.algorithms import digest_uri, spellings
 from wherry.errors import StorageError
-from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, set_tag, tagged
+from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, set_tag, tag_version
 from wherry.integrations.mlflow.client import (
     ABSENT,
     ATTEMPT_TAG,
@@ -36,9 +36,9 @@ from wherry.integrations.mlflow.client import (
     Stores,
     absent_is_fine,
     colliding,
-    opened,
+    open_client,
     page,
-    quoted,
+    quote_value,
 )
 from wherry.integrations.mlflow.figures import LINEAGE_TAG, RUN_PAGE_TAG, description
 from wherry.integrations.mlflow.runs import forget_run, record_run
@@ -111,19 +111,19 @@ def registering(
             and tags are unchanged.
     """
     stores = Stores(tracking_uri, registry_uri)
-    with opened(stores) as client:
+    with open_client(stores) as client:
         _ensure_model(client, name)
         ours = _our_tags(sidecar, uri, facts)
         source = _source(sidecar, uri, registry_uri)
-        version, undo = _settled(
+        version, undo = _settle(
             client, name, ours[DIGEST_TAG], lambda: _create(client, name, source, ours, sidecar, facts)
         )
         number = str(version.version)
         try:
             _revive(client, version, uri)
             with (
-                tagged(client, name, number, tags),
-                moved(client, name, {alias: number} if alias else {}),
+                tag_version(client, name, number, tags),
+                move_aliases(client, name, {alias: number} if alias else {}),
             ):
                 yield Version(number, undo is not None, page(registry_uri, name, number))
         except BaseException as error:
@@ -139,15 +139,15 @@ def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
 
 def versions(client: MlflowClient, digest: str, name: str | None = None) -> list[ModelVersion]:
     """The versions with this checkpoint digest, of one model or of all; old tags are without its algorithm."""
-    model = "" if name is None else f"name = {quoted(name)} and "
+    model = "" if name is None else f"name = {quote_value(name)} and "
     return [
         version
         for one in spellings(digest)
-        for version in client.search_model_versions(f"{model}tags.`{DIGEST_TAG}` = {quoted(one)}")
+        for version in client.search_model_versions(f"{model}tags.`{DIGEST_TAG}` = {quote_value(one)}")
     ]
 
 
-def _settled(
+def _settle(
     client: MlflowClient, name: str, digest: str, create: Callable[[], tuple[ModelVersion, RunRecord]]
 ) -> tuple[ModelVersion, RunRecord | None]:
     """The one version, and the records of this attempt if it created the version."""
@@ -164,7 +164,7 @@ def _settled(
                 return mine, recorded
             absent_is_fine(lambda number=str(mine.version): client.delete_model_version(name, number))
             recorded.take_back()
-        if _adopted(client, winner):
+        if _adopt(client, winner):
             _remove_duplicates(client, name, digest, winner)
             return winner, None
     raise StorageError(
@@ -225,7 +225,7 @@ def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersi
     ]
 
 
-def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
+def _adopt(client: MlflowClient, version: ModelVersion) -> bool:
     """Adopt a version of another attempt; False if that attempt has withdrawn it."""
     name, number = version.name, str(version.version)
     if time.time() - version.creation_timestamp / 1000 > _YOUNG_SECONDS:
@@ -272,7 +272,7 @@ def _withdraw(client: MlflowClient, version: ModelVersion, recorded: RunRecord, 
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:
-    quoted(name)
+    quote_value(name)
     try:
         client.create_registered_model(name)
     except MlflowException as error:

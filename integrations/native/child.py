@@ -45,10 +45,10 @@ def main() -> None:
     os.environ["HF_HOME"] = str(Path.cwd())
     with os.fdopen(os.dup(1), "w") as out, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)  # redirects output of compiled code too, which must not get into the answer
-        json.dump({"schema": SCHEMA, **answered(request)}, out)
+        json.dump({"schema": SCHEMA, **answer_request(request)}, out)
 
 
-def answered(request: dict[str, Any]) -> dict[str, Any]:
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a request.
 
     Returns:
@@ -64,7 +64,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
 def _logits(request: dict[str, Any]) -> dict[str, Any]:
     from wherry.integrations.native import logits
 
-    return logits.compared(Path(request["source"]), Path(request["target"]))
+    return logits.compare_logits(Path(request["source"]), Path(request["target"]))
 
 
 def _native(request: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _native(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001  any error of the library is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
-    return {**_compared(leaves, manifest), "devices": devices()}
+    return {**_compare(leaves, manifest), "devices": devices()}
 
 
 def _place(text: str) -> Path | str:
@@ -100,7 +100,7 @@ def devices() -> str:
     return "host"
 
 
-def _compared(leaves: list[Leaf], manifest: Manifest) -> dict[str, Any]:
+def _compare(leaves: list[Leaf], manifest: Manifest) -> dict[str, Any]:
     names = {path: path for path in manifest.tensors}
     arrays = [leaf for leaf in leaves if leaf.dtype is not None]
     matched = match(arrays, manifest, names, cast=True, named=False)
@@ -122,13 +122,13 @@ def _difference(pair: Pair, manifest: Manifest) -> str | None:
     if spec.path not in manifest.digests:
         return "no digest recorded"
     recorded = manifest.digests[spec.path]
-    algorithm, view = algorithm_of(recorded), memoryview(as_bytes(fetched(leaf)))
+    algorithm, view = algorithm_of(recorded), memoryview(as_bytes(fetch_elements(leaf)))
     found = (new_hash(algorithm, view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
     same = tensor_digest(replace(spec, path=()), found, algorithm) == recorded
     return None if same else "digest mismatch: the array on the devices differs from the recorded digest"
 
 
-def fetched(leaf: Leaf) -> np.ndarray:
+def fetch_elements(leaf: Leaf) -> np.ndarray:
     """The elements of an array, fetched from its devices shard by shard."""
     import numpy as np
 

@@ -17,7 +17,7 @@ BOUND = 1e-4  # largest difference, relative to the largest logit
 _LENGTH = 16
 
 
-def compared(source: Path, target: Path) -> dict[str, Any]:
+def compare_logits(source: Path, target: Path) -> dict[str, Any]:
     """Run both models on one input.
 
     Returns:

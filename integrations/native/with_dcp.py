@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.dcp.metadata import DcpIndex
 
 
-def distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
+def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
     """Load a folder, or a URI through fsspec, with `torch.distributed.checkpoint` in one process."""
     del specs
     import torch

@@ -19,21 +19,21 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.settings import configured
+from wherry.config.settings import configured_value
 from wherry.core.receipt import CheckpointRef, utc_now
 from wherry.errors import WherryError
 from wherry.integrations.openlineage.datasets import (
     PRODUCER,
     SPEC,
-    described,
+    describe_dataset,
     facet,
-    identified,
+    identify,
     lineage_of_tensors,
     named,
     schema_of,
 )
 from wherry.integrations.openlineage.transport import transport
-from wherry.ledger.replay import failed
+from wherry.ledger.replay import has_failed
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.version import __version__
@@ -105,7 +105,7 @@ def report_failure(
 
 def _namespace() -> str:
     """The namespace of the jobs, from the section `[openlineage]` of `wherry.toml`."""
-    return str(configured("openlineage.namespace") or NAMESPACE)
+    return str(configured_value("openlineage.namespace") or NAMESPACE)
 
 
 def _within(namespace: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def _conversion(statement: Statement) -> Iterator[dict[str, Any]]:
     source, target = _reference(body["source"]), _reference(body["target"])
     converted, original = _sidecar(target), _sidecar(source)
     parents = [_reference(row["checkpoint"]) for row in body.get("parents", ())]
-    inputs = [described(source, schema_of(original))]
-    inputs += [described(one, schema_of(_sidecar(one))) for one in parents[1:]]
+    inputs = [describe_dataset(source, schema_of(original))]
+    inputs += [describe_dataset(one, schema_of(_sidecar(one))) for one in parents[1:]]
     tensors = {**schema_of(converted), **({} if parents else lineage_of_tensors(converted, source))}
-    outputs = [described(target, tensors, size=target.nbytes)]
+    outputs = [describe_dataset(target, tensors, size=target.nbytes)]
     run = _run(statement, str(body["software"].get("wherry", "unknown")))
     job = _job("convert", f"{source.format} to {target.format}")
     ends = {"inputs": inputs, "outputs": outputs}
@@ -130,7 +130,7 @@ def _conversion(statement: Statement) -> Iterator[dict[str, Any]]:
 
 def _verification(statement: Statement) -> dict[str, Any]:
     outcome = statement.body["verification"]
-    wrong = failed(outcome)
+    wrong = has_failed(outcome)
     run = _run(statement)
     if wrong:
         run["facets"] |= _error(f"verification failed: {outcome.get('verdict', 'failed')}{_first(outcome)}")
@@ -168,9 +168,9 @@ def _subjects(statement: Statement) -> list[dict[str, Any]]:
     """The checkpoint that a statement is about; statements of schema 1 have only its digest."""
     body = statement.body
     if body.get("subject"):
-        return [described(_reference(body["subject"]), {})]
+        return [describe_dataset(_reference(body["subject"]), {})]
     digest = body.get("checkpoint_digest")
-    return [identified(digest)] if digest else []
+    return [identify(digest)] if digest else []
 
 
 def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:

@@ -53,12 +53,12 @@ def named(uri: str) -> dict[str, Any]:
     return {"namespace": f"{location.store.protocol}://{bucket}", "name": path or "/"}
 
 
-def identified(digest: str) -> dict[str, str]:
+def identify(digest: str) -> dict[str, str]:
     """A checkpoint's name that does not depend on its place: its digest, in the namespace of the algorithm."""
     return {"namespace": f"wherry://{algorithm_of(digest)}", "name": digits_of(digest)}
 
 
-def described(
+def describe_dataset(
     reference: CheckpointRef, tensors: dict[str, Any], *, size: int | None = None
 ) -> dict[str, Any]:
     """A checkpoint as a dataset.
@@ -69,7 +69,7 @@ def described(
         size: bytes written, for an output.
     """
     name = named(reference.uri)
-    alias = {**identified(reference.checkpoint_digest), "type": "CHECKPOINT"}
+    alias = {**identify(reference.checkpoint_digest), "type": "CHECKPOINT"}
     layer = "file" if name["namespace"] == "file" else name["namespace"].partition("://")[0]
     facets = {
         "version": facet("DatasetVersionDatasetFacet", "1-0-1", datasetVersion=reference.checkpoint_digest),

@@ -41,7 +41,7 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
         MissingExtraError: penzai is not installed.
     """
     location = locate(folder)
-    rows = names.noted(location, read_json(location.join(TREE)))
+    rows = names.noted_labels(location, read_json(location.join(TREE)))
     if rows is None:
         raise NotFoundError("no axis names stored in the checkpoint", uri=location.uri)
     leaves = {_path(label, row, tree): row for label, row in rows.items()}

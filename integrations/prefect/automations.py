@@ -41,7 +41,9 @@ def read_automations(path: Path, notify: UUID | None = None) -> tuple[Automation
 
     try:
         rows: Any = yaml.safe_load(path.read_text("utf-8"))["automations"]
-        found = TypeAdapter(tuple[AutomationCore, ...]).validate_python([_told(row, notify) for row in rows])
+        found = TypeAdapter(tuple[AutomationCore, ...]).validate_python(
+            [_notify_action(row, notify) for row in rows]
+        )
     except OSError as error:
         raise storage_error(error, str(path)) from error
     except (yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
@@ -85,27 +87,27 @@ async def _ensure(client: PrefectClient, wanted: AutomationCore) -> Outcome:
     first, *further = found
     for one in further:
         await client.delete_automation(one.id)
-    if not further and _compared(first) == _compared(wanted):
+    if not further and _comparable(first) == _comparable(wanted):
         return "unchanged"
     await client.update_automation(first.id, wanted)
     return "updated"
 
 
-def _compared(automation: AutomationCore) -> Any:
+def _comparable(automation: AutomationCore) -> Any:
     """The comparable part of an automation: sets have no order, and triggers have ids from the server."""
     data = automation.model_dump(mode="json", exclude={"id", "owner_resource", "tags"})
-    return _unordered(
+    return _without_order(
         {**data, "trigger": {key: value for key, value in data["trigger"].items() if key != "id"}}
     )
 
 
-def _unordered(value: Any) -> Any:
+def _without_order(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _unordered(one) for key, one in value.items()}
-    return sorted(map(_unordered, value), key=repr) if isinstance(value, list) else value
+        return {key: _without_order(one) for key, one in value.items()}
+    return sorted(map(_without_order, value), key=repr) if isinstance(value, list) else value
 
 
-def _told(row: dict[str, Any], notify: UUID | None) -> dict[str, Any]:
+def _notify_action(row: dict[str, Any], notify: UUID | None) -> dict[str, Any]:
     told = {"type": "send-notification", "block_document_id": notify, "subject": row["name"], "body": _BODY}
     actions = [told if notify and action["type"] == "do-nothing" else action for action in row["actions"]]
     return {**row, "actions": actions}

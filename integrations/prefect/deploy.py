@@ -193,10 +193,10 @@ def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None
             preflight.refuse_slice(str(variables["tpu_topology"]), int(variables["tpu_chips"] or 0))
         spec = (entry.get("parameters") or {}).get("spec") or {}
         target = {f"target of {entry['name']}": spec["target"]} if "target" in spec else {}
-        preflight.refuse_unshared({**target, **_routed(), **preflight.stores()}, pool.type)
+        preflight.refuse_unshared({**target, **_routed_targets(), **preflight.stores()}, pool.type)
 
 
-def _routed() -> dict[str, str]:
+def _routed_targets() -> dict[str, str]:
     """The targets of the routes; empty without a `wherry.toml`."""
     routes = load_config().routes if config_file() else ()
     return {

@@ -25,11 +25,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import SHA256, labelled, new_hash
+from wherry.core.algorithms import SHA256, new_hash, with_algorithm
 from wherry.core.progress import Meter
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, storage_error
-from wherry.integrations.signing.bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
+from wherry.integrations.signing.bundle import (
+    IDENTITY,
+    hint,
+    load_key,
+    load_public_key,
+    open_signature,
+    seal_statement,
+)
 from wherry.runtime import threads
 from wherry.storage.durable import put
 from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
@@ -125,7 +132,7 @@ def sign(
         MissingExtraError: the package cryptography is not installed.
     """
     private = load_key(key)
-    location = _resolved(uri)
+    location = _resolve(uri)
     identity = _identity(location)
     names = _names(location)
     digests = _digests(location, names, algorithm, progress)
@@ -140,7 +147,7 @@ def sign(
         "ignore_paths": [*_IGNORED],
     }
     place = signature_location(location) if out is None else locate(out)
-    put(place, sealed(private, location.name, digests, how, identity))
+    put(place, seal_statement(private, location.name, digests, how, identity))
     return place.uri
 
 
@@ -166,9 +173,9 @@ def verify(
         UnsupportedError: a signature of another kind.
     """
     public = load_public_key(public_key)
-    location = _resolved(uri)
+    location = _resolve(uri)
     place = signature_location(location) if signature is None else locate(signature)
-    predicate = opened(place, public)
+    predicate = open_signature(place, public)
     signed = {row["name"]: row["digest"] for row in predicate["resources"]}
     ignored = [*_IGNORED, *predicate["serialization"].get("ignore_paths", [])]
     ignored = tuple(
@@ -200,8 +207,8 @@ def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) ->
     Raises:
         NotFoundError, CorruptError, MismatchError, UnsupportedError: as `verify`.
     """
-    place = signature_location(_resolved(uri))
-    return _signed_identity(opened(place, load_public_key(public_key)))
+    place = signature_location(_resolve(uri))
+    return _signed_identity(open_signature(place, load_public_key(public_key)))
 
 
 def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> str:
@@ -226,7 +233,7 @@ def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> 
     return f"{found.files} files match the signature of key {short(found.signer)}"
 
 
-def _resolved(uri: str | os.PathLike[str]) -> Location:
+def _resolve(uri: str | os.PathLike[str]) -> Location:
     from wherry.formats.detect import resolve
     from wherry.ledger.resolve import checkpoint_uri
 
@@ -291,7 +298,7 @@ def _has_links(location: Location, names: list[str]) -> bool:
 def _signed_identity(predicate: Mapping[str, Any]) -> dict[str, Any]:
     """The checkpoint's digests; in signatures of schema 1 they are SHA-256 without their algorithm."""
     return {
-        name: labelled(value) if name in _DIGESTS and isinstance(value, str) else value
+        name: with_algorithm(value) if name in _DIGESTS and isinstance(value, str) else value
         for name, value in predicate.get(IDENTITY, {}).items()
     }
 

@@ -49,7 +49,7 @@ def load_key(key: str | os.PathLike[str]) -> EllipticCurvePrivateKey:
         UsageError, NotFoundError, MissingExtraError: see `sign`.
     """
     password = os.environ.get(PASSWORD)
-    loaded = _loaded(key, "load_pem_private_key", password.encode() if password else None)
+    loaded = _load_key(key, "load_pem_private_key", password.encode() if password else None)
     return _of_curve(loaded, key)
 
 
@@ -59,10 +59,10 @@ def load_public_key(key: str | os.PathLike[str]) -> EllipticCurvePublicKey:
     Raises:
         UsageError, NotFoundError, MissingExtraError: as `load_key`.
     """
-    return _of_curve(_loaded(key, "load_pem_public_key"), key)
+    return _of_curve(_load_key(key, "load_pem_public_key"), key)
 
 
-def _loaded(key: str | os.PathLike[str], loader: str, *password: bytes | None) -> Any:
+def _load_key(key: str | os.PathLike[str], loader: str, *password: bytes | None) -> Any:
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
@@ -93,7 +93,7 @@ def _of_curve(key: Any, file: str | os.PathLike[str]) -> Any:
     return key
 
 
-def sealed(
+def seal_statement(
     private: EllipticCurvePrivateKey,
     name: str,
     digests: Mapping[str, str],
@@ -124,7 +124,7 @@ def sealed(
     return json.dumps(bundle).encode() + b"\n"
 
 
-def opened(place: Location, public: EllipticCurvePublicKey) -> dict[str, Any]:
+def open_signature(place: Location, public: EllipticCurvePublicKey) -> dict[str, Any]:
     """The predicate of a signature, verified with this key.
 
     Raises:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.errors import NotFoundError
 from wherry.formats.discover import discover, walk
-from wherry.objects.listing_view import ListingView, walked
+from wherry.objects.listing_view import ListingView, view_for_walk
 from wherry.storage.location import Entry, Location
 from wherry.storage.protocols import S3
 
@@ -73,7 +73,7 @@ def test_a_walk_forgets_what_it_has_left(bucket, monkeypatch):
     for number in range(15):
         bucket.put(f"runs/r{number:02}/deep/x.txt", b"x")
     monkeypatch.setattr("wherry.remote.listings._PAGE", 8)
-    root, most = walked(bucket.at("runs")), 0
+    root, most = view_for_walk(bucket.at("runs")), 0
     for number in range(15):
         folder = root.join(f"r{number:02}")
         assert root.entries()[number].name == f"r{number:02}"
@@ -160,6 +160,6 @@ def test_a_folder_of_many_objects_is_listed_by_itself(bucket, monkeypatch):
             bucket.put(f"runs/{folder}/chunks/{number:02}", b"x")
         bucket.put(f"runs/{folder}/x.txt", b"x")
     monkeypatch.setattr("wherry.remote.listings._PAGE", 8)
-    root = walked(bucket.at("runs"))
+    root = view_for_walk(bucket.at("runs"))
     for entry in root.entries():
         assert [one.name for one in root.join(entry.name).entries()] == ["chunks", "x.txt"]

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from wherry.errors import NotFoundError
-from wherry.remote.hub import HubPath, parsed
+from wherry.remote.hub import HubPath, parse_hub_path
 from wherry.storage.stores import locate
 
 
@@ -31,9 +31,9 @@ def pushed(server, branch="main", **files):
     ],
 )
 def test_the_parts_of_a_path(text, place):
-    assert parsed(text) == place
+    assert parse_hub_path(text) == place
     if place is not None:
-        assert parsed(place.text) == place
+        assert parse_hub_path(place.text) == place
 
 
 def test_bytes_are_read_by_range_with_one_request_each(server):

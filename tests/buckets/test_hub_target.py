@@ -10,7 +10,7 @@ import wherry
 from tests.support.hub_server import LFS_FROM, PART
 from tests.support.object_stores import model
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, TargetInUseError
-from wherry.objects.hub_commit import occupied
+from wherry.objects.hub_commit import is_occupied
 from wherry.staging.clean import clean
 from wherry.storage.stores import locate
 
@@ -250,7 +250,7 @@ def test_xet_is_switched_off_for_the_call_only(server, source, monkeypatch):
     ],
 )
 def test_where_a_target_exists(names, path, there):
-    assert occupied(names, path) is there
+    assert is_occupied(names, path) is there
 
 
 def test_wrong_bytes_never_appear(server, source):

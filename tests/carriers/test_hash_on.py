@@ -166,7 +166,7 @@ def test_without_workers_there_is_no_verdict(model, pools, monkeypatch):
 
 
 def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model, monkeypatch, caplog):
-    real, killed = child_pool.child.started, []
+    real, killed = child_pool.child.child_process, []
 
     def started(*arguments, **more):
         opened = real(*arguments, **more)
@@ -184,7 +184,7 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
 
         return Killing()
 
-    monkeypatch.setattr(child_pool.child, "started", started)
+    monkeypatch.setattr(child_pool.child, "child_process", started)
     outcome = wherry.verify(model, level="digest", on="processes:2", unit_bytes=16 * MIB)
     assert outcome.ok
     assert len(killed) == 1

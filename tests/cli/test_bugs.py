@@ -15,7 +15,7 @@ from tests.support.command import command, small
 from wherry.cli.errors import as_ours
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
-from wherry.remote.errors import translated
+from wherry.remote.errors import translate_error
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
 
@@ -269,11 +269,11 @@ def test_a_repository_that_is_not_there_is_absent():
 
 
 def test_what_is_not_known_is_left_as_it_is():
-    assert translated(KeyError("x"), "s3", "b") is None
-    assert translated(OSError(28, "full"), "s3", "b") is None
-    assert translated(UsageError("ours"), "s3", "b") is None
-    assert isinstance(translated(ValueError("odd"), "hf", "gpt2"), UsageError)
-    assert isinstance(translated(NotImplementedError(), "http", "h"), UnsupportedError)
+    assert translate_error(KeyError("x"), "s3", "b") is None
+    assert translate_error(OSError(28, "full"), "s3", "b") is None
+    assert translate_error(UsageError("ours"), "s3", "b") is None
+    assert isinstance(translate_error(ValueError("odd"), "hf", "gpt2"), UsageError)
+    assert isinstance(translate_error(NotImplementedError(), "http", "h"), UnsupportedError)
 
 
 def test_the_hub_offline_in_a_process_of_its_own(tmp_path):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.support.tiny_models import save_tiny
 from wherry.cli import cli
 from wherry.config.config import load_config
-from wherry.config.package_data import packaged
+from wherry.config.package_data import package_path
 from wherry.errors import TargetExistsError, UsageError
 from wherry.routes.check import check
 from wherry.routes.first import FirstRoute, first_config, write_config
@@ -136,4 +136,4 @@ def test_the_commented_examples_of_the_file_are_valid(tmp_path):
 
 
 def test_the_example_of_all_settings_is_printed(place):
-    assert run("config", "example").output == packaged("wherry.toml").read_text()
+    assert run("config", "example").output == package_path("wherry.toml").read_text()

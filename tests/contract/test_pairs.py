@@ -30,13 +30,13 @@ def test_a_tree_is_refused_only_where_the_row_says_that_it_is_not_held(pairs, me
         (tree.name, *pair)
         for tree in pairs.TREES
         for pair in permutations(pairs.candidates(tree), 2)
-        if pairs.related(tree, *pair)
+        if pairs.is_related(tree, *pair)
     }
     assert {(pair.tree, pair.source, pair.target) for pair in measured} == wanted
 
 
 def test_every_format_that_is_written_holds_some_tree(pairs, measured):
-    assert {pair.source for pair in measured} == set(pairs.written())
+    assert {pair.source for pair in measured} == set(pairs.writable_names())
 
 
 def test_what_a_row_holds_decides_what_is_carried(pairs):
@@ -61,13 +61,13 @@ def test_a_system_holds_only_trees_of_its_form(pairs, measured, tmp_path):
         place = tmp_path / tree.owner
         place.mkdir()
         seed, own = pairs._make_seed(tree, place), find_format(tree.owner).system
-        for name in pairs.written():
+        for name in pairs.writable_names():
             if find_format(name).form and find_format(name).system != own:
-                assert pairs._carried(seed, place / name, name) is None, (tree.owner, name)
+                assert pairs._carry_weights(seed, place / name, name) is None, (tree.owner, name)
                 tried += 1
     assert tried > len(pairs.TREES)
     owners = {tree.owner for tree in pairs.TREES} - {""}
-    assert {name for name in pairs.written() if find_format(name).form} <= {*owners, "maxtext"}
+    assert {name for name in pairs.writable_names() if find_format(name).form} <= {*owners, "maxtext"}
 
 
 def test_the_page_shows_it(pairs, measured):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.families import llama
 from wherry.cli import cli
-from wherry.converter.command import command, stated
+from wherry.converter.command import command, stated_options
 from wherry.converter.convert import convert_all
 from wherry.core import receipt as receipts
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
@@ -193,7 +193,7 @@ def test_secrets_and_what_may_pass(tmp_path):
     target = TargetRequest("t", "dcp", {"x": None, "y": ("p", 1), "z": False})
     assets = "s3://user:secret@bucket/tokens?key=1"
     request = convert_request("s", [target], assets=assets, opaque=("b.B", "a.A"))
-    asked = stated(request, request.targets[0])
+    asked = stated_options(request, request.targets[0])
     assert asked == {
         "to": "dcp", "assets": "s3://bucket/tokens", "opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},

@@ -16,7 +16,7 @@ import wherry
 from tests.support.families import LLAMA, made
 from wherry.config import digests
 from wherry.config.digests import DIGEST_ENV
-from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, labelled
+from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, with_algorithm
 from wherry.core.digest import LEAF
 from wherry.errors import MismatchError
 from wherry.families import load_family
@@ -175,7 +175,7 @@ def test_sidecars_without_an_algorithm_stay_valid(name, tmp_path):
         (GOLDEN / ("folder/wherry.json" if name == "folder" else f"{name}.wherry.json")).read_text()
     )
     sidecar = read_sidecar(locate(tmp_path / name))
-    assert sidecar.checkpoint.checkpoint_digest == labelled(old["checkpoint"]["checkpoint_digest"])
+    assert sidecar.checkpoint.checkpoint_digest == with_algorithm(old["checkpoint"]["checkpoint_digest"])
     assert sidecar.algorithm == SHA256
     assert all(sidecar.leaves.values())
     assert wherry.verify(tmp_path / name, level="digest").ok

@@ -18,7 +18,7 @@ from tests.support.huggingface import training_arguments
 from tests.support.registry import model_folder
 from wherry.cli import cli
 from wherry.config.config import load_config
-from wherry.core.account import IgnoredEntry, folded
+from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
 
@@ -240,7 +240,7 @@ def test_many_entries_of_one_node_are_one_row():
     rows = [IgnoredEntry(("opt", "mu", f"{n}"), "only params", "not a parameter") for n in range(9)]
     rows += [IgnoredEntry((f"optim.state.{n}",), "only params", "not a parameter") for n in range(9)]
     rows += [IgnoredEntry((f"a~{n}",), "only params", "not a parameter") for n in range(8)]
-    found = folded(rows)
+    found = fold_entries(rows)
     assert [row.to_json()["path"] for row in found[:2]] == ["opt/mu/…", "optim.state.…"]
     assert found[0].what == "9 tensors"
     assert found[2:] == rows[-8:]

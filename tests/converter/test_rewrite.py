@@ -328,7 +328,7 @@ def test_a_format_without_rewrites(tmp_path, source):
 def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     from types import SimpleNamespace
 
-    from wherry.converter.in_place import changed
+    from wherry.converter.in_place import change_in_place
     from wherry.storage.stores import locate
 
     folder = tmp_path / "checkpoint"
@@ -338,7 +338,7 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     lease = tmp_path / ".wherry-checkpoint.lease"
     with (
         pytest.raises(TargetInUseError, match="another run took over"),
-        changed(locate(folder), change, lambda: None),
+        change_in_place(locate(folder), change, lambda: None),
     ):
         lease.unlink()
         lease.write_text("theirs")
@@ -408,7 +408,10 @@ def test_in_place_what_another_run_made_before_the_lease_was_taken_is_not_undone
         return real(*arguments)
 
     monkeypatch.setattr(in_place, "lease_of", lease_of)
-    with pytest.raises(ValueError, match="proof"), in_place.changed(locate(folder), what, lambda: None):
+    with (
+        pytest.raises(ValueError, match="proof"),
+        in_place.change_in_place(locate(folder), what, lambda: None),
+    ):
         raise ValueError("the proof failed")
     assert (folder / "d" / "theirs").read_text() == "theirs"
 
@@ -420,5 +423,5 @@ def test_in_place_an_undo_that_fails_is_a_storage_error(change, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(in_place, "remove", refuse)
-    with pytest.raises(StorageError), in_place.changed(locate(folder), what, lambda: None):
+    with pytest.raises(StorageError), in_place.change_in_place(locate(folder), what, lambda: None):
         raise ValueError("the proof failed")

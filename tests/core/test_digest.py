@@ -19,8 +19,8 @@ from wherry.core.algorithms import (
     algorithm_of,
     digest_in,
     digest_uri,
-    labelled,
     spellings,
+    with_algorithm,
 )
 from wherry.core.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
 from wherry.core.manifest import Companion, Manifest
@@ -145,17 +145,17 @@ def test_sha256_digests_are_those_of_records_without_an_algorithm():
     spec, leaf = TensorSpec(("w",), (3,), "float32"), hashlib.sha256(bytes(12)).digest()
     tensor = tensor_digest(spec, [leaf], SHA256)
     manifest = Manifest({("w",): spec}, digests={("w",): tensor}, companions=(Companion("c.json", 2, "00"),))
-    assert tensor == labelled(OLD["tensor"])
-    assert weights_digest(manifest.digests, SHA256) == labelled(OLD["weights"])
-    assert checkpoint_digest(manifest, "huggingface", None, SHA256) == labelled(OLD["checkpoint"])
+    assert tensor == with_algorithm(OLD["tensor"])
+    assert weights_digest(manifest.digests, SHA256) == with_algorithm(OLD["weights"])
+    assert checkpoint_digest(manifest, "huggingface", None, SHA256) == with_algorithm(OLD["checkpoint"])
 
 
 def test_a_digest_names_its_algorithm_and_bare_digits_are_sha256():
     digits = "0123456789abcdef" * 4
-    assert labelled(digits) == f"sha256:{digits}"
-    assert labelled(f"blake3:{digits}") == f"blake3:{digits}"
-    assert labelled("") == ""
-    assert labelled("not a digest") == "not a digest"
+    assert with_algorithm(digits) == f"sha256:{digits}"
+    assert with_algorithm(f"blake3:{digits}") == f"blake3:{digits}"
+    assert with_algorithm("") == ""
+    assert with_algorithm("not a digest") == "not a digest"
     assert (algorithm_of(f"blake3:{digits}"), algorithm_of(f"sha256:{digits}")) == (BLAKE3, SHA256)
     assert spellings(f"sha256:{digits}") == (f"sha256:{digits}", digits)
     assert spellings(f"blake3:{digits}") == (f"blake3:{digits}",)

@@ -125,7 +125,11 @@ def interrupt(source, target, share, **options):
         if progress.stage == "convert" and progress.done >= progress.total * share:
             raise Cancelled
 
-    with pytest.raises(Cancelled), faults.small_steps(), faults.replaced("wherry.core.progress:_INTERVAL", 0):
+    with (
+        pytest.raises(Cancelled),
+        faults.small_steps(),
+        faults.replace_value("wherry.core.progress:_INTERVAL", 0),
+    ):
         wherry.convert(source, target, to=target.name, lineage=False, progress=report, **options)
 
 

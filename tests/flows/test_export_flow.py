@@ -23,7 +23,7 @@ pytest.importorskip("prefect")
 from wherry.flows import export as flow
 from wherry.flows.convert import ConvertSpec
 from wherry.flows.export import ExportSpec
-from wherry.tasks.export import routed
+from wherry.tasks.export import route_targets
 
 TOML = """
 [routes.main]
@@ -97,14 +97,14 @@ def plain(monkeypatch):
 
     monkeypatch.setattr(flow, "ending", ending)
     monkeypatch.setattr(flow, "chain", chain)
-    monkeypatch.setattr(flow, "routed", routed.fn)
+    monkeypatch.setattr(flow, "route_targets", route_targets.fn)
     monkeypatch.setattr(flow, "summary", lambda _done: [{"what": "target", "value": "x"}])
     monkeypatch.setattr(flow, "show_table", lambda table, *_: noted.append(table))
     return noted
 
 
 def test_what_the_routes_say(source, config, tmp_path):
-    rows = {row["route"]: row for row in routed.fn(source, (), config)}
+    rows = {row["route"]: row for row in route_targets.fn(source, (), config)}
     assert rows["main"]["takes"]
     spec = ConvertSpec(**rows["main"]["spec"])
     assert (spec.source, spec.to, spec.options) == (source, "safetensors", {"join": "."})
@@ -114,9 +114,9 @@ def test_what_the_routes_say(source, config, tmp_path):
     assert not rows["nightly"]["takes"]
     assert "nightly" in rows["nightly"]["reason"]
     assert not rows["elsewhere"]["takes"]
-    assert [row["route"] for row in routed.fn(source, ("main",), config)] == ["main"]
+    assert [row["route"] for row in route_targets.fn(source, ("main",), config)] == ["main"]
     with pytest.raises(NotFoundError, match="unknown route"):
-        routed.fn(source, ("absent",), config)
+        route_targets.fn(source, ("absent",), config)
 
 
 def test_the_flow_carries_out_what_takes_it(source, config, plain):
@@ -151,14 +151,14 @@ def test_what_was_not_made_is_not_noted(source, tmp_path, plain):
 def test_a_score_that_cannot_be_read_is_not_known(source, config, tmp_path):
     (tmp_path / "runs" / "r1" / "9" / "metrics.json").write_text("[" * 100_000)
     keep_the_best(config)
-    (row,) = routed.fn(source, ("main",), config)
+    (row,) = route_targets.fn(source, ("main",), config)
     assert [one["score"] for one in row["notes"]] == [None, None]
 
 
 def test_no_credentials_of_the_registry_are_kept(source, config, plain, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example")
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "https://user:hidden@mlflow.example")
-    text = json.dumps(routed.fn(source, (), config))
+    text = json.dumps(route_targets.fn(source, (), config))
     assert "secret" not in text
     assert "hidden" not in text
     done = flow.export.fn(ExportSpec(source=source, config=config))

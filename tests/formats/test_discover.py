@@ -21,7 +21,7 @@ import wherry
 from tests.support.formats import CORPUS, expected
 from wherry.cli import cli
 from wherry.console.formats import dtype_words
-from wherry.core.steps import step_number, unfinished
+from wherry.core.steps import step_number, unfinished_reason
 from wherry.formats.registry import formats
 
 STEPS = 10_000
@@ -236,7 +236,7 @@ def test_names_of_steps(name, number):
 
 @pytest.mark.parametrize("name", ["checkpoint_5", "my_tmp", "particle", "step-7", "parts"])
 def test_names_that_only_look_unfinished(name):
-    assert unfinished(name) is None
+    assert unfinished_reason(name) is None
 
 
 def test_the_command_line(tmp_path):

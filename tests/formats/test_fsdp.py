@@ -170,5 +170,5 @@ def test_a_forged_placement_is_hostile(saves, change):
 
 def _parts_of(folder):
     place = locate(folder).join("model_world_size_2_rank_0.pt")
-    for _name, part in fsdp._parts(0, fsdp._opened(place), place, 2):
+    for _name, part in fsdp._parts(0, fsdp._open_archive(place), place, 2):
         yield part

@@ -228,7 +228,7 @@ def test_the_wheel_has_what_deploy_and_the_example_of_a_configuration_need(
     assert shipped == {f"wherry/packaged/{name}" for name in files}
     code = (
         "import sys; sys.path[:0] = sys.argv.pop(1).split(':')\n"
-        "from wherry.config.package_data import packaged\n"
+        "from wherry.config.package_data import package_path\n"
         "for name in ('prefect.yaml', 'pools', 'automations.yaml', 'wherry.toml'): print(packaged(name))"
     )
     found = run(sys.executable, "-I", "-S", "-c", code, f"{installed}:{base}").split()

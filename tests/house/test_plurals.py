@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tests.support.house import MODULES, label
-from wherry.core.units import counted
+from wherry.core.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +49,9 @@ def test_a_plural_that_stands_in_a_text_is_seen():
 
 
 def test_both_forms_and_their_verbs():
-    assert [counted(number, "tensor") for number in (0, 1, 2000)] == [
+    assert [plural(number, "tensor") for number in (0, 1, 2000)] == [
         "0 tensors",
         "1 tensor",
         "2,000 tensors",
     ]
-    assert [counted(number, "chunk", "is/are") for number in (1, 2)] == ["1 chunk is", "2 chunks are"]
+    assert [plural(number, "chunk", "is/are") for number in (1, 2)] == ["1 chunk is", "2 chunks are"]

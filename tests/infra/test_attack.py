@@ -123,14 +123,14 @@ def test_most_pickles_of_the_attack_are_sound_pickles_and_all_carry_the_payload(
 def test_files_are_chosen_evenly(attacks):
     import argparse
 
-    from attacks.__main__ import chosen
+    from attacks.__main__ import choose_cases
     from attacks.case import Case
 
     counts = {"a": 90, "b": 3, "c": 9}
     cases = [
         Case(f"{kind}/{number}", lambda folder: folder) for kind in counts for number in range(counts[kind])
     ]
-    found = chosen(cases, argparse.Namespace(cases=15, match="", seed=0))
+    found = choose_cases(cases, argparse.Namespace(cases=15, match="", seed=0))
     assert Counter(one.kind for one in found) == {"a": 6, "b": 3, "c": 6}
 
 

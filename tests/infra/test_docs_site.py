@@ -78,7 +78,7 @@ def test_the_schemas_are_those_of_the_code_and_take_what_the_pages_show(monkeypa
 
 def test_the_catalogue_has_the_errors_of_the_code(monkeypatch):
     reference = load("reference", monkeypatch)
-    rows = list(reference._raised())
+    rows = list(reference._find_errors())
     assert ("UsageError", "the source has no step number", "pass --as-step N") in rows
     assert ("StorageError", "out of memory", "…") in rows
     assert len(rows) > 600

@@ -33,7 +33,7 @@ def test_a_giant_takes_no_room_and_is_planned_as_a_whole_one(tmp_path):
     files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
     assert sum(path.stat().st_size for path in files) > 10_000_000_000
     assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 2_000_000
-    one = giants.planned(giants.Giant("a Llama", folder, ("--to", "dcp")))
+    one = giants.plan_giant(giants.Giant("a Llama", folder, ("--to", "dcp")))
     assert one.plan["bytes_out"] == wherry.open(folder).manifest.nbytes > 10_000_000_000
     assert len(one.plan["workers"]["units"]) > 5
     assert one.plan["parameters"]["agrees"]
@@ -60,7 +60,7 @@ def test_the_giant_of_paxml_is_a_checkpoint_of_two_terabytes(tmp_path):
 @pytest.mark.timeout(1200)
 def test_the_giant_with_the_most_chunks_is_planned_in_the_seconds_and_the_memory_of_the_goal(tmp_path):
     step = giants.paxml_gpt3(tmp_path / "gpt3")
-    one = giants.planned(giants.Giant("GPT-3 175B", step, ("--to", "maxtext")), tmp_path)
+    one = giants.plan_giant(giants.Giant("GPT-3 175B", step, ("--to", "maxtext")), tmp_path)
     print(f"{one.seconds:.1f} s of a processor, {one.memory / 1e6:.0f} MB")
     assert len(one.plan["workers"]["units"]) > 2000
     assert one.seconds <= 20

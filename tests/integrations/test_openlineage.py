@@ -18,7 +18,7 @@ import wherry
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
 from wherry.integrations import openlineage
-from wherry.integrations.openlineage.datasets import described, named
+from wherry.integrations.openlineage.datasets import describe_dataset, named
 from wherry.ledger.record import open_ledger, record_event, record_registration, record_verification
 from wherry.ledger.statements import statements
 
@@ -234,4 +234,4 @@ def test_large_schemas_are_left_out(converted, monkeypatch):
 
 def test_a_dataset_needs_no_more_than_a_reference():
     reference = CheckpointRef("/x", "orbax", None, "d" * 64, "w" * 64, "f")
-    assert described(reference, {})["facets"]["symlinks"]["identifiers"][0]["name"] == "d" * 64
+    assert describe_dataset(reference, {})["facets"]["symlinks"]["identifiers"][0]["name"] == "d" * 64

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wherry.layout.transpose import fused, transposed_into
+from wherry.layout.transpose import fuse_axes, transposed_into
 
 
 def check(shape, itemsize, order, seed=0):
@@ -33,9 +33,9 @@ def test_arrays_larger_than_a_tile_in_every_order(shape, itemsize):
 
 
 def test_neighbours_that_stay_together_are_fused():
-    assert fused((2, 3, 4, 5), (2, 3, 0, 1)) == ((6, 20), (1, 0))
-    assert fused((2, 1, 4), (2, 1, 0)) == ((2, 4), (1, 0))
-    assert fused((2, 3), (0, 1)) == ((6,), (0,))
+    assert fuse_axes((2, 3, 4, 5), (2, 3, 0, 1)) == ((6, 20), (1, 0))
+    assert fuse_axes((2, 1, 4), (2, 1, 0)) == ((2, 4), (1, 0))
+    assert fuse_axes((2, 3), (0, 1)) == ((6,), (0,))
 
 
 def test_orders_and_sizes_that_do_not_fit_are_refused():

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tests.support.value_words import Concat, Pad, Tie
 from wherry.core import dtypes
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.layout.words import Cast, Scale, Shift, WordStep, applied, chain, loss, parse_word, widens
+from wherry.layout.words import Cast, Scale, Shift, WordStep, apply_steps, chain, loss, parse_word, widens
 
 FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 NORMAL = st.floats(0.03125, 200, width=32) | st.floats(-200, -0.03125, width=32)
 
 
 def there_and_back(word, values, target):
-    stored = applied([WordStep(word, forward=True)], values, target)
-    return applied([WordStep(word, forward=False)], stored, values.dtype.name)
+    stored = apply_steps([WordStep(word, forward=True)], values, target)
+    return apply_steps([WordStep(word, forward=False)], stored, values.dtype.name)
 
 
 @settings(max_examples=300, deadline=None)
@@ -83,11 +83,11 @@ def test_casts(source, target):
 
 def test_arithmetic_is_wide():
     values = np.full(8, 3.0, ml_dtypes.bfloat16)
-    wide = applied(
+    wide = apply_steps(
         [WordStep(Scale(1 / 3), forward=True), WordStep(Scale(1 / 3), forward=False)], values, "bfloat16"
     )
     np.testing.assert_array_equal(wide, values)
-    assert applied([WordStep(Shift(1e-12), forward=True)], np.ones(1), "float64")[0] == 1 + 1e-12
+    assert apply_steps([WordStep(Shift(1e-12), forward=True)], np.ones(1), "float64")[0] == 1 + 1e-12
 
 
 def test_words_of_both_sides_cancel():
@@ -116,7 +116,7 @@ def test_moments_scale_as_gradients_do():
 
 def test_integers_are_not_scaled():
     with pytest.raises(UnrepresentableError):
-        applied([WordStep(Scale(2.0), forward=True)], np.arange(3), "int64")
+        apply_steps([WordStep(Scale(2.0), forward=True)], np.arange(3), "int64")
 
 
 @pytest.mark.parametrize(

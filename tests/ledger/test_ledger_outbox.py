@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import event
 
 from tests.support.ledger import conversion, digest, filled, node
-from wherry.ledger.cursors import cursors, delivered, failed, pending, rewind
+from wherry.ledger.cursors import cursors, pending, record_delivery, record_failure, rewind
 from wherry.ledger.nodes import conversions, digest_at, digests_starting, nodes, present, verifications
 from wherry.ledger.record import (
     ancestors,
@@ -40,16 +40,16 @@ def test_a_cursor_moves_forward_and_keeps_its_failure(ledger):
         record_event(ledger, "note" if number else "audit", None, {"number": number})
     assert cursors(ledger) == []
     assert numbers(ledger, "events") == [1, 2, 3, 4]
-    delivered(ledger, "events", 2)
-    failed(ledger, "events", 3, "nobody listens " + "x" * 5000)
+    record_delivery(ledger, "events", 2)
+    record_failure(ledger, "events", 3, "nobody listens " + "x" * 5000)
     assert numbers(ledger, "events") == [3, 4]
     [cursor] = cursors(ledger)
     assert (cursor.name, cursor.delivered, cursor.behind) == ("events", 2, 2)
     assert (cursor.failed or "").startswith("statement 3: nobody listens")
     assert len(cursor.failed or "") < 2500
-    delivered(ledger, "events", 1)  # somebody slower
+    record_delivery(ledger, "events", 1)  # somebody slower
     assert numbers(ledger, "events") == [3, 4]
-    delivered(ledger, "events", 4)
+    record_delivery(ledger, "events", 4)
     assert cursors(ledger)[0].failed is None
     assert numbers(ledger, "events") == []
     rewind(ledger, "events")
@@ -60,7 +60,7 @@ def test_a_cursor_moves_forward_and_keeps_its_failure(ledger):
 
 def test_a_failure_before_the_first_delivery(ledger):
     record_event(ledger, "note", None, {})
-    failed(ledger, "events", 1, "down")
+    record_failure(ledger, "events", 1, "down")
     assert numbers(ledger, "events") == [1]
     assert check_chain(ledger).altered is None
 
@@ -77,7 +77,7 @@ def test_no_statement_is_skipped_while_others_append(ledger):
         while len(met) < 60:
             for one in pending(ledger, "events"):
                 met.append(one.seq)
-                delivered(ledger, "events", one.seq)
+                record_delivery(ledger, "events", one.seq)
         for one in waiting:
             one.result()
     assert met == list(range(1, 61))
@@ -134,7 +134,7 @@ QUESTIONS = {
     "statements": lambda ledger: list(statements(ledger, after=1)),
     "some statements": lambda ledger: list(statements(ledger, after=1, kinds=["note", "audit"])),
     "pending": lambda ledger: list(pending(ledger, "events")),
-    "delivered": lambda ledger: delivered(ledger, "events", 1),
+    "delivered": lambda ledger: record_delivery(ledger, "events", 1),
     "head": head,
 }
 

@@ -17,7 +17,7 @@ from wherry.cli import cli
 from wherry.config.settings import ledger_url
 from wherry.ledger import schema as tables
 from wherry.ledger.append import content_of, hash_of
-from wherry.ledger.cursors import delivered, seal_of
+from wherry.ledger.cursors import record_delivery, seal_of
 from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
@@ -212,7 +212,7 @@ def test_a_statement_of_a_newer_schema(notes):
 @pytest.mark.parametrize("number", [-1, NOTES + 1])
 def test_a_cursor_under_its_own_seal_that_skips_what_is_to_come(notes, number):
     with open_ledger(notes) as ledger:
-        delivered(ledger, "openlineage", NOTES)
+        record_delivery(ledger, "openlineage", NOTES)
         assert check_chain(ledger).altered is None
     with open_ledger(notes) as ledger, ledger.read() as connection:
         row = dict(connection.execute(tables.projection.select()).mappings().one())

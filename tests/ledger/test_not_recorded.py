@@ -29,7 +29,7 @@ from wherry.live import handle as export_handle
 from wherry.routes import night as nights
 from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
 from wherry.routes.routes import load_config
-from wherry.verifier.workflow import verified
+from wherry.verifier.workflow import verify_and_record
 
 LATE = "recorded now; the ledger did not have it"
 
@@ -215,13 +215,13 @@ def test_a_verification_that_passed_and_was_not_recorded(source, tmp_path, broke
     made = tmp_path / "out.safetensors"
     wherry.convert(source, made, to="safetensors", lineage=False)
     with pytest.raises(NotRecordedError, match="not recorded") as caught:
-        verified(str(made), level="digest")
+        verify_and_record(str(made), level="digest")
     assert caught.value.result.ok
     data = bytearray(made.read_bytes())
     data[-1] ^= 1
     made.write_bytes(data)
     with pytest.raises(MismatchError):  # damage counts before the record
-        verified(str(made), level="digest")
+        verify_and_record(str(made), level="digest")
 
 
 def test_an_address_that_is_none_costs_no_receipt(source, tmp_path, monkeypatch, caplog):
@@ -241,7 +241,7 @@ def test_a_bug_of_the_ledger_keeps_what_was_fetched_and_verified(source, tmp_pat
         wherry.fetch(made, tmp_path / "copy")
     assert caught.value.result.uri == str(tmp_path / "copy")
     with pytest.raises(NotRecordedError, match="a bug") as caught:
-        verified(made, level="digest")
+        verify_and_record(made, level="digest")
     assert caught.value.result.ok
 
 

@@ -170,7 +170,7 @@ def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
         mlflow.mark_deleted(name, "1", by="prune", reason="keep_last", **stores)
     with pytest.raises(UsageError, match="has the alias champion"):
         mlflow.unregister(name, "1", **stores)
-    rows = [row for row in mlflow.registered(**stores) if row.name == name]
+    rows = [row for row in mlflow.registered_versions(**stores) if row.name == name]
     assert [(row.version, row.aliases) for row in rows] == [("1", ("champion",))]
     assert rows[0].tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
     import mlflow as upstream
@@ -180,7 +180,7 @@ def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
     with pytest.raises(NotFoundError, match=r"the checkpoint was deleted: .* by prune: keep_last"):
         wherry.resolve(f"models:/{name}/1")
     mlflow.unregister(name, "1", **stores)
-    assert [row for row in mlflow.registered(**stores) if row.name == name] == []
+    assert [row for row in mlflow.registered_versions(**stores) if row.name == name] == []
 
 
 def test_what_was_deleted_and_is_registered_again_is_found_again(tmp_path, name, stores):

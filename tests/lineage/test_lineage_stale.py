@@ -79,12 +79,12 @@ def test_a_deleted_target_is_not_stale(chain, safetensors_source):
 
 
 def test_other_rules_make_another_plan(chain, monkeypatch):
-    real = lineage_stale._planned
+    real = lineage_stale._plan_now
 
     def changed(made, *rest):
         return "f" * 64 if made.format == "orbax" else real(made, *rest)
 
-    monkeypatch.setattr(lineage_stale, "_planned", changed)
+    monkeypatch.setattr(lineage_stale, "_plan_now", changed)
     assert kinds(stale()) == {"orbax": ["plan-changed"], "last.npz": ["upstream-stale"]}
 
 

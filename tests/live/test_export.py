@@ -275,4 +275,4 @@ def test_live_places_are_names_only():
     assert place.entries() == []
     with pytest.raises(StorageError, match="cannot write to a live state"):
         place.put(b"")
-    assert dtypes.known("bfloat16")
+    assert dtypes.is_known("bfloat16")

@@ -242,7 +242,7 @@ def test_an_alias_that_was_moved_meanwhile_is_left(candidate, client, name, tmp_
     client.set_registered_model_alias(name, "champion", "2")
     with (
         pytest.raises(TargetInUseError, match="was moved by another process") as failure,
-        aliases.moved(client, name, {"champion": "1"}, expected=seen),
+        aliases.move_aliases(client, name, {"champion": "1"}, expected=seen),
     ):
         pytest.fail("it must not get here")
     assert failure.value.retryable

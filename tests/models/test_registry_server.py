@@ -95,7 +95,7 @@ def test_promoted_resolved_fetched_and_rolled_back(stores, tmp_path, everywhere)
     assert wherry.verify(copy.uri, level="digest").ok
     assert wherry.rollback("story").version == "1"
     assert wherry.resolve("models:/story@champion").version == "1"
-    names = {(row.name, row.version): row.aliases for row in service("mlflow").registered(**stores)}
+    names = {(row.name, row.version): row.aliases for row in service("mlflow").registered_versions(**stores)}
     assert names["story", "1"] == ("champion",)
     assert names["story", "2"] == ()
 

@@ -80,7 +80,7 @@ def test_any_region_comes_out_of_any_boxes(case):
     ],
 )
 def test_only_short_runs_are_kept_as_boxes(shape, chunks, dtype, expected):
-    assert stored_boxes.scattered(TensorSpec(("w",), shape, dtype, chunks)) is expected
+    assert stored_boxes.is_scattered(TensorSpec(("w",), shape, dtype, chunks)) is expected
 
 
 def test_what_is_held_of_a_large_region_is_small(monkeypatch):

@@ -10,7 +10,7 @@ import wherry
 from tests.support.object_stores import model
 from wherry.errors import StorageError, UsageError
 from wherry.objects import azure
-from wherry.objects.azure_blocks import first_block, parsed, part_block, parts_of
+from wherry.objects.azure_blocks import first_block, parse_block_name, part_block, parts_of
 from wherry.objects.checksums import checksum_of
 from wherry.remote.retries import RetryPolicy
 from wherry.storage.stores import locate
@@ -34,7 +34,10 @@ def upload_of(backend, name, run="run", data=b"data"):
 
 @pytest.mark.parametrize("run", ["1a2b3c4d", "x" * 32, "x" * 33, "a b", ""])
 def test_a_name_says_what_it_is(run):
-    first, part = parsed(first_block("0123456789ab", run)), parsed(part_block("0123456789ab", 49_999, MD5))
+    first, part = (
+        parse_block_name(first_block("0123456789ab", run)),
+        parse_block_name(part_block("0123456789ab", 49_999, MD5)),
+    )
     assert (first.key, first.number, first.rest) == (
         "0123456789ab",
         None,
@@ -42,11 +45,11 @@ def test_a_name_says_what_it_is(run):
     )
     assert (part.key, part.number, part.rest) == ("0123456789ab", 49_999, MD5)
     assert len(first.text) == len(part.text) == 60, "the service allows 64, all of the same length"
-    assert parsed("block-00000001") is None
+    assert parse_block_name("block-00000001") is None
 
 
 def test_the_block_that_was_sent_last_is_the_part():
-    blocks = [(parsed(f"0123456789ab00007{when:011x}{MD5}"), when) for when in (5, 9, 7)]
+    blocks = [(parse_block_name(f"0123456789ab00007{when:011x}{MD5}"), when) for when in (5, 9, 7)]
     (part,) = parts_of(blocks)
     assert (part.number, part.nbytes, part.checksum) == (7, 9, f"md5:{MD5}")
 
@@ -167,5 +170,5 @@ def test_a_uri_with_an_account_says_where_it_belongs(host):
 def test_the_name_of_a_block_has_the_md5_that_the_service_has_compared(backend):
     data = os.urandom(4096)
     upload, (part,) = upload_of(backend, "model", data=data)
-    assert part.checksum == f"md5:{parsed(part.mark).rest}" == checksum_of(views(data), "md5")
+    assert part.checksum == f"md5:{parse_block_name(part.mark).rest}" == checksum_of(views(data), "md5")
     assert backend.objects.parts(upload) == [part]

@@ -9,7 +9,7 @@ from tests.support.infra import load
 from tests.support.oracles import cases
 from tests.support.oracles.huggingface import MODELS
 from wherry.families import families, load_family
-from wherry.view.overview import judged, judges
+from wherry.view.overview import judges, read_judges
 
 FORWARD, LIBRARY = {"forward"}, {"library"}
 
@@ -55,7 +55,7 @@ def covered():
 def stated():
     return {
         (family, system): {way: set(by) for way, by in row.items()}
-        for family, systems in judged().items()
+        for family, systems in read_judges().items()
         for system, row in systems.items()
     }
 

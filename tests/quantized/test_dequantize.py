@@ -208,7 +208,7 @@ def test_any_region_is_that_part_of_the_whole(tmp_path):
     }
     for name, (tensors, quantization) in cases.items():
         whole = dequantized(tmp_path / name, tensors, quantization)["m.weight"].float().numpy()
-        from wherry.quantized.view import dequantized as view_of
+        from wherry.quantized.view import dequantized_view as view_of
 
         with wherry.open(tmp_path / name) as source:
             seen = view_of(source, {"quantization_config": quantization})

@@ -201,14 +201,14 @@ told = None
 def test_any_region_is_that_part_of_the_whole(scheme, tmp_path, monkeypatch):
     """Regions that begin and end within blocks, words and bytes; a block's scale is that of all its values."""
     from wherry.quantized import coded_reader
-    from wherry.quantized.coded_view import quantised
+    from wherry.quantized.coded_view import quantised_view
 
     monkeypatch.setattr(coded_reader, "_BAND", 64)
     label, settings = PLAIN[scheme]
     source = save_tiny(tmp_path / "plain", label, drawn=True, **settings)
     draw = np.random.default_rng(0)
     with wherry.open(source) as checkpoint:
-        view = quantised(checkpoint, scheme)
+        view = quantised_view(checkpoint, scheme)
         made = [path for path in view.manifest.tensors if path not in checkpoint.manifest.tensors]
         made += [path for path, spec in view.manifest.tensors.items() if spec.dtype.startswith("float8")]
         for path in made[:12] + made[-12:]:

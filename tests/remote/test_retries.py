@@ -16,8 +16,8 @@ from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
 from wherry.remote import azure, retries
 from wherry.remote.errors import library_errors
-from wherry.remote.filesystems import timed
-from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
+from wherry.remote.filesystems import call_with_deadline
+from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.stores import locate
 
 
@@ -44,7 +44,7 @@ def test_no_attempt_begins_after_the_budget():
         raise StorageError("no answer", retryable=True)
 
     with pytest.raises(StorageError, match="attempts in"):
-        attempted(call, "gs://b/k", RetryPolicy(timeout=0.1, pause=0.0, attempts=100))
+        call_with_retries(call, "gs://b/k", RetryPolicy(timeout=0.1, pause=0.0, attempts=100))
     assert len(calls) <= 4
 
 
@@ -56,7 +56,7 @@ def test_what_a_retry_cannot_help_is_not_repeated():
         raise StorageError("access denied")
 
     with pytest.raises(StorageError) as caught:
-        attempted(call, "gs://b/k", RetryPolicy())
+        call_with_retries(call, "gs://b/k", RetryPolicy())
     assert (caught.value.what, len(calls)) == ("access denied", 1)
 
 
@@ -65,7 +65,7 @@ def test_a_call_without_a_deadline_of_its_own_is_left_behind():
     fs = types.SimpleNamespace(info=lambda _path: ended.wait())
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        timed(fs, "info", 0.1, "x")
+        call_with_deadline(fs, "info", 0.1, "x")
     assert time.monotonic() - begin < 5
     ended.set()
 

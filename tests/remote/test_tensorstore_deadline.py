@@ -9,7 +9,7 @@ import pytest
 import tensorstore
 
 from wherry.errors import StorageError
-from wherry.integrations.containers.zarr.kvstore import awaited
+from wherry.integrations.containers.zarr.kvstore import await_result
 from wherry.remote.retries import TIMEOUT_VARIABLE
 
 
@@ -18,7 +18,7 @@ def test_a_call_that_hangs_on_a_bucket_ends(monkeypatch):
     _promise, future = tensorstore.Promise.new()
     begin = time.monotonic()
     with pytest.raises(StorageError) as caught:
-        awaited(future, "gs://bucket/model")
+        await_result(future, "gs://bucket/model")
     assert time.monotonic() - begin < 5
     assert (caught.value.kind, caught.value.retryable, caught.value.uri) == (
         "timeout",
@@ -31,4 +31,4 @@ def test_a_local_call_has_no_deadline(monkeypatch):
     monkeypatch.setenv(TIMEOUT_VARIABLE, "0.001")
     promise, future = tensorstore.Promise.new()
     threading.Timer(0.1, lambda: promise.set_result(7)).start()
-    assert awaited(future, "/data/model") == 7
+    assert await_result(future, "/data/model") == 7

@@ -10,7 +10,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.support.faults import cut_sent
 from wherry.errors import StorageError
-from wherry.remote.amazon_requests import presigned, refused
+from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.failures import kind_of
 from wherry.remote.transfers import BodyRequest, HttpAnswer, exchange, is_plain
@@ -140,7 +140,7 @@ def test_a_proxy_is_left_to_the_library(monkeypatch):
     [(503, "SlowDown", "throttled"), (404, "NoSuchKey", "absent"), (412, "PreconditionFailed", "exists")],
 )
 def test_a_status_that_tells_all_is_the_error(status, code, kind):
-    error = refused(
+    error = refusal(
         HttpAnswer(status, {}, f"<Error><Code>{code}</Code></Error>".encode()), "plain", "GetObject"
     )
     assert error is not None
@@ -158,7 +158,7 @@ def signed(fs, bucket):
     from fsspec.asyn import sync
 
     where = {"UploadId": "1", "PartNumber": 1}
-    return sync(fs.loop, lambda: presigned(fs, f"{bucket}/a b", "upload_part", {}, **where))
+    return sync(fs.loop, lambda: presign(fs, f"{bucket}/a b", "upload_part", {}, **where))
 
 
 def test_a_request_is_signed_by_the_client():
@@ -188,5 +188,5 @@ def test_a_bucket_that_refuses_signatures_gets_requests_of_the_client(status, co
     bucket = f"refusing-{status}"
     assert signed(amazon(), bucket) is not None
     body = f"<Error><Code>{code}</Code></Error>".encode()
-    assert refused(HttpAnswer(status, {}, body), bucket, "GetObject") is None
+    assert refusal(HttpAnswer(status, {}, body), bucket, "GetObject") is None
     assert signed(amazon(), bucket) is None

@@ -79,7 +79,7 @@ def raising(error):
 )
 def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
     with monkeypatch.context() as patch:
-        patch.setattr(nights, "verified", raising(error))
+        patch.setattr(nights, "verify_and_record", raising(error))
         report = night(verify="digest").run()
     assert (dict(report.counts), failure(report).exit_code) == ({"failed": 1}, 10)
     assert dict(night().run().counts) == {"converted": 1}
@@ -195,13 +195,13 @@ def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("targets", [(NPZ,), (NPZ, ORBAX)])
 def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkeypatch, targets):
-    real = nights.verified
+    real = nights.verify_and_record
 
     def and_vanish(*words, **how):
         shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
         return real(*words, **how)
 
-    monkeypatch.setattr(nights, "verified", and_vanish)
+    monkeypatch.setattr(nights, "verify_and_record", and_vanish)
     report = night(verify="roundtrip", targets=targets).run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)

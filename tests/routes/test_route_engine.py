@@ -25,9 +25,9 @@ def config(folder, more, targets=1):
 def test_a_night_has_its_targets_made_by_the_engine_of_the_route(tmp_path, monkeypatch):
     checkpoint(tmp_path, "a", 1)
     started = []
-    real = processes.child.started
+    real = processes.child.child_process
     monkeypatch.setattr(
-        processes.child, "started", lambda *words, **how: started.append(words) or real(*words, **how)
+        processes.child, "child_process", lambda *words, **how: started.append(words) or real(*words, **how)
     )
     read = config(tmp_path, 'engine = "processes:1"\nunit = "1MiB"')
     assert dict(nights.run_night(read, read.routes).counts) == {"converted": 1}

@@ -216,7 +216,7 @@ def test_only_one_module_starts_processes(path):
 
 def test_a_child_that_was_started_ends_with_the_block(tmp_path):
     file = tmp_path / "pids"
-    with child.started(PROGRAMS, ["hang", str(file)], purpose="the test") as one:
+    with child.child_process(PROGRAMS, ["hang", str(file)], purpose="the test") as one:
         pids = pids_in(file)
         assert one.pid in pids
         assert not one.has_ended()
@@ -225,13 +225,13 @@ def test_a_child_that_was_started_ends_with_the_block(tmp_path):
 
 
 def test_a_child_that_was_started_can_end_by_itself_or_is_killed(tmp_path):
-    with child.started(PROGRAMS, ["ask", str(tmp_path / "polite")], purpose="the test") as one:
+    with child.child_process(PROGRAMS, ["ask", str(tmp_path / "polite")], purpose="the test") as one:
         pids_in(tmp_path / "polite")
         one.ask_to_end()
         done = one.result(grace=60)
         assert (done.code, done.output) == (7, "asked\n")
         assert one.result() == done
-    with child.started(PROGRAMS, ["ask", str(tmp_path / "rude"), "rude"], purpose="the test") as one:
+    with child.child_process(PROGRAMS, ["ask", str(tmp_path / "rude"), "rude"], purpose="the test") as one:
         pids = pids_in(tmp_path / "rude")
         one.ask_to_end()
         assert one.result(grace=0.3).code == -signal.SIGKILL

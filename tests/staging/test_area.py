@@ -393,7 +393,7 @@ def test_a_folder_of_an_area_that_cannot_be_listed_is_not_trusted(code, outcome,
 
     monkeypatch.setattr(os, "scandir", failing)
     if outcome is None:
-        assert area.distrusted(tmp_path / "area") is None
+        assert area.distrust_reason(tmp_path / "area") is None
     else:
         with pytest.raises(outcome, match="Input/output"):
-            area.distrusted(tmp_path / "area")
+            area.distrust_reason(tmp_path / "area")

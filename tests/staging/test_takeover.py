@@ -78,7 +78,7 @@ def test_a_file_that_vanishes_while_an_area_is_looked_at_is_no_reason_against_it
         return real(path, **options)
 
     monkeypatch.setattr(os, "lstat", lstat)
-    assert area.distrusted(left) is None
+    assert area.distrust_reason(left) is None
     assert os.listdir(left) == ["out"]
 
 

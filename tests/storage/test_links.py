@@ -337,7 +337,7 @@ def test_rewriting_and_signing_follow_the_rule(orbax, outside, tmp_path):
     from wherry.integrations import signing
 
     (orbax / "note").symlink_to(outside / "secret.txt")
-    for look in (copy.listed, signing._names):
+    for look in (copy.list_files, signing._names):
         with pytest.raises(HostileError, match="outside"):
             look(locate(orbax))
     with pytest.raises(HostileError, match="outside"):

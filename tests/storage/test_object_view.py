@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.objects.listing_view import walked
-from wherry.objects.object_view import BLOCK, ObjectView, viewed
+from wherry.objects.listing_view import view_for_walk
+from wherry.objects.object_view import BLOCK, ObjectView, view_of_store
 from wherry.storage.location import Entry, Location
 from wherry.storage.protocols import GCS, MEMORY
 from wherry.storage.stores import locate
@@ -148,7 +148,7 @@ def test_blocks_are_bounded(store):
 def test_only_stores_with_full_listings_are_viewed(tmp_path, store):
     web = locate("http://127.0.0.1/x")  # its listings have neither sizes nor states
     for place in (locate(tmp_path), web):
-        assert viewed(place) is walked(place) is place
-    once = viewed(Location(store, "b/large", frozenset({"x"})))
-    assert viewed(once) is once
+        assert view_of_store(place) is view_for_walk(place) is place
+    once = view_of_store(Location(store, "b/large", frozenset({"x"})))
+    assert view_of_store(once) is once
     assert (once.opaque, once.uri) == (frozenset({"x"}), "gs://b/large")

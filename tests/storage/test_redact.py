@@ -7,8 +7,8 @@ import types
 import pytest
 
 from wherry.errors import internal_error, redact, storage_error
-from wherry.ledger.deliver import _told
-from wherry.remote.errors import translated
+from wherry.ledger.deliver import _describe_error
+from wherry.remote.errors import translate_error
 
 PRESIGNED = (
     "403 Forbidden for url: https://cdn.example/x?X-Amz-Credential=AKIAsecret%2F1&X-Amz-Expires=3600"
@@ -44,11 +44,11 @@ def hub(text):
 
 def test_every_translation_is_clean():
     found = [
-        translated(hub(PRESIGNED), "hf", "a/b"),
+        translate_error(hub(PRESIGNED), "hf", "a/b"),
         storage_error(OSError(PRESIGNED), "s3://b"),
         storage_error(OSError(5, PRESIGNED), "s3://b"),
         internal_error(KeyError(PRESIGNED)),
     ]
-    texts = [*map(str, found), _told(KeyError(PRESIGNED))]
+    texts = [*map(str, found), _describe_error(KeyError(PRESIGNED))]
     assert ["secret" in text for text in texts] == [False] * 5
     assert all("X-Amz-Expires=3600" in text for text in texts)

@@ -68,5 +68,5 @@ def forgetting(chosen):
 
     with ExitStack() as stack:
         for name in ("fsync", "fdatasync"):
-            stack.enter_context(faults.replaced(f"os:{name}", forgetful(getattr(os, name))))
+            stack.enter_context(faults.replace_value(f"os:{name}", forgetful(getattr(os, name))))
         yield forgotten

@@ -17,7 +17,7 @@ from wherry.units.commit import commit
 from wherry.units.records import records_beside
 from wherry.units.split_job import split
 from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 from wherry.units.work import work
 
 SIZES = {
@@ -95,7 +95,9 @@ def as_elsewhere(patch):
 
 def receipts(target):
     records = records_beside(locate(target))
-    return {name: records.read(name) for names in done(records.names()).values() for name in names}
+    return {
+        name: records.read(name) for names in receipts_by_unit(records.names()).values() for name in names
+    }
 
 
 def changed(target, name, **fields):

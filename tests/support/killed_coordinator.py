@@ -64,7 +64,7 @@ def watch(fatal):
     at(Coordinator, "_start", lambda _self, _post, title, *_: f"out {title.partition('-')[0]}")
     at(make, "move", lambda *_: "move")
     at(Meter, "add", lambda meter, *_: "receipt in" if meter._units and meter._stage == "convert" else "")
-    at(processes, "_started", lambda *_: "worker started")
+    at(processes, "_start", lambda *_: "worker started")
     at(staging, "rename_without_replacing", lambda *_: "commit")
     for name in FILES:
         at(os, name, lambda *_, name=name: f"os.{name}")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.postgres import new_database, postgres_server
 from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
-from wherry.ledger.cursors import delivered
+from wherry.ledger.cursors import record_delivery
 from wherry.ledger.record import (
     claim_registration,
     drop_claim,
@@ -65,7 +65,7 @@ def filled(url):
         record_event(ledger, "deletion", node("d"), {"reason": "keep_last", "by": "prune"})
         record_event(ledger, "note", None, {"text": "nothing in particular"})
         record_conversion(ledger, replace(conversion("a", "a"), target=replace(node("a"), uri="/elsewhere")))
-        delivered(ledger, "openlineage", 3)
+        record_delivery(ledger, "openlineage", 3)
 
 
 def altered(url, *statements):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from wherry.core.algorithms import digits_of, labelled
+from wherry.core.algorithms import digits_of, with_algorithm
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger import record, schema
 
@@ -32,7 +32,7 @@ _CLOCKS = ("append", "cursors")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
-    return labelled(hashlib.sha256(text.encode()).hexdigest())
+    return with_algorithm(hashlib.sha256(text.encode()).hexdigest())
 
 
 def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
@@ -113,8 +113,8 @@ def fill_events(opened: record.Ledger, promoted: CheckpointRef, gone: Checkpoint
     record.record_event(opened, "promotion", promoted, {"name": "model", "version": "1", "alias": "champion"})
     record.record_event(opened, "deletion", gone, {"reason": "keep_last", "by": "prune"})
     record.record_event(opened, "note", None, {"text": "about no checkpoint"})
-    cursors.delivered(opened, "openlineage", 4)
-    cursors.failed(opened, "openlineage", 5, "nobody listens")
+    cursors.record_delivery(opened, "openlineage", 4)
+    cursors.record_failure(opened, "openlineage", 5, "nobody listens")
 
 
 def in_order(lines: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from wherry.families import families, load_family, load_family_file
 from wherry.families.config_files import parse_config
 from wherry.models.policy import policy_of
 from wherry.text.config_text import parse_table, parse_toml, read_config
-from wherry.tree.axes import settled
+from wherry.tree.axes import settle_options
 
 ROOT = Path(__file__).resolve().parents[2]
 BOMBS = {
@@ -63,7 +63,7 @@ def take_policy(path):
 
 
 def take_axes(path):
-    settled({"axes": str(path)})
+    settle_options({"axes": str(path)})
 
 
 TAKERS = (take_family, take_policy, take_axes)

@@ -15,7 +15,7 @@ from wherry.core.manifest import Manifest, from_json
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import MismatchError, UsageError
 from wherry.integrations.containers.orbax import partitioning
-from wherry.tree.axes import mesh_axes, named, rules_of, settled
+from wherry.tree.axes import mesh_axes, named, rules_of, settle_options
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 
@@ -97,6 +97,6 @@ def test_what_a_file_of_names_refuses(tmp_path):
         rules_of("embed=data")
     assert rules_of("a:b+c,d:-") == (("a", ("b", "c")), ("d", None)) == rules_of({"a": ["b", "c"], "d": None})
     file.write_text('[axes]\n"*/w" = ["embed", "mlp"]')
-    assert settled({"axes": str(file), "rules": "a:b", "boxed": "true"}) == {
+    assert settle_options({"axes": str(file), "rules": "a:b", "boxed": "true"}) == {
         "axes": {"axes": {"*/w": ["embed", "mlp"]}}, "rules": [["a", "b"]], "boxed": "true",
     }  # fmt: skip

@@ -12,9 +12,9 @@ from tests.support.orbax import manifest_of, write
 from wherry.core.keypath import parse
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.registry import find_format
-from wherry.tree.forms import Leaves, respelled
+from wherry.tree.forms import Leaves, respell
 from wherry.tree.mapping import map_tree
-from wherry.tree.renames import inverse_rules, parse_rules, renamed
+from wherry.tree.renames import inverse_rules, parse_rules, rename_paths
 from wherry.tree.spelling import NAMES, kept_lists, renaming_of
 
 PART = st.text(st.sampled_from("ab01._~/{}* ->é"), max_size=6)
@@ -28,7 +28,7 @@ def leaves(paths, others=(), named=()):
 
 
 def one(rule, path):
-    found = renamed([parse(path)], parse_rules([rule]))
+    found = rename_paths([parse(path)], parse_rules([rule]))
     return "/".join(found[parse(path)])
 
 
@@ -82,16 +82,16 @@ def test_two_readings_are_refused():
 def test_the_first_rule_counts_and_every_rule_must():
     paths = [("a", "w"), ("a", "b"), ("c",)]
     rules = parse_rules(["a/w -> x", "a/{n} -> y/{n}"])
-    assert renamed(paths, rules) == {("a", "w"): ("x",), ("a", "b"): ("y", "b"), ("c",): ("c",)}
+    assert rename_paths(paths, rules) == {("a", "w"): ("x",), ("a", "b"): ("y", "b"), ("c",): ("c",)}
     with pytest.raises(UsageError, match="a/w -> x"):
-        renamed(paths, tuple(reversed(rules)))
+        rename_paths(paths, tuple(reversed(rules)))
 
 
 def test_the_inverse_is_given_only_where_it_is_one():
     rules = parse_rules(["layers.{n}.w -> blocks/{n}/w"])
-    names = renamed([("layers.0.w",), ("other",)], rules)
+    names = rename_paths([("layers.0.w",), ("other",)], rules)
     assert inverse_rules(names, rules) == ("blocks/{n}/w -> layers.{n}.w",)
-    names = renamed([("layers.0.w",), ("blocks", "x", "w")], rules)
+    names = rename_paths([("layers.0.w",), ("blocks", "x", "w")], rules)
     assert inverse_rules(names, rules) is None
 
 
@@ -107,7 +107,7 @@ def test_rules_and_their_record_are_undone(paths, data):
     rules += ["{a*}é{b*} -> {b*}/{a*}"] if data.draw(st.booleans()) else []
     try:
         parsed = parse_rules(rules)
-        names = renamed(paths, parsed)
+        names = rename_paths(paths, parsed)
     except UsageError:
         return
     for old, new in names.items():
@@ -144,10 +144,10 @@ def test_a_form_and_its_opposite(nodes, pair):
     }
     tree = {("params", *path, "value") for path in roots} | {("stats", "mean", "value")}
     named = frozenset(tree if "boxed" in pair[0] else ())
-    there = respelled(Leaves(frozenset(tree), named=named), pair[0])
+    there = respell(Leaves(frozenset(tree), named=named), pair[0])
     assert len(set(there.values())) == len(tree)
     after = Leaves(frozenset(there.values()), named=frozenset(there[path] for path in named))
-    back = respelled(after, pair[1])
+    back = respell(after, pair[1])
     assert {old: back[new] for old, new in there.items()} == {path: path for path in tree}
 
 
@@ -157,12 +157,12 @@ def test_mixed_boxes():
          "params/attention/value/kernel/value"],
         named=["params/wi/kernel/value", "params/attention/value/kernel/value"],
     )  # fmt: skip
-    there = respelled(tree, {"boxed": "false"})
+    there = respell(tree, {"boxed": "false"})
     assert {"/".join(new) for new in there.values()} == {
         "params/wi/kernel", "params/norm/scale", "params/mixed/value", "params/mixed/other",
         "params/attention/value/kernel",
     }  # fmt: skip
-    by_pattern = respelled(leaves(["params/wi/kernel", "params/norm/scale"]), {"boxed": "params/*/kernel"})
+    by_pattern = respell(leaves(["params/wi/kernel", "params/norm/scale"]), {"boxed": "params/*/kernel"})
     assert by_pattern[parse("params/wi/kernel")] == parse("params/wi/kernel/value")
 
 
@@ -186,7 +186,7 @@ def test_mixed_boxes():
 )
 def test_what_a_form_refuses(paths, options, error, words):
     with pytest.raises(error, match=words):
-        respelled(leaves(paths), options)
+        respell(leaves(paths), options)
 
 
 def test_lists_follow_their_items():

@@ -154,7 +154,7 @@ def test_a_slow_worker_whose_claim_has_expired_changes_nothing(source, target, t
 
 
 def _claimed(target):
-    return claims.claimed(records_beside(locate(target)).names())
+    return claims.claims_among(records_beside(locate(target)).names())
 
 
 def _quietly(target):

@@ -41,7 +41,7 @@ def test_a_worker_that_comes_back_after_the_commit_changes_nothing(source, targe
         as_elsewhere(patch)
         thread = threading.Thread(target=lambda: _quietly(target), name="slow")
         thread.start()
-        while not claims.claimed(records_beside(locate(target)).names()):
+        while not claims.claims_among(records_beside(locate(target)).names()):
             time.sleep(0.02)
     work(target, expiry=0.3)
     receipt = committed(target)

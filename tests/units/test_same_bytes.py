@@ -22,7 +22,7 @@ from wherry.storage.stores import locate
 from wherry.units.commit import commit
 from wherry.units.records import records_beside
 from wherry.units.split_job import opened_job, split
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 
 FORMATS = ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip", "flax-msgpack"]
 
@@ -42,7 +42,7 @@ def contents(target):
     found = {}
     with opened_job(target) as job:
         regions = {unit.number: unit.region for unit in job.units}
-    for number, names in done(records.names()).items():
+    for number, names in receipts_by_unit(records.names()).items():
         row, region = records.read(names[0]), regions[number]
         folder = Path(records.folder.path) / f"made-{row['files'][0][2] if region else row['token']}"
         files = {

@@ -161,7 +161,7 @@ def test_a_commit_that_was_killed_after_it_completed_the_object_is_taken_up(
     job_of(model, target, to)
     work(target)
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.converter.job._verified", _interrupted)
+        patch.setattr("wherry.converter.job._verify", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             commit(target)
     assert uploads_below(target) == []

@@ -12,7 +12,7 @@ from wherry.errors import MismatchError
 from wherry.integrations import openlineage
 from wherry.ledger.nodes import verifications
 from wherry.ledger.record import open_ledger, statements
-from wherry.ledger.replay import failed, passed
+from wherry.ledger.replay import has_failed, has_passed
 from wherry.lineage.excerpt import totals
 from wherry.lineage.lineage import show
 from wherry.lineage.text import render
@@ -30,7 +30,7 @@ def noted(tmp_path):
 def test_it_is_recorded_as_what_it_is(noted):
     with open_ledger() as ledger:
         outcome = verifications(ledger, noted.subject.checkpoint_digest)["digest"]
-    assert (outcome["verdict"], passed(outcome), failed(outcome)) == ("read", False, False)
+    assert (outcome["verdict"], has_passed(outcome), has_failed(outcome)) == ("read", False, False)
 
 
 def test_an_audit_goes_to_it_first_and_then_it_is_proved(noted, tmp_path):

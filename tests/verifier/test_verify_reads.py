@@ -21,7 +21,7 @@ from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.replay import replay
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.verifier.workflow import verified
+from wherry.verifier.workflow import verify_and_record
 
 TENSORS = {"w": np.arange(4096, dtype="f4"), "b": np.ones(3, "f4")}
 
@@ -154,7 +154,7 @@ def test_a_sidecar_that_was_rewritten_with_the_bytes_does_not_pass(foreign, tmp_
         )
     assert forged not in {place.checkpoint_digest for place in seen().places.values()}
     with pytest.raises(MismatchError, match="not the checkpoint that the ledger recorded"):
-        verified(str(out), level="digest")
+        verify_and_record(str(out), level="digest")
 
 
 def test_a_change_that_was_intended_is_recorded_by_the_cure_that_is_printed(foreign, tmp_path):
@@ -225,7 +225,7 @@ def test_the_level_present_records_only_what_is_known(foreign, tmp_path):
 
 def test_a_workflow_does_not_go_on_with_what_was_only_read(foreign):
     with pytest.raises(NotFoundError, match="reading it proves nothing"):
-        verified(str(foreign), level="digest")
+        verify_and_record(str(foreign), level="digest")
 
 
 def test_the_ledger_knows_it_by_either_algorithm(foreign, tmp_path, monkeypatch):
@@ -250,5 +250,5 @@ def test_what_was_changed_in_place_is_not_moved_away_from_its_own_command(foreig
     [file] = (tmp_path / "dcp").glob("*.distcp")
     flip(file, file.stat().st_size // 2)
     with pytest.raises(MismatchError) as caught:
-        verified(tmp_path / "dcp", level="digest")
+        verify_and_record(tmp_path / "dcp", level="digest")
     assert caught.value.cure == "restore the checkpoint"

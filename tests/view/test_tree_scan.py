@@ -17,7 +17,7 @@ from tests.support.families import Made, carried, same
 from tests.support.orbax import CORPUS, needs_corpus, write
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
-from wherry.view.scan import parse_scan, scanned, scanned_view
+from wherry.view.scan import parse_scan, scan_projection, scanned_view
 
 
 def stack(*, layers=3, names=True):
@@ -38,12 +38,12 @@ def test_a_scan_and_its_inverse(axis):
     scan = parse_scan(f"layers_{{layers}} -> layers:{axis}")
     assert parse_scan(scan.text) == scan
     assert parse_scan(scan.inverse.text) == scan.inverse
-    there = scanned(begun.manifest, scan)
+    there = scan_projection(begun.manifest, scan)
     spec = there.targets[("mu", "layers", "mlp", "kernel")].spec
     assert spec.axes == (("layers", "embed", "mlp") if axis == 0 else ("embed", "layers", "mlp"))
     assert spec.shape == ((3, 5, 4) if axis == 0 else (5, 3, 4))
     made = carried(there, begun.read)
-    back = scanned(made.manifest, scan.inverse)
+    back = scan_projection(made.manifest, scan.inverse)
     assert back.targets[("mu", "layers_1", "mlp", "kernel")].spec.axes == ("embed", "mlp")
     assert same(carried(back, made.read).tensors, begun.tensors)
 
@@ -60,16 +60,16 @@ def test_what_a_scan_refuses():
         with pytest.raises(UsageError, match="invalid value for scan"):
             parse_scan(text)
     with pytest.raises(UsageError, match="no key path matches layers"):
-        scanned(begun.manifest, parse_scan("layers:0 -> layers_{n}"))
+        scan_projection(begun.manifest, parse_scan("layers:0 -> layers_{n}"))
     with pytest.raises(UsageError):
-        scanned(begun.manifest, parse_scan("blocks_{n} -> blocks:0"))
+        scan_projection(begun.manifest, parse_scan("blocks_{n} -> blocks:0"))
     lacking = {path: array for path, array in begun.tensors.items() if path[1:3] != ("layers_1", "gain")}
     with pytest.raises(IncompleteError):
-        scanned(Made(lacking).manifest, parse_scan("layers_{n} -> layers:0"))
+        scan_projection(Made(lacking).manifest, parse_scan("layers_{n} -> layers:0"))
     path = ("mu", "layers_1", "mlp", "kernel")
     begun.manifest.tensors[path] = TensorSpec(path, (5, 4), "float32", axes=("mlp", "embed"))
     with pytest.raises(MismatchError, match="different axis names"):
-        scanned(begun.manifest, parse_scan("layers_{n} -> layers:0"))
+        scan_projection(begun.manifest, parse_scan("layers_{n} -> layers:0"))
 
 
 def test_a_view_keeps_what_is_no_tensor(tmp_path):

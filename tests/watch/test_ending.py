@@ -6,7 +6,7 @@ import pytest
 
 from wherry.config.config import in_force
 from wherry.config.file import config_file
-from wherry.config.settings import configured
+from wherry.config.settings import configured_value
 from wherry.errors import CorruptError
 from wherry.watch import ending as module
 from wherry.watch.ending import blame, ending
@@ -78,11 +78,11 @@ def test_a_configuration_in_force(tmp_path, monkeypatch):
     file.write_text('memory = "1MiB"\n[env.prod]\nmemory = "2MiB"\n')
     monkeypatch.setenv("WHERRY_ENV", "prod")
     with in_force(file) as loaded:
-        assert loaded.settings.memory == configured("memory") == "2MiB"
+        assert loaded.settings.memory == configured_value("memory") == "2MiB"
     assert config_file() is None
     monkeypatch.delenv("WHERRY_ENV")
     with pytest.raises(CorruptError), in_force(file, "prod"):
-        assert configured("memory") == "2MiB"
+        assert configured_value("memory") == "2MiB"
         raise CorruptError("it ends badly")
     with in_force(None) as loaded:
         assert loaded.file is None

@@ -40,7 +40,7 @@ def bare(monkeypatch, tmp_path):
     ],
 )
 def test_a_container_keeps_local_places_to_itself(pool_type, what, uri, path):
-    found = preflight.unshared({**CLEAN, what: uri}, pool_type, ["/data/shared"])
+    found = preflight.unshared_places({**CLEAN, what: uri}, pool_type, ["/data/shared"])
     assert [one.what for one in found] == [what]
     assert path is None or found[0].path == path
     with pytest.raises(UsageError, match=what) as refused:
@@ -50,10 +50,10 @@ def test_a_container_keeps_local_places_to_itself(pool_type, what, uri, path):
 
 def test_shared_folders_and_stores_pass():
     places = {**CLEAN, "target": "file:///data/shared/out", "ledger": "sqlite:////data/shared/ledger.db"}
-    assert preflight.unshared(places, "kubernetes", ["/data/shared/"]) == []
-    assert preflight.unshared({"target": "/data/shared-not/out"}, "docker", ["/data/shared"])
-    assert preflight.unshared({"target": "/data/x", "ledger": "sqlite:////x.db"}, "process", []) == []
-    assert preflight.unshared({"target": "/anything"}, "docker", ["/"]) == []
+    assert preflight.unshared_places(places, "kubernetes", ["/data/shared/"]) == []
+    assert preflight.unshared_places({"target": "/data/shared-not/out"}, "docker", ["/data/shared"])
+    assert preflight.unshared_places({"target": "/data/x", "ledger": "sqlite:////x.db"}, "process", []) == []
+    assert preflight.unshared_places({"target": "/anything"}, "docker", ["/"]) == []
 
 
 def test_every_place_is_named_and_no_secret():
@@ -82,7 +82,7 @@ def test_inside_a_run_the_pool_says_what_it_is(monkeypatch, tmp_path):
 
 def test_unknown_pools_and_relative_folders_are_refused(monkeypatch):
     with pytest.raises(UsageError, match="unknown work pool type 'ecs'"):
-        preflight.unshared(CLEAN, "ecs", [])
+        preflight.unshared_places(CLEAN, "ecs", [])
     monkeypatch.setenv("WHERRY_SHARED_PATHS", "data")
     with pytest.raises(UsageError, match="absolute"):
         preflight.shared_paths()

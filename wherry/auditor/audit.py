@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
 from wherry.auditor.check import record_name
-from wherry.auditor.cure import completed
+from wherry.auditor.cure import add_cures
 from wherry.auditor.markdown import markdown
-from wherry.auditor.marks import marked
+from wherry.auditor.marks import mark_versions
 from wherry.auditor.places import PlaceAudit, look_at
-from wherry.auditor.registrations import RegistryContents, ask, compared
+from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
-from wherry.auditor.roots import findings_of, required, survey_roots
+from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
@@ -138,7 +138,7 @@ def audit(
         sha256 = None
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
-        return _recorded(report, ledger, sha256) if record else report
+        return _record(report, ledger, sha256) if record else report
 
 
 def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
@@ -159,8 +159,8 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     as_of = None if asked.as_of is None else moment(asked.as_of)
     found = replay(ledger, until=as_of)
     registry = ask(found, asked.tracking_uri, asked.registry_uri)
-    roots = [] if isinstance(asked.scope, str) else required(asked.scope)
-    looked = _look(_chosen(asked.scope, roots, found, registry), found, records)
+    roots = [] if isinstance(asked.scope, str) else normalise_roots(asked.scope)
+    looked = _look(_choose_places(asked.scope, roots, found, registry), found, records)
     kept = ledger if asked.record else None
     sample = _read(asked, looked, found, kept) if asked.level == "digest" else ""
     load_some(looked, found, asked.native_sample, kept)
@@ -170,14 +170,14 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     findings = [
         *faults,
         *(finding for one in looked.values() for finding in one.findings),
-        *compared(registry, found, looked, as_of=as_of is not None),
+        *compare_registry(registry, found, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
         *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]
-    sorted_ = _gravest_first(completed(findings, found, looked))
+    sorted_ = _gravest_first(add_cures(findings, found, looked))
     finished = utc_now()
     if asked.record and as_of is None:
-        sorted_ = _gravest_first([*sorted_, *marked(registry, sorted_, found, looked, finished)])
+        sorted_ = _gravest_first([*sorted_, *mark_versions(registry, sorted_, found, looked, finished)])
     return AuditReport(
         scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
         level=asked.level,
@@ -196,7 +196,7 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     )
 
 
-def _chosen(
+def _choose_places(
     scope: Scope, roots: Sequence[str], found: LedgerState, registry: RegistryContents
 ) -> list[PlaceRecord]:
     """The places of the scope, in the order of their URIs."""
@@ -272,7 +272,7 @@ def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (gravity(one.kind), one.uri or "", one.path or "", one.what))
 
 
-def _recorded(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditReport:
+def _record(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditReport:
     """Record the audit in the ledger, with the bundle's digest, so that its findings cannot be removed later."""
     from wherry.ledger.record import record_event
 

@@ -18,17 +18,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.places import PlaceAudit, about, troubled
+from wherry.auditor.places import PlaceAudit, about, error_finding
 from wherry.auditor.report import UNCHANGED, Finding
 from wherry.carriers.carrier import THREADS
-from wherry.config.settings import configured
-from wherry.converter.references import digested, reference
+from wherry.config.settings import configured_value
+from wherry.converter.references import digest_companion, reference
 from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -45,7 +45,7 @@ from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.full_read import hashed
+from wherry.verifier.full_read import hash_tensors
 from wherry.verifier.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def read_all(
     for uri in chosen:
         done = read_bytes_of(looked[uri], known, how=replace(how, progress=meter.report))
         meter.done += done.row.nbytes
-        looked[uri] = done if ledger is None else _noted(done, known, ledger)
-    return f"{len(chosen)} of {counted(len(readable), 'readable checkpoint')}, those with the oldest verification first"
+        looked[uri] = done if ledger is None else _note(done, known, ledger)
+    return f"{len(chosen)} of {plural(len(readable), 'readable checkpoint')}, those with the oldest verification first"
 
 
 def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, ledger: Ledger | None) -> None:
@@ -118,7 +118,7 @@ def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, led
     for uri in order[:count]:
         done = load_natively(looked[uri])
         tried = done.row.level == "native"
-        looked[uri] = _noted(done, known, ledger) if ledger is not None and tried else done
+        looked[uri] = _note(done, known, ledger) if ledger is not None and tried else done
 
 
 def oldest_proofs(looked: dict[str, PlaceAudit]) -> list[str]:
@@ -160,7 +160,7 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
             )  # fmt: skip
             found, state = list(_failures(row, outcome)), outcome.full_read.state if outcome.full_read else ""
     except WherryError as error:
-        found = [troubled(row, error)]
+        found = [error_finding(row, error)]
     return looked.with_findings(found, "digest", time.monotonic() - clock)._replace(state=state)
 
 
@@ -174,14 +174,14 @@ def load_natively(looked: PlaceAudit) -> PlaceAudit:
             [about(row, "native-not-run", error.what, cure=error.cure)], row.level, 0.0
         )
     except WherryError as error:
-        found = [troubled(row, error)]
+        found = [error_finding(row, error)]
     else:
         found = [replace(one, kind="not-native") for one in _failures(row, outcome)]
         devices = outcome.native.devices if outcome.native else ""
     return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
 
-def proved(looked: PlaceAudit, known: LedgerState) -> CheckpointRef:
+def verification_subject(looked: PlaceAudit, known: LedgerState) -> CheckpointRef:
     """The node that a verification is recorded for: from the ledger, at this place, with its current fingerprint."""
     from wherry.core.receipt import CheckpointRef
 
@@ -240,8 +240,10 @@ def _without_sidecar(
                 checkpoint, algorithm, memory=how.memory, progress=how.progress, paths=paths
             )
         else:
-            found = hashed(checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format)))
-        beside = tuple(digested(checkpoint, one) for one in manifest.companions)
+            found = hash_tensors(
+                checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format))
+            )
+        beside = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(found.digests, beside)
         node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
         state = state_read(pin, checkpoint)
@@ -256,13 +258,13 @@ def _without_sidecar(
     return [about(row, kind, what)], ""
 
 
-def _noted(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
+def _note(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
     from wherry.ledger.record import record_verification
 
     if any(one.kind == "unreachable" for one in done.findings):
         return done  # the bytes were not read
     try:
-        record_verification(ledger, proved(done, known), outcome_of(done))
+        record_verification(ledger, verification_subject(done, known), outcome_of(done))
     except WherryError as error:
         row = done.row
         note = Finding("not-recorded", error.what, row.uri, row.checkpoint_digest, cure=error.cure)
@@ -299,7 +301,7 @@ def required_key(key: str | None) -> str | None:
         NotFoundError, UsageError, StorageError: it does not exist, or is not a key.
         MissingExtraError: the package cryptography is not installed.
     """
-    chosen = key or configured("audit.key")
+    chosen = key or configured_value("audit.key")
     if chosen is not None:
         service("signing").load_public_key(chosen)  # an invalid key fails before anything is read
     return chosen
@@ -315,11 +317,11 @@ def check_signatures(looked: dict[str, PlaceAudit], key: str) -> None:
     with threads.executor(_WORKERS, "wherry-audit") as executor:
         shallow = [one for one in looked.values() if one.row.level not in _READ]
         deep = [one for one in looked.values() if one.row.level in _READ]
-        done = [*executor.map(partial(_checked, key=key), shallow), *(_checked(one, key) for one in deep)]
+        done = [*executor.map(partial(_check, key=key), shallow), *(_check(one, key) for one in deep)]
     looked.update({one.row.uri: one for one in done})
 
 
-def _checked(one: PlaceAudit, key: str) -> PlaceAudit:
+def _check(one: PlaceAudit, key: str) -> PlaceAudit:
     clock, row = time.monotonic(), one.row
     try:
         if is_live(row.uri) or not signature_location(locate(row.uri)).exists():
@@ -328,7 +330,7 @@ def _checked(one: PlaceAudit, key: str) -> PlaceAudit:
     except (MismatchError, CorruptError) as error:
         found = [_broken(row, error.what)]
     except WherryError as error:
-        found = [troubled(row, error)]
+        found = [error_finding(row, error)]
     return one.with_findings(found, row.level, time.monotonic() - clock)
 
 

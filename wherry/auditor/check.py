@@ -129,7 +129,7 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
         anchor: hash of a statement that was kept elsewhere; the chain must have it.
     """
     checked = CheckReport(bundle)
-    with _opened(bundle) as file:
+    with _open(bundle) as file:
         problem = _directory_problem(file)
         if problem:  # before every byte of it is read: it may be a sparse file of terabytes
             checked.say(problem)
@@ -147,7 +147,7 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
     return checked
 
 
-def _opened(bundle: str) -> IO[bytes]:
+def _open(bundle: str) -> IO[bytes]:
     """The file, which is not waited for: a pipe or a device is no bundle."""
     descriptor = os.open(bundle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
@@ -200,18 +200,18 @@ def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainConten
     stated = _ChainContents()
     with archive.open(LEDGER) as file:
         while line := file.readline(_LINE_MAX):
-            row = _loaded(line, LEDGER)
+            row = _load_json(line, LEDGER)
             fault = _fault(row, checked.head, checked.statements + 1)
             if fault:
                 checked.say(f"{LEDGER}: statement {row.get('seq')}: {fault}")
                 return stated
             checked.statements, checked.head = row["seq"], row["hash"]
             stated.hashes[row["hash"]] = row["seq"]
-            body = _loaded(row["body"].encode(), LEDGER)
+            body = _load_json(row["body"].encode(), LEDGER)
             stated.digests.update(_digests(body))
             if row["kind"] == "registration":
                 named = f"{body['name']} version {body['version']}"
-                stated.versions.add((_labelled(body["checkpoint_digest"]), named))
+                stated.versions.add((_label(body["checkpoint_digest"]), named))
     return stated
 
 
@@ -220,7 +220,7 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
         return f"missing statement {seq}"
     if row["prev"] != prev:
         return "it does not contain the hash of the statement before it"
-    if row["content"] != _sha256_of(row["kind"], _loaded(row["body"].encode(), LEDGER)):
+    if row["content"] != _sha256_of(row["kind"], _load_json(row["body"].encode(), LEDGER)):
         return "its contents were altered"
     if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
         return "hash mismatch with its contents"
@@ -244,7 +244,7 @@ def _check_row(
     stated: _ChainContents,
     checked: CheckReport,
 ) -> None:
-    digest = _labelled(row["checkpoint_digest"])
+    digest = _label(row["checkpoint_digest"])
     checked.checkpoints += 1
     if digest not in stated.digests:
         checked.say(f"{REPORT}: no statement records checkpoint {digest} at {row['uri']}")
@@ -281,10 +281,10 @@ def record_name(digest: str) -> str:
 
 def checkpoint_digest(manifest: dict[str, Any], reference: dict[str, Any]) -> str:
     """The checkpoint digest of a manifest, as `wherry.core.digest.checkpoint_digest` computes it."""
-    algorithm = _labelled(reference["checkpoint_digest"]).partition(":")[0]
+    algorithm = _label(reference["checkpoint_digest"]).partition(":")[0]
     own = f"{algorithm}:"
     rows = sorted(
-        [_parts(tensor["path"]), _labelled(tensor["digest"]).removeprefix(own)]
+        [_parts(tensor["path"]), _label(tensor["digest"]).removeprefix(own)]
         for tensor in manifest["tensors"]
         if tensor["digest"]
     )
@@ -309,7 +309,7 @@ def _parts(printed: str) -> list[str]:
     return ["" if part == "~2" else part.replace("~1", "/").replace("~0", "~") for part in printed.split("/")]
 
 
-def _labelled(digest: str) -> str:
+def _label(digest: str) -> str:
     """A digest with its algorithm."""
     return digest if ":" in digest else f"sha256:{digest}"
 
@@ -378,12 +378,12 @@ def _compress(value: Sequence[int], message: list[int], counter: int, length: in
 def _mix(state: list[int], a: int, b: int, c: int, d: int, first: int, second: int) -> None:
     for word, one, two in ((first, 16, 12), (second, 8, 7)):
         state[a] = (state[a] + state[b] + word) & _WORD
-        state[d] = _rotated(state[d] ^ state[a], one)
+        state[d] = _rotate(state[d] ^ state[a], one)
         state[c] = (state[c] + state[d]) & _WORD
-        state[b] = _rotated(state[b] ^ state[c], two)
+        state[b] = _rotate(state[b] ^ state[c], two)
 
 
-def _rotated(word: int, places: int) -> int:
+def _rotate(word: int, places: int) -> int:
     return (word >> places | word << (32 - places)) & _WORD
 
 
@@ -398,7 +398,7 @@ def _digests(value: Any) -> set[str]:
     if not isinstance(value, dict):
         return set()
     own = value.get("checkpoint_digest")
-    return ({_labelled(own)} if isinstance(own, str) else set()).union(
+    return ({_label(own)} if isinstance(own, str) else set()).union(
         *(_digests(one) for one in value.values())
     )
 
@@ -417,10 +417,10 @@ def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
         data = file.read(_WHOLE_MAX + 1)
     if len(data) > _WHOLE_MAX:
         raise ValueError(f"{name} exceeds the limit of {_WHOLE_MAX} bytes")
-    return _loaded(data, name)
+    return _load_json(data, name)
 
 
-def _loaded(data: bytes, name: str) -> Any:
+def _load_json(data: bytes, name: str) -> Any:
     """JSON that cannot become much more than its text: each value but the first follows one of four characters."""
     if sum(data.count(sign) for sign in b",:[{") > _NODES_MAX:
         raise ValueError(f"{name} exceeds the limit of {_NODES_MAX} JSON values")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.report import AffectedCheckpoint
-from wherry.converter.command import command_line, in_place_of, resolved
+from wherry.converter.command import command_line, in_place_of, restore_request
 from wherry.errors import WherryError
 from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import locate
@@ -59,14 +59,14 @@ _CURES = {
 }
 
 
-def completed(
+def add_cures(
     findings: Iterable[Finding], known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> list[Finding]:
     """The findings with cure, model versions and derived checkpoints."""
-    return [_completed(finding, known, looked) for finding in findings]
+    return [_add_cure(finding, known, looked) for finding in findings]
 
 
-def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> Finding:
+def _add_cure(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> Finding:
     digest = finding.checkpoint_digest
     if finding.kind == "source-changed" and digest is not None and finding.uri is not None:
         return replace(finding, cure=_of_the_change(digest, finding.uri, known) or finding.cure)
@@ -76,7 +76,7 @@ def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceA
         finding,
         cure=_source_of_bytes(digest, finding.uri, known, looked),
         models=known.models(digest),
-        affected=tuple(_affected(child, known) for child in _descendants(digest, known)),
+        affected=tuple(_affected_checkpoint(child, known) for child in _descendants(digest, known)),
     )
 
 
@@ -90,7 +90,7 @@ def _descendants(digest: str, known: LedgerState) -> Iterator[str]:
         yield from front
 
 
-def _affected(digest: str, known: LedgerState) -> AffectedCheckpoint:
+def _affected_checkpoint(digest: str, known: LedgerState) -> AffectedCheckpoint:
     uris = tuple(place.uri for place in known.living(digest))
     return AffectedCheckpoint(digest, known.checkpoints[digest].format, uris, known.models(digest))
 
@@ -99,7 +99,7 @@ def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[
     copies = _intact([digest], uri, known, looked)
     for copy in copies:
         if _is_recorded(copy):
-            return _fetched(copy, uri)
+            return _fetch_command(copy, uri)
     for copy in copies:  # without a sidecar it cannot be fetched, as nothing beside it says what it should be
         return _again(_request(known.between.get((digest, digest)), digest, known, copy, uri), copy, uri)
     for parent in known.parents.get(digest, ()):
@@ -128,7 +128,7 @@ def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
     return in_place_of(target, command_line(asked, source, target))
 
 
-def _fetched(copy: str, target: str) -> str:
+def _fetch_command(copy: str, target: str) -> str:
     return in_place_of(target, shlex.join(["wherry", "fetch", copy, target]), "fetch the intact copy")
 
 
@@ -146,7 +146,7 @@ def _request(
     name = known.checkpoints[digest].format
     if made is None:
         return {"to": name}
-    asked = dict(made.asked or _resolved(name, made.options))
+    asked = dict(made.asked or _resolve_options(name, made.options))
     if source != made.source_uri:
         asked.pop("from", None)
         asked.pop("in_place", None)  # the copy stays as it is
@@ -161,14 +161,14 @@ def _container(digest: str, known: LedgerState) -> dict[str, Any]:
     made = next((how for (_source, target), how in known.between.items() if target == digest), None)
     if made is None:
         return {"to": name}
-    asked = _resolved(name, made.options)
+    asked = _resolve_options(name, made.options)
     options = {key: value for key, value in asked.get("options", {}).items() if key not in TREE_OPTIONS}
     return {**asked, "options": options}
 
 
-def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return resolved(name, options)
+        return restore_request(name, options)
     except WherryError:
         return {"to": name}  # the format is not installed here, so its defaults are unknown
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from wherry.auditor.report import KINDS, SEVERITIES, summary
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ def markdown(report: AuditReport) -> str:
     """The report as Markdown."""
     outcome = "no errors" if report.ok else "errors found"
     parts = [
-        f"# Audit of {counted(len(report.checkpoints), 'checkpoint')}: {outcome}",
+        f"# Audit of {plural(len(report.checkpoints), 'checkpoint')}: {outcome}",
         _table(("what", "value"), summary(report)),
     ]
     for severity in SEVERITIES:
@@ -52,11 +52,11 @@ def _block(number: int, row: Finding) -> str:
         "Meaning": KINDS[row.kind].meaning,
     }
     lines = [f"- **{name}:** {_plain(value)}" for name, value in facts.items() if value]
-    lines += [f"- **Affected:** {_plain(one)}" for one in _affected(row)]
+    lines += [f"- **Affected:** {_plain(one)}" for one in _affected_rows(row)]
     return "\n\n".join([f"### {number}. {_plain(row.kind)}", _plain(row.what), "\n".join(lines)])
 
 
-def _affected(row: Finding) -> Iterator[str]:
+def _affected_rows(row: Finding) -> Iterator[str]:
     for one in row.affected:
         yield ", ".join([f"{one.format} {short(one.checkpoint_digest)}", *one.uris, *one.models])
 

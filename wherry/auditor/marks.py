@@ -24,7 +24,7 @@ _ALTERED = {
 _READ = ("digest", "native")
 
 
-def marked(
+def mark_versions(
     registry: RegistryContents, findings: Sequence[Finding], known: LedgerState, looked: Mapping[str, PlaceAudit],
     time: str,
 ) -> Iterator[Finding]:  # fmt: skip
@@ -72,14 +72,14 @@ def _outcome(
     if wrong is not None:
         said = _sentence(wrong)
         again = before is not None and before.startswith(said)  # the first audit that found it has said so
-        return None if again else {"altered": f"{said} (found {_shown(time)})", "verified": ""}
+        return None if again else {"altered": f"{said} (found {_show_time(time)})", "verified": ""}
     living = known.living(version.digest)
     places = [looked[place.uri] for place in living if place.uri in looked]
     mended = before is not None and bool(places) and len(places) == len(living)
     read = next((one.row.level for one in places if one.row.level in _READ and one.row.verdict == "ok"), None)
     if read is None and not mended:
         return None
-    verified = f"{read}: ok, {_shown(time)}" if read else ""
+    verified = f"{read}: ok, {_show_time(time)}" if read else ""
     return {"altered": "" if mended else None, "verified": verified}
 
 
@@ -88,5 +88,5 @@ def _sentence(wrong: Finding) -> str:
     return f"{wrong.kind}: {wrong.what}{f' at {where}' if where else ''}"
 
 
-def _shown(time: str) -> str:
+def _show_time(time: str) -> str:
     return f"{time[:16].replace('T', ' ')} UTC"

@@ -117,7 +117,7 @@ def look_at(
         verified=known.proved.get(place.checkpoint_digest),
     )
     look = _Look(place, subject, required=place.role != READ or bool(row.models))
-    found = (*look.findings(), *_remembered(place, known))
+    found = (*look.findings(), *_remembered_damage(place, known))
     row = replace(
         row,
         verdict=verdict_of(found),
@@ -129,7 +129,7 @@ def look_at(
     return PlaceAudit(row, found, look.sidecar is not None, look.fingerprint)
 
 
-def _remembered(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
+def _remembered_damage(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
     """Damage that an earlier verification found, which metadata cannot show."""
     damage = known.damaged.get((place.checkpoint_digest, place.uri))
     if damage is not None:
@@ -152,7 +152,7 @@ class _Look:
         try:
             yield from self._findings()
         except WherryError as error:
-            yield troubled(self.place, error)
+            yield error_finding(self.place, error)
 
     def _findings(self) -> Iterator[Finding]:
         if is_live(self.place.uri):
@@ -207,7 +207,7 @@ class _Look:
         marks = {self.fingerprint, present_fingerprint(checkpoint, marks=False)}
         recorded = {self.place.fingerprint, self.sidecar.checkpoint.fingerprint if self.sidecar else ""}
         if not marks & recorded:
-            yield self._touched()
+            yield self._touch_finding()
 
     def _structure(self, checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Finding]:
         """Differences from the recorded structure: tensors, then companion files."""
@@ -228,7 +228,7 @@ class _Look:
                 what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
                 yield about(self.place, "altered", what, path=companion.name)
 
-    def _touched(self) -> Finding:
+    def _touch_finding(self) -> Finding:
         if self.required:
             what = "names, sizes or times of its files differ from the recorded ones"
             cure = f"run `wherry audit --level digest {shlex.quote(self.place.uri)}` to read its bytes"
@@ -241,7 +241,7 @@ class _Look:
         )
 
 
-def troubled(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Finding:
+def error_finding(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Finding:
     """The finding for an error that stopped the check."""
     kind = "unreadable"
     if isinstance(error, HostileError | DamagedError):

@@ -72,20 +72,22 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
     shown = without_secrets(chosen)
     file = sqlite_file(chosen)
     if file is not None and not file.exists():
-        return RegistryContents(None, (), _unasked(known, shown, "database file not found"))
+        return RegistryContents(None, (), _unasked_findings(known, shown, "database file not found"))
     if file is not None and not (tracking_uri or registry_uri) and not known.registrations:
         return RegistryContents(None)
     try:
-        rows = service("mlflow").registered(tracking, chosen)
+        rows = service("mlflow").registered_versions(tracking, chosen)
         versions = tuple(
             ModelVersion(name, str(number), tags, tuple(aliases)) for name, number, tags, aliases in rows
         )
     except (MissingExtraError, StorageError) as error:
-        return RegistryContents(None, (), _unasked(known, shown, error.what, error))
+        return RegistryContents(None, (), _unasked_findings(known, shown, error.what, error))
     return RegistryContents(shown, versions, stores={"tracking_uri": tracking, "registry_uri": chosen})
 
 
-def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:
+def _unasked_findings(
+    known: LedgerState, uri: str, why: str, error: WherryError | None = None
+) -> tuple[Finding, ...]:
     """The finding that a registry was not queried, if the ledger has registrations in it."""
     used = any(row.registry == uri for rows in known.registrations.values() for row in rows)
     if not used and error is None:
@@ -93,7 +95,7 @@ def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None =
     return (Finding("registry-not-asked", why, uri=uri, cure=error.cure if error else None),)
 
 
-def compared(
+def compare_registry(
     asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit], *, as_of: bool
 ) -> Iterator[Finding]:
     """Findings from the comparison of registry and ledger.
@@ -105,7 +107,7 @@ def compared(
         as_of: whether the ledger state is of an earlier date; then newer versions of the registry are not findings.
     """
     yield from asked.findings
-    yield from _unfinished(known)
+    yield from _unfinished_registrations(known)
     yield from _elsewhere(asked, known, looked)
     if asked.uri is None:
         return
@@ -115,9 +117,9 @@ def compared(
         elif version.digest and not as_of:
             what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
             yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
-    yield from _lost(asked, known)
+    yield from _lost_versions(asked, known)
     if not as_of:
-        yield from _unregistered(asked, known)
+        yield from _unregistered_checkpoints(asked, known)
 
 
 def _of_version(
@@ -159,7 +161,7 @@ def _elsewhere(
                 yield Finding("registration-without-bytes", what, row.registry, digest, models=(str(row),))
 
 
-def _lost(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
+def _lost_versions(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
     there = {(one.name, one.version): one.digest for one in asked.versions}
     for digest, rows in known.registrations.items():
         for row in rows:
@@ -179,7 +181,7 @@ def _lost(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
                 yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
 
 
-def _unfinished(known: LedgerState) -> Iterator[Finding]:
+def _unfinished_registrations(known: LedgerState) -> Iterator[Finding]:
     for digest, rows in known.registrations.items():
         for row in rows:
             if row.state == "pending":
@@ -187,13 +189,13 @@ def _unfinished(known: LedgerState) -> Iterator[Finding]:
                 yield Finding("registration-pending", what, row.registry, digest)
 
 
-def _unregistered(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
+def _unregistered_checkpoints(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
     pointed_at = {version.digest for version in asked.versions}
-    for place in _written(known.places.values()):
+    for place in _written_places(known.places.values()):
         if place.checkpoint_digest not in pointed_at:
             what = "no model version points to it"
             yield Finding("bytes-without-registration", what, place.uri, place.checkpoint_digest)
 
 
-def _written(places: Iterable[PlaceRecord]) -> Iterator[PlaceRecord]:
+def _written_places(places: Iterable[PlaceRecord]) -> Iterator[PlaceRecord]:
     return (place for place in places if place.role == WRITTEN)

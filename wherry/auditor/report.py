@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from wherry.core.units import counted, show_seconds, show_size
+from wherry.core.units import plural, show_seconds, show_size
 
 SCHEMA = 2  # reports of schema 1 have digests without their algorithm, which is SHA-256
 UNCHANGED = "unchanged"
@@ -264,16 +264,16 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         ("checkpoints", f"{counts['checkpoints']}, {counts['ok']} of them ok"),
         (
             "bytes read",
-            f"{show_size(read)} of {counted(counts['read'], 'checkpoint')}; {counts['loaded']} loaded natively"
+            f"{show_size(read)} of {plural(counts['read'], 'checkpoint')}; {counts['loaded']} loaded natively"
             + (f" ({'; '.join(devices)})" if devices else ""),
         ),
         *(
-            [("not read", f"{show_size(same)} of {counted(counts[UNCHANGED], 'checkpoint')}: {_UNCHANGED}")]
+            [("not read", f"{show_size(same)} of {plural(counts[UNCHANGED], 'checkpoint')}: {_UNCHANGED}")]
             if same
             else []
         ),
-        ("findings", ", ".join(counted(counts[f"{name}s"], name) for name in SEVERITIES)),
-        ("ledger", f"{counted(chain.statements, 'statement')}, {chain.altered or 'the chain is intact'}"),
+        ("findings", ", ".join(plural(counts[f"{name}s"], name) for name in SEVERITIES)),
+        ("ledger", f"{plural(chain.statements, 'statement')}, {chain.altered or 'the chain is intact'}"),
         ("anchor", f"statement {chain.statements}: {chain.head}"),
         ("registry", _registry(report)),
         ("took", show_seconds(report.seconds)),
@@ -283,4 +283,4 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
 def _registry(report: AuditReport) -> str:
     if report.registry is None:
         return "not compared"
-    return f"{report.registry}: {counted(report.versions, 'version')} by wherry"
+    return f"{report.registry}: {plural(report.versions, 'version')} by wherry"

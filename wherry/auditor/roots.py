@@ -89,7 +89,7 @@ def survey_roots(
         found = list(discover(root, on_skip=result.skipped.append, newest=newest))
         result.found += found
         result.waiting += (waiting for one in found if (waiting := _waiting(one, known)) is not None)
-        result.unrecorded += [row for one in found if (row := _unrecorded(one, known)) is not None]
+        result.unrecorded += [row for one in found if (row := _unrecorded_checkpoint(one, known)) is not None]
         if files:
             _unknown_files(locate(root), {locate(one.uri).uri: one for one in found}, result)
     return result
@@ -133,7 +133,7 @@ def _waiting(found: Detection, known: LedgerState) -> UnconvertedCheckpoint | No
     )
 
 
-def _unrecorded(found: Detection, known: LedgerState) -> tuple[str, str] | None:
+def _unrecorded_checkpoint(found: Detection, known: LedgerState) -> tuple[str, str] | None:
     """URI and checkpoint digest of a checkpoint that wherry wrote, if it is not in the ledger."""
     location = locate(found.uri)
     if location.uri in known.places:
@@ -195,7 +195,7 @@ def _beside(found: Detection, name: str) -> set[str]:
         return own  # the check of the checkpoint reports it; here only names count
 
 
-def required(roots: Sequence[str]) -> list[str]:
+def normalise_roots(roots: Sequence[str]) -> list[str]:
     """The roots as normalised URIs; the beginning of a digest stands for the place of its checkpoint.
 
     Raises:

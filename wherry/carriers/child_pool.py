@@ -50,7 +50,9 @@ class ChildPool:
 
     def _call(self, title: str, name: str, arguments: tuple[Any, ...]) -> Any:
         text = json.dumps([name, arguments])
-        with child.started("wherry.carriers.call", purpose=title, text=text, variables=variables()) as one:
+        with child.child_process(
+            "wherry.carriers.call", purpose=title, text=text, variables=variables()
+        ) as one:
             while not one.has_ended():
                 if self._over.wait(_LOOK_SECONDS):
                     raise StorageError("the pool was closed", cure="run the command again")

@@ -13,7 +13,7 @@ from wherry.errors import IncompleteError, TargetExistsError, UsageError
 from wherry.units.commit import commit
 from wherry.units.cut import UNIT_BYTES
 from wherry.units.split_job import split
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from wherry.carriers.carrier import UnitCarrier
@@ -71,7 +71,7 @@ def _round(
         IncompleteError: what a receipt names is not there, or not any more as it was left.
         WherryError: see `convert_on`.
     """
-    before = set(done(made.records.names()))
+    before = set(receipts_by_unit(made.records.names()))
     counts = UnitCounts(len(made.units), len(before))
     total = sum(unit.nbytes for unit in made.units)
     meters = {kind: Meter(phase, total, progress, counts) for kind, phase in _PHASES.items()}

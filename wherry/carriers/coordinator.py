@@ -65,10 +65,10 @@ class Post:
 def carry_with_pool(made: SplitJob, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[str]:
     """Have the units of a job made by a pool; see Carry."""
     with challenge_of(made) as challenge:
-        yield from carried(JobWork(challenge), pool, counts)
+        yield from run_workload(JobWork(challenge), pool, counts)
 
 
-def carried(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
+def run_workload(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
     """Have a workload done by a pool; the result of each unit, as they come.
 
     Args:
@@ -119,7 +119,7 @@ class Coordinator:
                 return
             self._counts.workers = sum(post.is_proved for post in self._posts.values())
             self._counts.failed = self._queue.losses.total() + self._queue.failures.total()
-            yield from self._ended()
+            yield from self._collect_results()
             self._require_workers()
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Coordinator:
         seconds = {post.unit: now - post.since for post in making if post.unit is not None}
         return [number for number in self._queue.stragglers(seconds) if attempts[number] == 1]
 
-    def _ended(self) -> Iterator[Any]:
+    def _collect_results(self) -> Iterator[Any]:
         """The results of what has ended; waits for it a short time."""
         futures = {post.future: post for post in self._posts.values() if post.future is not None}
         if not futures:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.carrier import PROCESSES, carrier_of
 from wherry.carriers.child_pool import child_pool
-from wherry.carriers.coordinator import carried
+from wherry.carriers.coordinator import run_workload
 from wherry.carriers.workload import Call
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import leaf_count, tensor_digest
@@ -131,7 +131,7 @@ def hash_on(
     }
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
     with _pool(on) as pool:
-        for number, hashes in carried(ReadWork(reading, checkpoint, units), pool):
+        for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
             unit = units[number]
             for (path, rows), own in zip(
                 unit.parts.items(), _hashes(checkpoint, reading, unit, hashes), strict=True

@@ -17,7 +17,7 @@ from wherry.units.claims import Claims
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
 from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 from wherry.units.work import make_claimed, prove_claimed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def prove(uri: str, token: str) -> dict[str, Any]:
     """
     try:
         with _lock:
-            return answer_to(_opened(uri, token)[0], token)
+            return answer_to(_open_job(uri, token)[0], token)
     except (WherryError, ImportError) as error:
         return {"problem": " ".join(str(error).split())}
 
@@ -74,7 +74,7 @@ def make(uri: str, token: str, number: int) -> dict[str, Any]:
     """
     try:
         with _lock:
-            return _made(*_opened(uri, token), number)
+            return _make_unit(*_open_job(uri, token), number)
     except TargetExistsError as error:  # an earlier attempt was not dead but slow, and has made an object
         return {"error": {**error.to_json(), "retryable": True}}
     except Exception as error:  # noqa: BLE001  the coordinator decides
@@ -95,7 +95,7 @@ def check(uri: str, token: str, number: int) -> dict[str, Any]:
     """
     try:
         with _lock:
-            return _checked(*_opened(uri, token), number)
+            return _check_unit(*_open_job(uri, token), number)
     except Exception as error:  # noqa: BLE001  the coordinator decides
         return {"error": wherry_error(error, uri=uri).to_json()}
 
@@ -108,12 +108,12 @@ def close(token: str) -> dict[str, Any]:
     return {}
 
 
-def _made(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
+def _make_unit(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     names = job.records.names()
     if JOB not in names:
         raise NotFoundError("the job has ended", uri=job.uri, cure="run the same command again")
     unit = job.units[number]
-    if finished := done(names).get(number):
+    if finished := receipts_by_unit(names).get(number):
         return {"receipt": finished[0], "seconds": None}
     claim = claims.take(unit, names)
     if claim is None:
@@ -122,7 +122,7 @@ def _made(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     return {"receipt": receipt.name, "seconds": receipt.seconds, "worker": receipt.worker}
 
 
-def _checked(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
+def _check_unit(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     names = job.records.names()
     if finished := proofs_in(names).get(number):
         return {"proof": finished[0], "seconds": None}
@@ -133,7 +133,7 @@ def _checked(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     return {"proof": proof and proof.name, "seconds": proof and proof.seconds}
 
 
-def _opened(uri: str, token: str) -> tuple[SplitJob, Claims]:
+def _open_job(uri: str, token: str) -> tuple[SplitJob, Claims]:
     if _open.job is None or _open.claims is None or _open.token != token:
         _close()
         _open.job = _open.stack.enter_context(opened_job(uri))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from wherry.config.file import CONFIG_ENV, config_file
 from wherry.core.progress import UnitCounts
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import StorageError
 from wherry.runtime import child
-from wherry.units.claims import claimed
+from wherry.units.claims import claims_among
 from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -35,15 +35,15 @@ def carry_with_processes(
 
     def fresh() -> list[str]:
         records = made.records.names()
-        counts.failed = sum(attempt > 0 for _unit, attempt in claimed(records))
+        counts.failed = sum(attempt > 0 for _unit, attempt in claims_among(records))
         counts.workers = sum(not one.has_ended() for one in workers)
-        names = [*done(records).values(), *proofs_in(records).values()]
+        names = [*receipts_by_unit(records).values(), *proofs_in(records).values()]
         found = [name for name in sorted(names[0] for names in names) if name not in seen]
         seen.update(found)
         return found
 
     with ExitStack() as stack:
-        workers = [_started(stack, made) for _ in range(where.workers)]
+        workers = [_start(stack, made) for _ in range(where.workers)]
         stack.callback(stop, workers, _GRACE)
         while not all(one.has_ended() for one in workers):
             time.sleep(LOOK_SECONDS)
@@ -59,10 +59,10 @@ def variables() -> dict[str, str]:
     return {**child.own_variables(), **({CONFIG_ENV: str(file)} if file else {})}
 
 
-def _started(stack: ExitStack, made: SplitJob) -> Child:
+def _start(stack: ExitStack, made: SplitJob) -> Child:
     words = ["work", made.uri, "--json"]
     return stack.enter_context(
-        child.started("wherry.cli", words, purpose="wherry work", variables=variables())
+        child.child_process("wherry.cli", words, purpose="wherry work", variables=variables())
     )
 
 
@@ -85,10 +85,10 @@ def require_made(made: SplitJob, errors: Sequence[str]) -> None:
     Raises:
         StorageError: units are left.
     """
-    left = len(made.units) - len(done(made.records.names()))
+    left = len(made.units) - len(receipts_by_unit(made.records.names()))
     if left:
         raise StorageError(
-            f"{left} of {counted(len(made.units), 'unit')} are not written; {counted(len(errors), 'worker')} failed"
+            f"{left} of {plural(len(made.units), 'unit')} are not written; {plural(len(errors), 'worker')} failed"
             f"{': ' if errors else ''}{'; '.join(dict.fromkeys(errors))}",
             uri=made.uri,
             cure="run the same command again; it resumes with the units that are left",

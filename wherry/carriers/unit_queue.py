@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.stragglers import stragglers
 from wherry.core.progress import logger
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class UnitQueue:
         _log.warning("worker %s was lost while it wrote unit %s", worker, self.name(number))
         if self.losses[number] > ALLOWED_LOSSES:
             raise StorageError(
-                f"{counted(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",
+                f"{plural(self.losses[number], 'worker', 'was/were')} lost while making unit {self.name(number)}",
                 uri=self.uri,
                 cure="give the workers more memory, or make smaller units: --unit 256MiB",
             )

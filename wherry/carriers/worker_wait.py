@@ -11,8 +11,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from wherry.config.settings import configured
-from wherry.core.units import counted, duration, show_seconds
+from wherry.config.settings import configured_value
+from wherry.core.units import duration, plural, show_seconds
 from wherry.errors import StorageError
 from wherry.remote.waits import waiting
 
@@ -31,7 +31,7 @@ def worker_wait() -> float:
     Raises:
         UsageError: it is not a duration, or the configuration is invalid.
     """
-    stated = os.environ.get(_VARIABLE) or configured("worker_wait")
+    stated = os.environ.get(_VARIABLE) or configured_value("worker_wait")
     return WAIT_SECONDS if stated is None else duration(stated)
 
 
@@ -88,5 +88,5 @@ class WorkerWait:
 def _why(left_out: Mapping[str, str], silent: Collection[str]) -> str:
     rows = [f"{name}: {why}" for name, why in sorted(left_out.items())]
     rows += [f"{name} has not answered" for name in sorted(silent)]
-    more = [f"{counted(len(rows) - _NAMED, 'other')}"] if len(rows) > _NAMED else []
+    more = [f"{plural(len(rows) - _NAMED, 'other')}"] if len(rows) > _NAMED else []
     return "; ".join([*rows[:_NAMED], *more]) or "there is none"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wherry.carriers import on_worker
 from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import done, unit_of
+from wherry.units.unit_receipt import receipts_by_unit, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class JobWork:
     def finished(self) -> dict[int, str]:
         """See Workload."""
         records = self._job.records.names()
-        made = {number: names[0] for number, names in done(records).items()}
+        made = {number: names[0] for number, names in receipts_by_unit(records).items()}
         self._left.difference_update(made)
         proofs = {self._count + number: names[0] for number, names in proofs_in(records).items()}
         return {**made, **{number: name for number, name in proofs.items() if self._proofs}}
@@ -137,7 +137,7 @@ class JobWork:
     def _maker(self, number: int) -> str:
         """Who made a unit; the receipts that are not known are read together."""
         if number not in self._makers:
-            names = [names[0] for names in done(self._job.records.names()).values()]
+            names = [names[0] for names in receipts_by_unit(self._job.records.names()).values()]
             names = [name for name in names if unit_of(name) not in self._makers]
             for name, row in zip(names, self._job.records.read_all(names), strict=True):
                 self._makers[unit_of(name)] = str(row and row.get("worker"))

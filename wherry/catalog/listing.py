@@ -38,7 +38,7 @@ def listing(
         StorageError: the ledger cannot be read.
     """
     name = None if format is None else find_format(format).name
-    is_meant = _chosen(below)
+    is_meant = _filter_below(below)
     found = (
         entry
         for entry in entries()
@@ -51,7 +51,7 @@ def listing(
     return sorted(found, key=lambda entry: (entry.uri, entry.seen))
 
 
-def _chosen(below: str | None) -> Callable[[CatalogEntry], bool]:
+def _filter_below(below: str | None) -> Callable[[CatalogEntry], bool]:
     """Whether an entry is below a URI, or has the digest that begins so."""
     if below is None:
         return lambda _entry: True

@@ -24,7 +24,7 @@ from wherry.cli.errors import (
     as_ours,
     document,
     flush_output,
-    interrupted,
+    interrupt_error,
     is_debugging,
     silence,
 )
@@ -243,7 +243,7 @@ def convert(
     signal.signal(signal.SIGTERM, _stop)
     keep_freed_memory()
     with (
-        tables.committed(results.show_receipts, json_=json_),
+        tables.show_before_error(results.show_receipts, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
         group = convert_on(request, on, unit_bytes=parse_size(unit), progress=progress)
@@ -282,7 +282,7 @@ def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any],
     from wherry.verifier.verify import verify_source
 
     with (
-        tables.committed(results.show_verification, json_=json_),
+        tables.show_before_error(results.show_verification, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
         verification = verify_source(
@@ -399,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             traceback.print_exc()
         _fail(as_ours(error, words), words)
     except KeyboardInterrupt:  # outside of a command
-        _fail(interrupted(), words)
+        _fail(interrupt_error(), words)
     sys.exit(code)
 
 

@@ -9,7 +9,7 @@ import click
 from wherry.cli.help import names_for
 from wherry.cli.options import as_json
 from wherry.console.say import say
-from wherry.core.units import counted, short, show_size
+from wherry.core.units import plural, short, show_size
 
 if TYPE_CHECKING:
     from wherry.catalog.entries import CatalogEntry
@@ -89,7 +89,7 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
             [one.group, str(one.checkpoints), show_size(one.nbytes), _free(one.prunable)] for one in rows
         )
         tables.print_table([by, "checkpoints", "size", "prune would remove"], cells)
-    total = counted(sum(one.checkpoints for one in rows), "checkpoint")
+    total = plural(sum(one.checkpoints for one in rows), "checkpoint")
     say(f"{show_size(sum(one.nbytes for one in rows))} in {total}")
 
 

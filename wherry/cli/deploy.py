@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import click
 
 from wherry.console.say import say
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.remote.probe import reason_of
 from wherry.remote.waits import waiting
@@ -56,11 +56,11 @@ def deploy(
     Also creates the automations. FILE is a prefect.yaml, by default the one that comes with wherry
     (infra/prefect.yaml). Only the work pools that its deployments use are created. PREFECT_API_URL names the server.
     """
-    from wherry.config.package_data import packaged
+    from wherry.config.package_data import package_path
     from wherry.core.services import service
 
     prefect = service("deploy")
-    chosen = file or packaged("prefect.yaml")
+    chosen = file or package_path("prefect.yaml")
     plan = prefect.DeployPlan(
         file=chosen,
         pools=pools or _beside(chosen, "pools"),
@@ -88,18 +88,18 @@ def serve(file: Path | None, limit: int) -> None:
 
     FILE is as for `wherry deploy`. The process runs until it is stopped.
     """
-    from wherry.config.package_data import packaged
+    from wherry.config.package_data import package_path
     from wherry.core.services import service
 
-    service("serve").serve(file or packaged("prefect.yaml"), limit=limit)
+    service("serve").serve(file or package_path("prefect.yaml"), limit=limit)
 
 
 def _beside(file: Path, name: str) -> Path:
     """A file next to another one; where there is none, the one that comes with wherry."""
-    from wherry.config.package_data import packaged
+    from wherry.config.package_data import package_path
 
     beside = file.parent / name
-    return beside if beside.exists() or not file.exists() else packaged(name)
+    return beside if beside.exists() or not file.exists() else package_path(name)
 
 
 @click.command()
@@ -118,11 +118,11 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
 
     places = {**{f"target {at}": uri for at, uri in enumerate(targets, 1)}, **engine.stores()}
     if json_:
-        found = engine.unshared(places, pool_type, engine.shared_paths())
+        found = engine.unshared_places(places, pool_type, engine.shared_paths())
         click.echo(json.dumps({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}))
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
-    say(f"{counted(len(places), 'place', 'is/are')} shared with the workers of a {pool_type} pool")
+    say(f"{plural(len(places), 'place', 'is/are')} shared with the workers of a {pool_type} pool")
 
 
 def _slots(word: str) -> tuple[str, int]:

@@ -45,7 +45,7 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
         return _of_click(error)
     if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
         cause = error.__cause__
-        return as_ours(cause, words) if isinstance(cause, EOFError) else interrupted()
+        return as_ours(cause, words) if isinstance(cause, EOFError) else interrupt_error()
     if isinstance(error, OSError) and not isinstance(error, WherryError) and _was_printing(error):
         flush_output()
         return storage_error(error, _OUTPUT)
@@ -72,7 +72,7 @@ def _was_printing(error: OSError) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
 
 
-def interrupted() -> InterruptedRunError:
+def interrupt_error() -> InterruptedRunError:
     """The error for Ctrl-C and SIGTERM."""
     return InterruptedRunError(
         "interrupted before completion",

@@ -11,7 +11,7 @@ import click
 from wherry.cli.options import as_json, chosen, memory, quiet, settings
 from wherry.console.say import say
 from wherry.core.request import SourceRequest
-from wherry.core.units import counted, show_size
+from wherry.core.units import plural, show_size
 from wherry.errors import MismatchError, printable
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _show_pickles(uri: str, *, json_: bool) -> None:
         if stream.error:
             say(f"{stream.file}: reading stopped: {stream.error}")
     unknown = {one.name for stream in found for one in stream.globals if not one.known}
-    total = f"{counted(len(found), 'pickle')}, {counted(len(rows), 'global')}"
+    total = f"{plural(len(found), 'pickle')}, {plural(len(rows), 'global')}"
     say(f"{total}, {len(unknown)} of them unknown to all readers")
 
 
@@ -261,7 +261,7 @@ def _show_tree(rows: Iterable[Mapping[str, Any]]) -> None:
         )
     for path, (count, nbytes) in totals.items():
         name = path[-1] if path else "."
-        branches[path].label = printable(f"{name}  ({counted(count, 'tensor')}, {show_size(nbytes)})")
+        branches[path].label = printable(f"{name}  ({plural(count, 'tensor')}, {show_size(nbytes)})")
     Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(branches[()])
 
 
@@ -273,7 +273,7 @@ def _show_differences(found: Comparison) -> None:
         ("a", f"{found.a} ({found.formats[0]})"),
         ("b", f"{found.b} ({found.formats[1]})"),
         ("layout", f"B is compared in the layout of {found.layout}" if found.layout else ""),
-        ("equal", f"{found.equal} of {counted(found.tensors, 'tensor')} in both{unread}"),
+        ("equal", f"{found.equal} of {plural(found.tensors, 'tensor')} in both{unread}"),
     ])  # fmt: skip
     if found.differences:
         print_table(

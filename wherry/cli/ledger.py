@@ -10,7 +10,7 @@ import click
 
 from wherry.cli.options import as_json, quiet
 from wherry.console.say import say
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.errors import UsageError, storage_error
 from wherry.text.config_text import read_config
 from wherry.text.json_document import parse_json
@@ -69,7 +69,7 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
             ("statements", chain.statements),
             ("head", chain.head),
             ("chain", f"ALTERED: {chain.altered}" if chain.altered else "intact; every row matches its statement"),
-            ("anchor", _said(chain.anchored, chain.statements) if kept else ""),
+            ("anchor", _describe_anchor(chain.anchored, chain.statements) if kept else ""),
         ])  # fmt: skip
     sys.exit(_ALTERED if chain.altered else _CUT if cut else 0)
 
@@ -129,7 +129,7 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
     tables.print_rows([
         ("ledger", found.ledger),
         ("checkpoints", found.checkpoints),
-        ("conversions", f"{found.conversions}, {counted(found.edges, 'edge')}"),
+        ("conversions", f"{found.conversions}, {plural(found.edges, 'edge')}"),
         ("places", found.places),
         ("registrations", found.registrations),
         ("lost", "; ".join(found.lost)),
@@ -181,10 +181,10 @@ def _anchor(text: str) -> Anchor:
         raise storage_error(error, text) from error
 
 
-def _said(anchored: int | None, statements: int) -> str:
+def _describe_anchor(anchored: int | None, statements: int) -> str:
     if anchored is None:
         return "NOT in this chain: statements were removed, or it belongs to another chain"
-    return f"matches statement {anchored}; {counted(statements - anchored, 'statement')} follow it"
+    return f"matches statement {anchored}; {plural(statements - anchored, 'statement')} follow it"
 
 
 @click.command()
@@ -201,7 +201,7 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
         tables.print_json(outbox.to_json(outcomes))
     for one in [] if json_ else outcomes:
         say(
-            f"{one.projection} to {one.destination}: {counted(one.statements, 'statement')}, up to {one.cursor}"
+            f"{one.projection} to {one.destination}: {plural(one.statements, 'statement')}, up to {one.cursor}"
         )
         if one.failed:
             say(f"delivery of the next statement failed: {one.failed}", err=True)

@@ -59,7 +59,7 @@ def merge(
         return
     keep_freed_memory()
     with (
-        tables.committed(results.show_receipts, json_=json_),
+        tables.show_before_error(results.show_receipts, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
         receipt = merge_request(sources, request, progress=progress)

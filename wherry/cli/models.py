@@ -127,7 +127,7 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
     from wherry.console import tables
     from wherry.models.fetch import fetch as copy
 
-    with tables.committed(_show_fetched, json_=json_), tables.bar(quiet=quiet or json_) as progress:
+    with tables.show_before_error(_show_fetched, json_=json_), tables.bar(quiet=quiet or json_) as progress:
         done = copy(uri, target, progress=progress, **arguments)
     _show_fetched(done, json_=json_)
 

@@ -11,7 +11,7 @@ import click
 from wherry.cli.help import names_for
 from wherry.core.option import in_order, options_of
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UsageError, similar
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def requesting(
     """
     options = in_order((one for one in options_of(*records) if one.planned or not planned), order)
 
-    def given(function: Command) -> Command:
+    def decorate(function: Command) -> Command:
         @wraps(function)
         def inner(**arguments: Any) -> Any:
             values = {one.name: _read(one, arguments.pop(one.name)) for one in options}
@@ -70,7 +70,7 @@ def requesting(
             command = _click(one)(command)
         return command
 
-    return given
+    return decorate
 
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
@@ -146,7 +146,7 @@ def matched_targets(
 
     if len(uris) != len(formats):
         raise UsageError(
-            f"expected one --to for each TARGET, got {len(formats)} for {counted(len(uris), 'target')}",
+            f"expected one --to for each TARGET, got {len(formats)} for {plural(len(uris), 'target')}",
             cure="give --to FORMAT once for each target",
         )
     taken = {name: {*find_target_format(name).options, *TREE_OPTIONS} for name in formats}

@@ -53,7 +53,7 @@ def rewrite(
         return
     signal.signal(signal.SIGTERM, _stop)
     with (
-        tables.committed(_show_rewritten, json_=json_),
+        tables.show_before_error(_show_rewritten, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
         done = carry_out(request, progress=progress)
@@ -62,8 +62,8 @@ def rewrite(
 
 def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
     from wherry.console import results, tables
-    from wherry.core.account import folded
-    from wherry.core.units import counted, show_size
+    from wherry.core.account import fold_entries
+    from wherry.core.units import plural, show_size
 
     if json_:
         tables.print_json(rewriting.to_json())
@@ -75,18 +75,18 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("as", rewriting.name if rewriting.value is None else f"{rewriting.name}={rewriting.value}"),
         ("tensors", f"{rewriting.tensors:,}"),
         ("written", ", ".join(rewriting.files)),
-        ("carried", "" if rewriting.in_place else f"{counted(files, 'file')}, {show_size(nbytes)}"),
-        ("renamed", counted(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
+        ("carried", "" if rewriting.in_place else f"{plural(files, 'file')}, {show_size(nbytes)}"),
+        ("renamed", plural(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
-    results.show_ignored(row.to_json() for row in folded(rewriting.ignored))
+    results.show_ignored(row.to_json() for row in fold_entries(rewriting.ignored))
     for old, new in rewriting.renamed.items():
         say(f"  {old} → {new}")
 
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
     from wherry.console import tables
-    from wherry.core.units import counted, show_seconds, show_size
+    from wherry.core.units import plural, show_seconds, show_size
 
     if json_:
         tables.print_json(done.to_json())
@@ -101,7 +101,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("tensors", f"{rewriting.tensors:,}"),
         ("carried", ways),
         ("written", ", ".join(rewriting.files)),
-        ("renamed", counted(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
+        ("renamed", plural(len(rewriting.renamed), "tensor") if rewriting.renamed else ""),
     ])  # fmt: skip
     if receipt is None:
         say("not read back and no digests are known, so no manifest was written and nothing was recorded")
@@ -111,7 +111,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("time", show_seconds(receipt.seconds)),
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),
-        ("verified", f"every byte read back, {counted(checked['tensors'], 'tensor')}" if checked else "not read back"),
+        ("verified", f"every byte read back, {plural(checked['tensors'], 'tensor')}" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
 

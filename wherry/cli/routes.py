@@ -11,7 +11,7 @@ import click
 
 from wherry.cli.options import as_json
 from wherry.console.say import say, say_lines
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wherry.routes.report import NightPlan, WorkOutcome
 
 
-def _located(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_location(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--env", metavar="NAME", help="Environment [env.NAME]; WHERRY_ENV by default."),
         click.option("--config", metavar="FILE",
@@ -41,7 +41,7 @@ def routes() -> None:
 
 
 @routes.command("check")
-@_located
+@_with_location
 @click.option("--reach", is_flag=True, help="Check paths in object stores too.")
 @as_json
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
@@ -59,13 +59,13 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     else:
         for one in problems:
             say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
-        say(f"{loaded.file}: {counted(len(loaded.routes), 'route')}, {counted(len(problems), 'problem')}")
+        say(f"{loaded.file}: {plural(len(loaded.routes), 'route')}, {plural(len(problems), 'problem')}")
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
 
 
 @routes.command("explain")
 @click.argument("uri")
-@_located
+@_with_location
 @as_json
 def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -> None:
     """Show which routes take the checkpoint at URI, and which targets they convert it to."""
@@ -88,7 +88,7 @@ def config_group() -> None:
 
 
 @config_group.command("show")
-@_located
+@_with_location
 @as_json
 def config_show(config: str | None, env: str | None, json_: bool) -> None:
     """Print each setting with its value and the origin of the value; secrets are masked."""
@@ -109,14 +109,14 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
 @config_group.command("example")
 def config_example() -> None:
     """Print a wherry.toml with every setting and field of a route, commented."""
-    from wherry.config.package_data import packaged
+    from wherry.config.package_data import package_path
 
-    click.echo(packaged("wherry.toml").read_text("utf-8"), nl=False)
+    click.echo(package_path("wherry.toml").read_text("utf-8"), nl=False)
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[ROUTE]...")
-@_located
+@_with_location
 @click.option("--dry-run", is_flag=True, help="Only report what would be converted: count, bytes, hours.")
 @click.option(
     "--go",
@@ -185,7 +185,7 @@ def _say_plan(plan: NightPlan) -> None:
 
     todo = plan.todo
     waiting = (
-        f"{counted(todo.count, 'checkpoint')} waiting, {show_size(todo.nbytes)}, about {plan.hours:.1f} h"
+        f"{plural(todo.count, 'checkpoint')} waiting, {show_size(todo.nbytes)}, about {plan.hours:.1f} h"
     )
     say(f"{plan.route.name}: {waiting}", err=True)
 

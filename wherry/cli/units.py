@@ -10,7 +10,7 @@ import click
 from wherry.cli.options import CONVERSION, as_json, quiet, requesting
 from wherry.console.say import say
 from wherry.core.request import TargetRequest, convert_request
-from wherry.core.units import counted, duration, parse_size, show_seconds, show_size
+from wherry.core.units import duration, parse_size, plural, show_seconds, show_size
 
 if TYPE_CHECKING:
     from wherry.units.unit import Unit
@@ -97,18 +97,18 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     from wherry.console import tables
     from wherry.units.work import work as make_units
 
-    def told(unit: Unit, receipt: UnitReceipt) -> None:
+    def report_unit(unit: Unit, receipt: UnitReceipt) -> None:
         say(f"unit {unit.name}: {show_size(unit.nbytes)} in {show_seconds(receipt.seconds)}", err=True)
 
     signal.signal(signal.SIGTERM, _stop)
-    report = make_units(job, expiry=duration(expiry), on_unit=None if quiet or json_ else told)
+    report = make_units(job, expiry=duration(expiry), on_unit=None if quiet or json_ else report_unit)
     if commits and not report.ended:
         _commit(job, quiet=quiet, json_=json_)
     elif json_:
         tables.print_json(report.to_json())
     else:
-        read = f"; read back {counted(len(report.proved), 'unit')} of others" if report.proved else ""
-        say(f"wrote {counted(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}{read}")
+        read = f"; read back {plural(len(report.proved), 'unit')} of others" if report.proved else ""
+        say(f"wrote {plural(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}{read}")
 
 
 @click.command()
@@ -129,7 +129,7 @@ def _commit(job: str, *, quiet: bool, json_: bool) -> None:
     from wherry.units.commit import commit as commit_job
 
     with (
-        tables.committed(results.show_receipts, json_=json_),
+        tables.show_before_error(results.show_receipts, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
         group = commit_job(job, progress=progress)

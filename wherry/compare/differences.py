@@ -207,10 +207,10 @@ def _of_values(
         measured = executor.map(partial(distance, one, other), [*unequal, *retyped])
         for path, far in zip([*unequal, *retyped], measured, strict=True):
             what = DTYPE if path in retyped else VALUES
-            yield _measured(path, what, _text(mine[path]), _text(theirs[path]), far)
+            yield _measure(path, what, _text(mine[path]), _text(theirs[path]), far)
 
 
-def _measured(
+def _measure(
     path: KeyPath, what: Literal["dtype", "values"], a: str | None, b: str | None, far: Distance | None
 ) -> TensorDifference:
     error, elements = (None, None) if far is None else far

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_of, where
-from wherry.config.values import origin, stated
+from wherry.config.values import origin, stated_fields
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
@@ -84,9 +84,9 @@ class Config:
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Each setting and each stated field of a route, with value and origin; secrets are masked."""
         for name, source in self.origins.items():
-            yield name, masked(name, value_at(self.settings.model_dump(), name)), source
+            yield name, mask_secret(name, value_at(self.settings.model_dump(), name)), source
         for one in self.stated:
-            yield one.name, masked(one.name, one.value), origin(one, self.text, self.file)
+            yield one.name, mask_secret(one.name, one.value), origin(one, self.text, self.file)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, env: str | None = None) -> Config:
@@ -119,7 +119,7 @@ def _load(
     from wherry.config.schema import Contents, Settings
 
     text = _text(file) if file else ""
-    data = _parsed(text, file)
+    data = _parse(text, file)
     sections = _environments(data.pop("env", {}), text, file)
     if env is not None and file is not None and env not in sections:
         known = f"choose {' or '.join(sections)}" if sections else f"add [env.{env}] to the file"
@@ -137,12 +137,12 @@ def _load(
             _put(merged, name, value.split(os.pathsep) if name in _LISTS else value)
             origins[name] = f"environment variable {VARIABLES[name]}"
     _name_routes(merged, file)
-    contents = _validated(Contents, merged, text, file, env)
+    contents = _validate(Contents, merged, text, file, env)
     for other in sections:
-        _validated(Contents, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
+        _validate(Contents, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
     settings = Settings(**{name: getattr(contents, name) for name in Settings.model_fields})
     ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
-    fields = stated(merged, sections.get(env or "", {}), ("env", env or ""))
+    fields = stated_fields(merged, sections.get(env or "", {}), ("env", env or ""))
     routes = tuple(contents.routes.values())
     return Config(str(file) if file else None, env, settings, routes, ordered, fields, text)
 
@@ -171,14 +171,14 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def masked(name: str, value: Any) -> str:
+def mask_secret(name: str, value: Any) -> str:
     """A value for display, with secrets masked."""
     if value in (None, (), {}):
         return ""
     if name in _SECRET:
         return "***"
     if isinstance(value, (list, tuple)):
-        return ", ".join(masked(name, one) for one in value)
+        return ", ".join(mask_secret(name, one) for one in value)
     return without_secrets(value) if isinstance(value, str) and "://" in value else str(value)
 
 
@@ -198,7 +198,7 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _parsed(text: str, file: Path | None) -> dict[str, Any]:
+def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return parse_toml(text.encode(), "the configuration", uri=str(file) if file else None)
     except ValueError as error:
@@ -237,7 +237,7 @@ def _absolute(table: dict[str, Any], file: Path | None) -> dict[str, Any]:
     return {name: path(value) if name in _PATHS else value for name, value in table.items()}
 
 
-def _validated(kind: Any, data: dict[str, Any], text: str, file: Path | None, env: str | None) -> Any:
+def _validate(kind: Any, data: dict[str, Any], text: str, file: Path | None, env: str | None) -> Any:
     from pydantic import ValidationError
 
     try:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.config.settings import configured, ledger_url
-from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, labelled
+from wherry.config.settings import configured_value, ledger_url
+from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, with_algorithm
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
 from wherry.storage.home import sqlite_file, sqlite_to_read
@@ -53,19 +53,19 @@ def digest_choice(*, ledger: bool = True) -> DigestChoice:
         UsageError: the setting is invalid.
         NotFoundError: the file that `WHERRY_CONFIG` names does not exist.
     """
-    stated = os.environ.get(DIGEST_ENV) or configured("digest")
+    stated = os.environ.get(DIGEST_ENV) or configured_value("digest")
     if stated:
-        return DigestChoice(_known(stated), "setting `digest`")
+        return DigestChoice(_require_known(stated), "setting `digest`")
     if _fips():
         note = "digests are SHA-256, because this host is in FIPS mode"
         return DigestChoice(SHA256, "this host is in FIPS mode", note)
     last = _last_target() if ledger else None
     if last is not None:
-        return DigestChoice(algorithm_of(labelled(last)), "algorithm of the ledger's last conversion")
+        return DigestChoice(algorithm_of(with_algorithm(last)), "algorithm of the ledger's last conversion")
     return DigestChoice(BLAKE3, "default")
 
 
-def _known(algorithm: str) -> str:
+def _require_known(algorithm: str) -> str:
     if algorithm not in ALGORITHMS:
         raise UsageError(
             f"unknown digest algorithm {algorithm!r}", cure=f"set digest to {' or '.join(ALGORITHMS)}"

@@ -22,7 +22,7 @@ Path = tuple[str | int, ...]
 
 def where(text: str, at: Path, env: str | None) -> str:
     """A field for display: `line 12, routes.night.targets[0].format`."""
-    name = printed(at)
+    name = dotted_name(at)
     line = (line_of(text, ("env", env, *at)) if env else None) or line_of(text, at)
     short = at
     while line is None and len(short) > 1:
@@ -31,7 +31,7 @@ def where(text: str, at: Path, env: str | None) -> str:
     return f"line {line}, {name}" if line else name
 
 
-def printed(at: Path) -> str:
+def dotted_name(at: Path) -> str:
     """A path of keys and indices as one dotted name."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
 

@@ -29,7 +29,7 @@ def with_options(
         leave: options that the model, or a subclass of it, declares itself.
     """
 
-    def given(model: type[M]) -> type[M]:
+    def decorate(model: type[M]) -> type[M]:
         hints: dict[str, Any] = {}
         for record in (*records, LayoutRequest):
             hints |= get_type_hints(record)
@@ -42,10 +42,10 @@ def with_options(
             model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **missing
         )
 
-    return given
+    return decorate
 
 
-def described(place: Place, record: type[Any], name: str) -> Any:
+def option_field(place: Place, record: type[Any], name: str) -> Any:
     """The pydantic field of an option: its default and its description for this place."""
     return _field(place, next(one for one in options_of(record) if one.name == name))
 

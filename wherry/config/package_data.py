@@ -10,7 +10,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def packaged(name: str) -> Path:
+def package_path(name: str) -> Path:
     """The path of a file or folder that comes with wherry.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from wherry.config.options import described, given_by, target_of, with_options
+from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.values import Select, require_template, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import duration, parse_size
@@ -28,12 +28,12 @@ VerifyLevel: TypeAlias = Literal["none", "structure", "present", "digest", "roun
 Option: TypeAlias = str | int | float | bool
 
 
-def _sized(text: str | int) -> str:
+def _check_size(text: str | int) -> str:
     parse_size(text)
     return str(text)
 
 
-def _chosen(text: str) -> str:
+def _check_choice(text: str) -> str:
     select(text)
     return text
 
@@ -46,14 +46,14 @@ def _absolute(text: str) -> str:
 
 Folder = Annotated[str, AfterValidator(_absolute)]
 Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
-Size = Annotated[str, BeforeValidator(_sized)]
+Size = Annotated[str, BeforeValidator(_check_size)]
 Engine = Annotated[
     str, Field(pattern=r"^(threads|(processes|dask|ray)(:[1-9][0-9]*)?|(dask|ray)://[^\s/].*)$")
 ]
 ENGINE = "Engine that runs the conversion: threads, processes:N, dask:N, dask://HOST:PORT, ray:N or ray://HOST:PORT."
 UNIT = "Size of a unit: files of the target that one worker of the engine writes."
 Template = Annotated[str, Field(min_length=1), AfterValidator(require_template)]
-Selection = Annotated[str, AfterValidator(_chosen)]
+Selection = Annotated[str, AfterValidator(_check_choice)]
 
 
 class Section(BaseModel):
@@ -69,8 +69,8 @@ class _Target(Section):
         description="URI to write, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
         "{step|final} gives a default for an unknown field. A relative path is relative to the folder of wherry.toml."
     )
-    into: bool = described("route", TargetRequest, "into")
-    options: dict[str, Option] = described("route", TargetRequest, "options")
+    into: bool = option_field("route", TargetRequest, "into")
+    options: dict[str, Option] = option_field("route", TargetRequest, "options")
 
 
 class TargetRule(_Target):
@@ -101,7 +101,7 @@ class Retention(Section):
     )
 
     @model_validator(mode="after")
-    def _stated(self) -> Retention:
+    def _require_rule(self) -> Retention:
         if self.keep_best is not None and not self.metric:
             raise ValueError("keep_best needs `metric`: add the name of the metric")
         return self
@@ -144,8 +144,8 @@ class Route(Section):
         "bytes and hours (estimate), or convert.",
     )
     first_night_items: int = Field(default=20, ge=0, description="Threshold for `first_night`.")
-    opaque: tuple[str, ...] = described("route", SourceRequest, "opaque")
-    ignore: tuple[Literal["values", "empties", "companions", "others"], ...] = described(
+    opaque: tuple[str, ...] = option_field("route", SourceRequest, "opaque")
+    ignore: tuple[Literal["values", "empties", "companions", "others"], ...] = option_field(
         "route", ConvertRequest, "ignore"
     )
     targets: tuple[TargetRule, ...] = Field(
@@ -163,8 +163,8 @@ class Route(Section):
     )
     alias: str | None = Field(default=None, description="Alias of the model version.")
     tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
-    meta: dict[str, str] = described("route", ConvertRequest, "meta")
-    sign: str | None = described("route", ConvertRequest, "sign")
+    meta: dict[str, str] = option_field("route", ConvertRequest, "meta")
+    sign: str | None = option_field("route", ConvertRequest, "sign")
     concurrency: int = Field(
         default=2,
         ge=1,

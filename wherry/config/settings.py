@@ -14,7 +14,7 @@ from wherry.config.file import config_file
 from wherry.storage.home import home
 
 
-def configured(name: str) -> Any:
+def configured_value(name: str) -> Any:
     """The value of a setting in the configuration, including environment variables; None without a configuration.
 
     Args:
@@ -33,12 +33,14 @@ def configured(name: str) -> Any:
 
 def ledger_url() -> str:
     """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, the setting `ledger`, or a SQLite file in the home."""
-    return os.environ.get("WHERRY_LEDGER") or configured("ledger") or f"sqlite:///{home() / 'ledger.db'}"
+    return (
+        os.environ.get("WHERRY_LEDGER") or configured_value("ledger") or f"sqlite:///{home() / 'ledger.db'}"
+    )
 
 
 def mlflow_tracking_uri() -> str:
     """`MLFLOW_TRACKING_URI`, the setting, or a SQLite file in the home (MLflow's default is the working folder)."""
-    given = os.environ.get("MLFLOW_TRACKING_URI") or configured("mlflow.tracking_uri")
+    given = os.environ.get("MLFLOW_TRACKING_URI") or configured_value("mlflow.tracking_uri")
     return given or embedded_registry_uri()
 
 
@@ -49,4 +51,8 @@ def embedded_registry_uri() -> str:
 
 def mlflow_registry_uri() -> str:
     """`MLFLOW_REGISTRY_URI`, the setting, or the tracking store."""
-    return os.environ.get("MLFLOW_REGISTRY_URI") or configured("mlflow.registry_uri") or mlflow_tracking_uri()
+    return (
+        os.environ.get("MLFLOW_REGISTRY_URI")
+        or configured_value("mlflow.registry_uri")
+        or mlflow_tracking_uri()
+    )

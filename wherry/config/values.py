@@ -7,9 +7,9 @@
 A template names its fields in braces; the text after a bar is used where the field is unknown. An unknown field name is
 an error.
 
-`stated` lists the fields that routes state, each with its origin. Defaults are left out: they are the same for all
-routes, and `infra/wherry.toml` shows them. A list in an environment replaces the file's, so the origin of such a field
-is the environment.
+`stated_fields` lists the fields that routes state, each with its origin. Defaults are left out: they are the same for
+all routes, and `infra/wherry.toml` shows them. A list in an environment replaces the file's, so the origin of such a
+field is the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wherry.config.lines import line_of, printed
+from wherry.config.lines import dotted_name, line_of
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
@@ -157,10 +157,12 @@ class FieldStatement(NamedTuple):
     @property
     def name(self) -> str:
         """The printed form: `routes.t5x.targets[0].format`."""
-        return printed(self.at)
+        return dotted_name(self.at)
 
 
-def stated(data: Mapping[str, Any], over: Mapping[str, Any], section: Path) -> tuple[FieldStatement, ...]:
+def stated_fields(
+    data: Mapping[str, Any], over: Mapping[str, Any], section: Path
+) -> tuple[FieldStatement, ...]:
     """The fields that routes state, in the order of the file.
 
     Args:
@@ -176,7 +178,7 @@ def origin(field: FieldStatement, text: str, file: str | None) -> str:
     """Origin of a field: file, line and the environment's table.
 
     Args:
-        field: one of `stated`.
+        field: one of `stated_fields`.
         text: the contents of the file.
         file: its path.
     """
@@ -186,7 +188,7 @@ def origin(field: FieldStatement, text: str, file: str | None) -> str:
             line_of(text, short),
             short[:-1],
         )  # a key of an inline table is on the line of the table
-    section = f" [{printed(field.section)}]" if field.section else ""
+    section = f" [{dotted_name(field.section)}]" if field.section else ""
     return f"{file}:{line}{section}" if line else f"{file}{section}"
 
 

@@ -92,7 +92,7 @@ def show_format(row: Format, *, json_: bool) -> None:
     if json_:
         print_json(_format_json(row))
         return
-    print_rows(_described(row))
+    print_rows(_describe(row))
     for name, option in row.options.items():
         choices = f" ({' | '.join(option.choices)})" if option.choices else ""
         say(f"  --set {name}={option.default}{choices}  {option.help}")
@@ -101,7 +101,7 @@ def show_format(row: Format, *, json_: bool) -> None:
         say(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
 
 
-def _described(row: Format) -> list[tuple[str, str]]:
+def _describe(row: Format) -> list[tuple[str, str]]:
     depth = row.holds.depth
     step = row.step_folder(1000) if row.step_folder else ""
     return [
@@ -118,13 +118,13 @@ def _described(row: Format) -> list[tuple[str, str]]:
             "" if row.create is None else "of any depth" if depth is None else f"of at most {depth} parts",
         ),
         ("dtypes", ", ".join(dtype_words(row.holds.dtypes))),
-        ("holds", ", ".join(_held(row)) if row.create else ""),
+        ("holds", ", ".join(_kinds_held(row)) if row.create else ""),
         ("step 1000 is", step),
         ("commit member", ", ".join(row.commit_members)),
     ]
 
 
-def _held(row: Format) -> list[str]:
+def _kinds_held(row: Format) -> list[str]:
     return [name.replace("_", " ") for name in _PARTS if getattr(row.holds, name)]
 
 

@@ -15,9 +15,9 @@ import click
 
 from wherry.console.say import say, say_lines
 from wherry.console.tables import print_json, print_rows, print_table
-from wherry.core.account import folded
+from wherry.core.account import fold_entries
 from wherry.core.keypath import render
-from wherry.core.units import counted, show_seconds, show_size
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -116,21 +116,21 @@ def show_plan(
     print_rows([
         ("source", f"{plan.source.uri} ({plan.source.format}, {plan.source.format_version})"),
         ("target", f"{plan.target} ({plan.to}, {plan.format_version})"),
-        ("tensors", f"{plan.tensors:,} in {counted(data['moves'], 'move')}"),
+        ("tensors", f"{plan.tensors:,} in {plural(data['moves'], 'move')}"),
         ("parameters", f"{parameters['found']:,} ({agrees})"),
         ("bytes", f"{show_size(plan.nbytes_in)} in, {show_size(plan.nbytes_out)} out"),
         ("peak memory", show_size(data["peak_memory"])),
         ("spill", show_size(plan.spill) if plan.spill else ""),
         ("companions", ", ".join(data["companions"])),
-        ("renamed", counted(len(data["renamed"]), "tensor") if data["renamed"] else ""),
+        ("renamed", plural(len(data["renamed"]), "tensor") if data["renamed"] else ""),
         ("layout", _layout_words(data["layout"])),
-        ("lossy", counted(len(plan.lossy), "tensor") if plan.lossy else ""),
+        ("lossy", plural(len(plan.lossy), "tensor") if plan.lossy else ""),
         ("verify", plan.verify),
         *_traffic_rows(plan, cost),
         *(workers.rows if workers else ()),
         ("plan digest", plan.digest),
     ])  # fmt: skip
-    show_ignored(one.to_json() for one in folded(plan.ignored))
+    show_ignored(one.to_json() for one in fold_entries(plan.ignored))
     _show_notes(plan.notes, plan.snippet)
 
 
@@ -171,10 +171,10 @@ def _verified_how(checked: Mapping[str, Any] | None) -> str:
     if checked is None:
         return "not read back"
     if checked["level"] == "store":
-        return f"{checked['checksum']} of the store compared, {counted(checked['tensors'], 'tensor')}; not read back"
+        return f"{checked['checksum']} of the store compared, {plural(checked['tensors'], 'tensor')}; not read back"
     by_workers = checked.get("bytes_by_workers")
     more = f"; {show_size(by_workers)} of it by workers that had not written it" if by_workers else ""
-    return f"every byte read back, {counted(checked['tensors'], 'tensor')}{more}"
+    return f"every byte read back, {plural(checked['tensors'], 'tensor')}{more}"
 
 
 def _show_receipt(receipt: Receipt) -> None:
@@ -202,12 +202,12 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         print_json(verification.to_json())
         return
     say(
-        f"{verification.verdict}: {counted(verification.checked, 'tensor')} at level {verification.level}, "
+        f"{verification.verdict}: {plural(verification.checked, 'tensor')} at level {verification.level}, "
         f"{show_size(verification.nbytes)} read in {show_seconds(verification.seconds)}"
     )
     if (found := verification.measured) is not None:
         say(
-            f"  {counted(found.tensors, 'tensor')} changed as planned: by at most {found.error:.2g}, "
+            f"  {plural(found.tensors, 'tensor')} changed as planned: by at most {found.error:.2g}, "
             f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:

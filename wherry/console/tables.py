@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.console.say import say
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import NotRecordedError, json_escaped, printable, redact
 
 if TYPE_CHECKING:
@@ -68,15 +68,15 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
                 tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
             current = printable(now.current)
             if now.units:
-                workers = counted(now.units.workers, "worker")
-                current = f"{now.units.done} of {counted(now.units.total, 'unit')}, {workers}"
+                workers = plural(now.units.workers, "worker")
+                current = f"{now.units.done} of {plural(now.units.total, 'unit')}, {workers}"
             shown.update(tasks[now.stage], completed=now.done, current=current)
 
         yield report
 
 
 @contextmanager
-def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
+def show_before_error(show: Callable[..., None], *, json_: bool) -> Generator[None]:
     """For work that may be done but not recorded: show the result before the error.
 
     Args:

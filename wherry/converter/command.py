@@ -62,7 +62,9 @@ DECIDING = tuple(
 _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 
 
-def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | None = None) -> dict[str, Any]:
+def stated_options(
+    request: ConvertRequest | RewriteRequest, target: TargetRequest | None = None
+) -> dict[str, Any]:
     """The `asked` field of a receipt: all fields that differ from their defaults.
 
     Args:
@@ -80,23 +82,23 @@ def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | Non
     for one in in_order((_OPTIONS[name] for name in values), (*_ORDER[1:], "options")):
         value = values[one.name]
         if one.stated and (value != one.default or one.stated == "settings"):
-            said[_NAMES.get(one.name, one.name)] = _stated(one.stated, value, target)
+            said[_NAMES.get(one.name, one.name)] = _stated_value(one.stated, value, target)
     if said.get("meta"):
         said["meta"] = redact_values(said["meta"])
     return {name: _plain(value) for name, value in said.items() if _is_said(value)}
 
 
-def _stated(how: str, value: Any, target: TargetRequest | None) -> Any:
+def _stated_value(how: str, value: Any, target: TargetRequest | None) -> Any:
     if how == "run":
         return target and locate(target.uri).uri
     if how == "settings":
         settings = target.settings if target else {}
-        return {name: _spelled(one) for name, one in settings.items() if one is not None}
+        return {name: _spell_value(one) for name, one in settings.items() if one is not None}
     return _file(value) if how == "file" else _place(value) if how == "place" else value
 
 
 def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
-    """A request with the same stated fields, for this source and this target; see `stated`."""
+    """A request with the same stated fields, for this source and this target; see `stated_options`."""
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value["name"] if name in _FILES else value
         for name, value in asked.items()
@@ -125,7 +127,7 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
             "the source was a live training state, which no longer exists", uri=receipt.target.uri,
             cure="export it again from the training run",
         )  # fmt: skip
-    asked = receipt.asked or resolved(receipt.target.format, receipt.options)
+    asked = receipt.asked or restore_request(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
         asked = {name: value for name, value in asked.items() if name != "into"}
     moved = source is not None and source != receipt.source.uri
@@ -166,7 +168,7 @@ def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: b
     """The command line for a request, an exact source, and a target.
 
     Args:
-        asked: see `stated`; `step` and `item` are not repeated, as the source URI already names what they chose.
+        asked: see `stated_options`; `step` and `item` are not repeated, as the source URI names what they chose.
         source: URI of the checkpoint.
         target: URI of the target.
         moved: whether the source differs from the stated one; then its format is detected.
@@ -186,7 +188,7 @@ def term(source: Mapping[str, Any]) -> str:
     return f"{source['uri']}*{source['weight']}" if "weight" in source else source["uri"]
 
 
-def resolved(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def restore_request(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A request reconstructed from the options of a receipt: those that differ from the format's defaults."""
     if _REWRITE in options:
         value = f"={options['value']}" if options.get("value") is not None else ""
@@ -218,27 +220,27 @@ def differences(
     """The fields in which two requests differ, as text; files are compared by their contents."""
     for name in among:
         old, new = before.get(name), now.get(name)
-        if _compared(old) != _compared(new):
-            yield f"{name} was {_shown(old)}, is {_shown(new)}"
+        if _comparable(old) != _comparable(new):
+            yield f"{name} was {_show_value(old)}, is {_show_value(new)}"
 
 
-def _compared(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     return value.get("sha256", value) if isinstance(value, dict) else value
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if not value:
         return "not set"
     if isinstance(value, dict) and "sha256" in value:
         return f"{value['name']} ({short(value['sha256'])})"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={_spelled(one)}" for name, one in sorted(value.items()))
+        return ", ".join(f"{name}={_spell_value(one)}" for name, one in sorted(value.items()))
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _options(asked: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(asked.get("options", {}).items()):
-        yield from ("--set", f"{name}={_spelled(value)}")
+        yield from ("--set", f"{name}={_spell_value(value)}")
     for one in sorted(_OPTIONS.values(), key=lambda one: get_args(Kind).index(one.kind)):
         value = asked.get(_NAMES.get(one.name, one.name))
         if _is_said(value) and one.name not in (*_CHOSEN, "options"):
@@ -260,7 +262,7 @@ def _words(flag: str, kind: str, value: Any) -> Iterator[str]:
         yield from (word for row in rows for word in (flag, row))
 
 
-def _spelled(value: Any) -> str:
+def _spell_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
-from wherry.converter.command import stated
+from wherry.converter.command import stated_options
 from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
 from wherry.converter.keywords import spelled_out
@@ -39,7 +39,7 @@ from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.staging.in_use import in_use
 from wherry.staging.object_clean import tidy_objects
 from wherry.staging.object_staging import is_unfinished
@@ -159,10 +159,10 @@ def convert_opened(
         jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
     receipts = _make(jobs, there, lineage=lineage)
     group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
-    return _recorded(group) if lineage else group
+    return _record_group(group) if lineage else group
 
 
-def _recorded(group: GroupReceipt) -> GroupReceipt:
+def _record_group(group: GroupReceipt) -> GroupReceipt:
     """Record committed targets, including existing ones, which the ledger may lack."""
     try:
         return replace(group, receipts=record_all(group.receipts))
@@ -215,7 +215,7 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
 
-@uncollected()
+@without_collection()
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan all targets; nothing is written."""
     pin, choice = take_pins(checkpoint), digest_choice(ledger=request.lineage)
@@ -238,7 +238,7 @@ def _job(
     seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
     return Job(
         checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
-        running=running, meta=request.meta, pin=pin, choice=choice, asked=stated(request, target),
+        running=running, meta=request.meta, pin=pin, choice=choice, asked=stated_options(request, target),
     )  # fmt: skip
 
 
@@ -266,11 +266,13 @@ def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> li
     failure = next((one for _, one in sorted(results.items()) if isinstance(one, WherryError)), None)
     if failure is None:
         return list(done.values())
-    failure.committed = _kept(done, failure, lineage=lineage) if done else {}
+    failure.committed = _record_committed(done, failure, lineage=lineage) if done else {}
     raise failure
 
 
-def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -> dict[int, Receipt]:
+def _record_committed(
+    done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool
+) -> dict[int, Receipt]:
     """Record committed targets although others failed, and add a note to the error; returns the receipts."""
     failure.add_note(f"these targets are committed: {', '.join(one.target.uri for one in done.values())}")
     if not lineage:

@@ -11,7 +11,7 @@ import posixpath
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.account import FILES, ITEMS, OTHERS, IgnoredEntry, folded, ignored_file
+from wherry.core.account import FILES, ITEMS, OTHERS, IgnoredEntry, fold_entries, ignored_file
 from wherry.errors import UnrepresentableError
 from wherry.formats.companions import ignored_companion
 from wherry.storage.stores import locate
@@ -27,7 +27,7 @@ _SHOWN = 3
 _OUTSIDE = "it is not part of the source, which is one item of the step"
 
 
-def unprepared(mapped: Manifest, prepared: Manifest, row: Format) -> list[IgnoredEntry]:
+def unprepared_companions(mapped: Manifest, prepared: Manifest, row: Format) -> list[IgnoredEntry]:
     """The companions that a target format leaves out itself.
 
     Args:
@@ -93,7 +93,7 @@ def require_requested(
     if OTHERS in request.ignore:
         return
     chosen = request.source.item is not None
-    rows = folded(one for one in ignored if one.weights and not (chosen and one.rule == ITEMS))
+    rows = fold_entries(one for one in ignored if one.weights and not (chosen and one.rule == ITEMS))
     if rows:
         names = ", ".join(f"{one.name} ({one.what})" for one in rows[:_SHOWN])
         more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""

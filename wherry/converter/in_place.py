@@ -31,7 +31,9 @@ BEFORE = ".before"
 
 
 @contextmanager
-def changed(folder: Location, change: Change, require_unchanged: Callable[[], object]) -> Generator[Lease]:
+def change_in_place(
+    folder: Location, change: Change, require_unchanged: Callable[[], object]
+) -> Generator[Lease]:
     """Carry out a change in a folder; if the block fails, all files are restored.
 
     Args:

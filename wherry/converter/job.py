@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.references import parents_of, reference, source_references
 from wherry.converter.traffic import streams
-from wherry.core.account import folded
+from wherry.core.account import fold_entries
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import copied, file_digest
+from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadBefore
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.object_staging import ObjectStaging
@@ -117,7 +117,7 @@ class StagedJob:
     recorded: Sidecar | None
 
 
-@uncollected()
+@without_collection()
 def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack: ExitStack) -> StagedJob:
     """Open a job's staging area and writer, and resume an interrupted run.
 
@@ -221,17 +221,17 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     job, place = staged.job, staged.staged
     if staged.output.error is not None:
         raise staged.output.error
-    with uncollected():
+    with without_collection():
         finish(staged.output.writer)
-        opened = _opened(job, place)
+        opened = _open_staged(job, place)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
     # Boxes and the source's identity read the source again.
     with opened as written, blaming_changes(job.pin, job.checkpoint.original):
-        boxed = _boxed(staged, written, ours)
-        verification = _verified(staged, written, ours)
+        boxed = _hash_boxes(staged, written, ours)
+        verification = _verify(staged, written, ours)
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
-        with uncollected():
+        with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
             text = encode(sidecar)
     if not job.row.single_file:
@@ -265,12 +265,12 @@ def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     folder = job.row.companion_folder
     return tuple(
-        copied(job.checkpoint, one, staged.member(f"{folder}{one.name}"))
+        copy_companion(job.checkpoint, one, staged.member(f"{folder}{one.name}"))
         for one in job.plan.manifest.companions
     )
 
 
-def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
+def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     """The digests of tensors that were carried in boxes, which can only be hashed in the written target.
 
     Raises:
@@ -298,7 +298,7 @@ def _boxed(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     return found
 
 
-def _verified(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
+def _verify(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
     """The outcome of the verification that the plan asks for."""
     job, staging = staged.job, staged.staging
     if job.plan.verify == "store":
@@ -358,7 +358,7 @@ def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:
     staging.run.prove_small()
 
 
-def _opened(job: Job, staged: Location) -> Checkpoint:
+def _open_staged(job: Job, staged: Location) -> Checkpoint:
     """The staged target, opened like any checkpoint."""
     detection = job.row.detect(Glimpse(staged))
     if detection is None:
@@ -417,7 +417,7 @@ def _sidecar(
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),
-        ignored=[one.to_json() for one in folded(plan.ignored)],
+        ignored=[one.to_json() for one in fold_entries(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
         parents=parents_of(sources, merge),
     )

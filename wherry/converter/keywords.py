@@ -64,7 +64,7 @@ def spelled_out(keywords: type, options: Iterable[RequestOption] = ()) -> Callab
         for name, annotation in _annotations(keywords).items()
     ]
 
-    def signed(verb: Verb) -> Verb:
+    def with_signature(verb: Verb) -> Verb:
         signature = inspect.signature(verb)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         names = {one.name for one in own}
@@ -73,7 +73,7 @@ def spelled_out(keywords: type, options: Iterable[RequestOption] = ()) -> Callab
         )
         return verb
 
-    return signed
+    return with_signature
 
 
 def _annotations(keywords: type) -> dict[str, str]:

@@ -12,14 +12,14 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.ignored_entries import require_requested, unprepared, within_source
+from wherry.converter.ignored_entries import require_requested, unprepared_companions, within_source
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
 from wherry.core.account import bound_to_json
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
-from wherry.core.units import DEFAULT_MEMORY, counted, parse_budget, show_size
+from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural, show_size
 from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
@@ -32,7 +32,7 @@ from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
-from wherry.tree.axes import settled
+from wherry.tree.axes import settle_options
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
 from wherry.view.choose import relaid
 from wherry.view.foreign import require_form
@@ -126,7 +126,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     if only is None:
         _require_present(checkpoint)
     given = dict(target.options)
-    tree = settled({name: given.pop(name) for name in TREE_OPTIONS if name in given})
+    tree = settle_options({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
     if object_store(place.store) is not None:
         checked = row.in_store(checked)
@@ -137,7 +137,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
-    found = (*checkpoint.ignored, *mapped.ignored, *unprepared(mapped.manifest, prepared, row))
+    found = (*checkpoint.ignored, *mapped.ignored, *unprepared_companions(mapped.manifest, prepared, row))
     ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
@@ -285,7 +285,7 @@ class Plan:
     traffic: Traffic = NO_TRAFFIC
 
     def __repr__(self) -> str:
-        size = f"{counted(self.tensors, 'tensor')}, {show_size(self.nbytes_out)}"
+        size = f"{plural(self.tensors, 'tensor')}, {show_size(self.nbytes_out)}"
         return f"<Plan: {self.source.uri} ({self.source.format}) → {self.target} ({self.to}), {size}>"
 
     def _repr_html_(self) -> str:
@@ -310,7 +310,9 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Peak memory in bytes: the base and the data in flight."""
-        largest = max((way.largest(spec, targets) for way, spec, targets in self._carried()), default=0)
+        largest = max(
+            (way.largest(spec, targets) for way, spec, targets in self._carried_tensors()), default=0
+        )
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
@@ -341,7 +343,7 @@ class Plan:
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))
 
-    def _carried(self) -> Iterator[tuple[Way, TensorSpec, list[TensorSpec]]]:
+    def _carried_tensors(self) -> Iterator[tuple[Way, TensorSpec, list[TensorSpec]]]:
         """Each source tensor that is carried, how it is read, and what it becomes."""
         for target, source in self.pairs.items():
             yield self.ways[source], self.source_manifest.tensors[source], [self.manifest.tensors[target]]
@@ -362,7 +364,7 @@ class Plan:
             "options": dict(self.options),
             "digest": self.digest,
             "tensors": self.tensors,
-            "moves": sum(way.count(spec, targets) for way, spec, targets in self._carried()),
+            "moves": sum(way.count(spec, targets) for way, spec, targets in self._carried_tensors()),
             "bytes_in": self.nbytes_in,
             "bytes_out": self.nbytes_out,
             "parameters": {

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import agree_with_source, reference, source_reference
-from wherry.core.account import folded
+from wherry.core.account import fold_entries
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.errors import DamagedError, MismatchError, UnsupportedError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import digested
+from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
@@ -97,7 +97,7 @@ def know(checkpoint: Checkpoint, wanted: ProofRequest) -> SourceFacts | None:
     hashes = _hashes(checkpoint, recorded, wanted)
     if hashes is None:
         return None
-    companions = _digested(checkpoint)
+    companions = _digest_companions(checkpoint)
     node = source_reference(
         checkpoint,
         recorded,
@@ -146,7 +146,7 @@ def prove(
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
         if wanted.digests:
             _require_equal(_read(found, expected.algorithm, wanted, "verify"), expected, rewriting.target)
-            _require_companions(_digested(found), known.companions, rewriting.target)
+            _require_companions(_digest_companions(found), known.companions, rewriting.target)
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
@@ -189,7 +189,7 @@ def open_written(written: Location, source: Detection, target: str) -> Checkpoin
 
 def _hashes(checkpoint: Checkpoint, recorded: Sidecar | None, wanted: ProofRequest) -> Hashes | None:
     if not wanted.digests:
-        return _recorded(checkpoint, recorded)
+        return _recorded_hashes(checkpoint, recorded)
     if recorded is not None:
         known = _read(checkpoint, recorded.algorithm, wanted, "digest")
         agree_with_source(checkpoint, recorded, known)
@@ -210,15 +210,15 @@ def _read(checkpoint: Checkpoint, algorithm: str, wanted: ProofRequest, stage: s
     )
 
 
-def _recorded(checkpoint: Checkpoint, sidecar: Sidecar | None) -> Hashes | None:
+def _recorded_hashes(checkpoint: Checkpoint, sidecar: Sidecar | None) -> Hashes | None:
     """The digests of the sidecar, if the files still have its fingerprint; None otherwise."""
     if sidecar is None or sidecar.checkpoint.fingerprint != present_fingerprint(checkpoint):
         return None
     return Hashes(sidecar.algorithm, sidecar.manifest.digests, sidecar.leaves)
 
 
-def _digested(checkpoint: Checkpoint) -> tuple[Companion, ...]:
-    return tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
+def _digest_companions(checkpoint: Checkpoint) -> tuple[Companion, ...]:
+    return tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
 
 
 def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) -> None:
@@ -229,8 +229,8 @@ def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) 
             {render(change.name(path)): (one.shape, one.dtype) for path, one in source.tensors.items()},
             {render(path): (one.shape, one.dtype) for path, one in found.tensors.items()},
         ),
-        ("value", _printed(source.values), _printed(found.values)),
-        ("empty node", _printed(source.empties), _printed(found.empties)),
+        ("value", _print_values(source.values), _print_values(found.values)),
+        ("empty node", _print_values(source.empties), _print_values(found.empties)),
         (
             "companion file",
             {one.name: one.size for one in source.companions},
@@ -247,7 +247,7 @@ def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) 
             )
 
 
-def _printed(held: Mapping[Any, Any]) -> dict[str, str]:
+def _print_values(held: Mapping[Any, Any]) -> dict[str, str]:
     """Values by printed key path, as text, so that 1 and True differ and a NaN equals itself."""
     return {render(path): repr(value) for path, value in held.items()}
 
@@ -292,7 +292,7 @@ def _receipt(
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
         asked=dict(wanted.asked),
-        ignored=[row.to_json() for row in folded(rewriting.ignored)],
+        ignored=[row.to_json() for row in fold_entries(rewriting.ignored)],
     )
 
 

@@ -9,7 +9,7 @@ from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
 from wherry.formats.checkpoint import JoinedPart, present_fingerprint
-from wherry.formats.companions import digested
+from wherry.formats.companions import digest_companion
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -133,7 +133,7 @@ def source_reference(
         else {}
     )
     known = {companion.name: companion for companion in companions}
-    beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
+    beside = tuple(known.get(c.name) or digest_companion(checkpoint, c) for c in manifest.companions)
     full = manifest.with_digests({**digests, **others}, beside)
     return reference(detection.uri, detection.format, detection.format_version, full, mark, algorithm)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
-from wherry.converter.command import stated
+from wherry.converter.command import stated_options
 from wherry.converter.if_exists import existing_result
 from wherry.converter.ignored_entries import not_copied, require_requested, within_source
-from wherry.converter.in_place import changed, replace_sidecar
+from wherry.converter.in_place import change_in_place, replace_sidecar
 from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
@@ -36,7 +36,7 @@ from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.staging.copied_staging import open_staging
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
 from wherry.staging.staging import tidy
-from wherry.storage.copy import carry, listed
+from wherry.storage.copy import carry, list_files
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
 
@@ -142,15 +142,15 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
         digest_choice(ledger=request.lineage).algorithm,
         parse_budget(request.memory),
         RunContext.begun(progress),
-        stated(request),
+        stated_options(request),
     )
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
-        done = there or (_in_place if request.in_place else _staged)(ready, wanted)
-    return _recorded(done, lineage=request.lineage)
+        done = there or (_in_place if request.in_place else _stage)(ready, wanted)
+    return _record(done, lineage=request.lineage)
 
 
-def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
+def _record(done: Rewritten, *, lineage: bool) -> Rewritten:
     """Record a rewrite in the ledger; without digests nothing can be recorded."""
     if done.receipt is None:
         return done
@@ -207,7 +207,7 @@ def _rewriting(
     change: Change, source: Location, target: Location, asked: tuple[str, str | None],
     ignored: tuple[IgnoredEntry, ...], *, in_place: bool,
 ) -> RewritePlan:  # fmt: skip
-    sizes = listed(source)
+    sizes = list_files(source)
     renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
     # Contents are left out: a commit time in them would make every request different.
     named = [*asked, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
@@ -242,12 +242,12 @@ def _members(ready: _Ready) -> tuple[str, ...]:
     return find_format(ready.rewriting.format).commit_members
 
 
-def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
+def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
     identity = sha256_of("run", [ready.rewriting.digest, ready.pin.digest])[:8]
     with _staging(ready, identity) as staging:
         wanted = replace(wanted, folder=staging.spill)
         with blaming_changes(ready.pin, ready.checkpoint):
-            sidecar, ways = _written(ready, staging, wanted)
+            sidecar, ways = _write_and_prove(ready, staging, wanted)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
         if isinstance(staging, ObjectStaging):
@@ -265,7 +265,7 @@ def _staging(ready: _Ready, identity: str) -> Staging | CopiedStaging | ObjectSt
     return ObjectStaging(target, identity, header, members, ready.rewriting.carried[1], resume=False)
 
 
-def _written(
+def _write_and_prove(
     ready: _Ready, staging: Staging | CopiedStaging | ObjectStaging, wanted: ProofRequest
 ) -> tuple[Sidecar | None, dict[str, int]]:
     """Copy, write and prove; returns the sidecar, and the number of bytes copied in each way."""
@@ -292,7 +292,7 @@ def _in_place(ready: _Ready, wanted: ProofRequest) -> Rewritten:
     def require_unchanged() -> None:
         ready.pin.require_unchanged(ready.checkpoint)
 
-    with changed(ready.source, ready.change, require_unchanged) as held:
+    with change_in_place(ready.source, ready.change, require_unchanged) as held:
         sidecar = prove(ready.checkpoint, ready.change, known, ready.source, wanted, ready.rewriting)
         with held.exclusive():  # also without a sidecar: the proved files must be those that this run made
             if sidecar is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
 from wherry.objects.stores import object_store
-from wherry.storage.copy import listed
+from wherry.storage.copy import list_files
 from wherry.upload.file_copies import bucket_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def copied_by_store(
         TargetExistsError: an object of the target was created meanwhile.
         StorageError: the storage failed.
     """
-    files = listed(source)
+    files = list_files(source)
     for old, new in sorted(names.items()):
         entry = files[old]
         run.copy(target.member(new).path, source.member(old).path, entry.mark)

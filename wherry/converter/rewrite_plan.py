@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.account import folded
+from wherry.core.account import fold_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ class RewritePlan:
             "in_place": self.in_place,
             "files": list(self.files),
             "carried": {"files": 0 if self.in_place else files, "bytes": 0 if self.in_place else nbytes},
-            "ignored": [one.to_json() for one in folded(self.ignored)],
+            "ignored": [one.to_json() for one in fold_entries(self.ignored)],
             "renamed": dict(self.renamed),
             "tensors": self.tensors,
             "plan_digest": self.digest,

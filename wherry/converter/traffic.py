@@ -176,7 +176,7 @@ def traffic_of(seen: Checkpoint, plan: PlannedConversion) -> Traffic:
     if _is_remote(target):
         stores.append(_of_target(target, plan))
     joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
-    return Traffic((_joined(*stores),) if joined else tuple(stores), _space(target, plan))
+    return Traffic((_join(*stores),) if joined else tuple(stores), _space(target, plan))
 
 
 def require_room(plan: PlannedConversion) -> None:
@@ -198,7 +198,7 @@ def _is_remote(place: Location) -> bool:
     return not place.store.capabilities.local and bool(place.store.protocol != "live")
 
 
-def _joined(one: StoreTraffic, other: StoreTraffic) -> StoreTraffic:
+def _join(one: StoreTraffic, other: StoreTraffic) -> StoreTraffic:
     sums = {name: value + getattr(other, name) for name, value in asdict(one).items() if name != "store"}
     return StoreTraffic(one.store, **sums)
 
@@ -211,7 +211,7 @@ def _of_source(place: Location, seen: Checkpoint, plan: PlannedConversion) -> St
     original = seen.original
     wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
     specs = [spec for path, spec in original.manifest.tensors.items() if path in wanted]
-    reads, egress = _counted(chain(_tensor_reads(original.reader, specs), _companion_reads(plan)))
+    reads, egress = _count(chain(_tensor_reads(original.reader, specs), _companion_reads(plan)))
     folders: dict[str, int] = {}
     for member in original.reader.members():
         folder = member.name.rpartition("/")[0]
@@ -222,7 +222,7 @@ def _of_source(place: Location, seen: Checkpoint, plan: PlannedConversion) -> St
     )
 
 
-def _counted(sizes: Iterable[int]) -> tuple[int, int]:
+def _count(sizes: Iterable[int]) -> tuple[int, int]:
     """The number and the sum of some sizes, of which a giant has a million."""
     count = total = 0
     for size in sizes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.keypath import parse, render
-from wherry.core.units import counted
+from wherry.core.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ def ignored_file(name: str, rule: str, what: str, reason: str, *, weights: bool 
     return IgnoredEntry(tuple(name.split("/")), rule, reason, what, weights)
 
 
-def folded(entries: Iterable[IgnoredEntry]) -> list[IgnoredEntry]:
+def fold_entries(entries: Iterable[IgnoredEntry]) -> list[IgnoredEntry]:
     """The entries as they are printed and recorded: many of one node that are ignored alike are one row."""
     groups: dict[tuple[str, ...], list[IgnoredEntry]] = {}
     for one in entries:
@@ -78,7 +78,7 @@ def _one_row(rows: Sequence[IgnoredEntry]) -> IgnoredEntry:
         (at for at, letters in enumerate(zip(first, last, strict=False)) if len({*letters}) > 1), len(first)
     )
     start = first[:same].rstrip("~")  # no half of an escape
-    return replace(rows[0], path=parse(f"{start}…"), what=counted(len(rows), rows[0].what))
+    return replace(rows[0], path=parse(f"{start}…"), what=plural(len(rows), rows[0].what))
 
 
 class Bound(NamedTuple):

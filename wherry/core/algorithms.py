@@ -1,7 +1,7 @@
 """Algorithms: the hash algorithms of digests, and digests as text.
 
 A digest is printed as `blake3:` or `sha256:` with 64 hex digits. Records from before there was a choice have the digits
-alone, which are SHA-256; `labelled` adds the algorithm when they are read.
+alone, which are SHA-256; `with_algorithm` adds the algorithm when they are read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _state_of(algorithm: str) -> Callable[[Buffer], HashState]:
     return hashlib.sha256
 
 
-def labelled(digest: str) -> str:
+def with_algorithm(digest: str) -> str:
     """A recorded digest with its algorithm; bare hex digits are SHA-256, and anything else is unchanged."""
     return f"{SHA256}:{digest}" if _DIGITS.fullmatch(digest) else digest
 

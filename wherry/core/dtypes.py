@@ -63,7 +63,7 @@ _NUMPY_OWN = frozenset(
 )
 
 
-def known(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether a TensorSpec may have this dtype."""
     return name in _BITS or name in _BLOCKS
 
@@ -83,7 +83,7 @@ def ready() -> None:
     import_module("ml_dtypes")  # it imports numpy
 
 
-def paired(name: str) -> bool:
+def is_paired(name: str) -> bool:
     """Whether flat containers store two elements of this type in a byte, so that no cut may fall between them."""
     return name == "float4_e2m1fn"
 
@@ -124,7 +124,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
     if name in _NUMPY_OWN:
         return np.dtype(name).newbyteorder("<")
-    if opaque(name) or not known(name):
+    if opaque(name) or not is_known(name):
         raise UnsupportedError(
             f"numpy cannot represent dtype {name!r}", cure="read its stored bytes with read_bytes"
         )

@@ -62,7 +62,7 @@ def emit(
         OSError: the server did not accept the event.
     """
     try:
-        return _posted(api, event_body(whole_uri(uri), event=event, step=step, payload=payload), timeout)
+        return _post(api, event_body(whole_uri(uri), event=event, step=step, payload=payload), timeout)
     except (ValueError, OSError) as error:
         if strict:
             raise
@@ -77,7 +77,7 @@ def whole_uri(uri: str) -> str:
     return uri if re.match(r"[A-Za-z][\w+.-]*:/", uri) else os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  a string
 
 
-def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
+def _post(api: str | None, body: dict[str, Any], timeout: float) -> str:
     base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise ValueError("missing or invalid Prefect API URL: PREFECT_API_URL must be an http or https URL")

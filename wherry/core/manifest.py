@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.core.algorithms import labelled
+from wherry.core.algorithms import with_algorithm
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Sharding, TensorSpec
-from wherry.core.units import counted, show_size
+from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError
 from wherry.text.html import html_table
 
@@ -88,8 +88,8 @@ class Manifest:
     def summary(self) -> str:
         """Its size in words."""
         step = "" if self.step is None else f"step {self.step}, "
-        sizes = f"{counted(self.parameters, 'parameter')}, {show_size(self.nbytes)}"
-        return f"{step}{counted(len(self.tensors), 'tensor')}, {sizes}"
+        sizes = f"{plural(self.parameters, 'parameter')}, {show_size(self.nbytes)}"
+        return f"{step}{plural(len(self.tensors), 'tensor')}, {sizes}"
 
     def __repr__(self) -> str:
         return f"<Manifest: {self.kind}, {self.summary}>"
@@ -156,11 +156,11 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             values={parse(path): value for path, value in data["values"].items()},
             empties={parse(path): kind for path, kind in data["empties"].items()},
             lists=frozenset(parse(path) for path in data["lists"]),
-            step=_typed(data["step"], "step", int, type(None)),
-            kind=_typed(data["kind"], "kind", str),
+            step=_require_type(data["step"], "step", int, type(None)),
+            kind=_require_type(data["kind"], "kind", str),
             companions=tuple(Companion(**row) for row in data["companions"]),
-            custom=_typed(data["custom"], "custom", dict),
-            origin=_typed(data["origin"], "origin", dict),
+            custom=_require_type(data["custom"], "custom", dict),
+            origin=_require_type(data["origin"], "origin", dict),
             digests={spec.path: digest for spec, digest in rows if digest},
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -197,16 +197,16 @@ def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
     spec = TensorSpec(
         path=parse(row["path"]),
         shape=_extents(row["shape"]),
-        dtype=_typed(row["dtype"], "dtype", str),
+        dtype=_require_type(row["dtype"], "dtype", str),
         chunks=_extents(row["chunks"]) if "chunks" in row else None,
         axes=_names(row["axes"]) if "axes" in row else None,
         sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
-        tags=_typed(row.get("tags"), "tags", dict, type(None)),
+        tags=_require_type(row.get("tags"), "tags", dict, type(None)),
     )
-    return spec, labelled(row["digest"]) if row.get("digest") else None
+    return spec, with_algorithm(row["digest"]) if row.get("digest") else None
 
 
-def _typed(value: Any, name: str, *kinds: type) -> Any:
+def _require_type(value: Any, name: str, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"expected {kinds[0].__name__} as {name!r}, got {type(value).__name__}")
     return value

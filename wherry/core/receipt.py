@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import algorithm_of, labelled
+from wherry.core.algorithms import algorithm_of, with_algorithm
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError
 from wherry.text.html import html_facts
@@ -83,7 +83,7 @@ def reference_from_json(data: Mapping[str, Any]) -> CheckpointRef:
     Raises:
         TypeError, KeyError: it is not one.
     """
-    digests = {name: labelled(data[name]) for name in ("checkpoint_digest", "weights_digest")}
+    digests = {name: with_algorithm(data[name]) for name in ("checkpoint_digest", "weights_digest")}
     require_types(CheckpointRef, data)
     return replace(CheckpointRef(**data), **digests)
 

@@ -262,10 +262,10 @@ class ConvertRequest:
     def from_json(cls, data: Mapping[str, Any]) -> ConvertRequest:
         """Read the JSON form; the inverse of `to_json`."""
         targets = tuple(
-            _built(TargetRequest, {**one, "layout": _built(LayoutRequest, one["layout"])})
+            _build(TargetRequest, {**one, "layout": _build(LayoutRequest, one["layout"])})
             for one in data["targets"]
         )
-        return _built(cls, {**data, "source": _built(SourceRequest, data["source"]), "targets": targets})
+        return _build(cls, {**data, "source": _build(SourceRequest, data["source"]), "targets": targets})
 
 
 def _same(name: str, help: str = "") -> Any:
@@ -369,9 +369,9 @@ def convert_request(
         TypeError: an option is unknown.
     """
     given = {name: _text(value) for name, value in options.items() if value is not None}
-    chosen = _taken(SourceRequest, given)
-    layout = replace(wish or PLAIN, **_taken(LayoutRequest, given))
-    shared = {**_taken(TargetRequest, given), "layout": layout}
+    chosen = _take_options(SourceRequest, given)
+    layout = replace(wish or PLAIN, **_take_options(LayoutRequest, given))
+    shared = {**_take_options(TargetRequest, given), "layout": layout}
     whole = tuple(_with_defaults(one, shared) for one in targets)
     return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=whole, **given)
 
@@ -386,7 +386,7 @@ def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRe
     return replace(target, **open_)
 
 
-def _taken(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+def _take_options(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     """Remove the options that are fields of a record, and return them."""
     return {one.name: options.pop(one.name) for one in options_of(record) if one.name in options}
 
@@ -403,7 +403,7 @@ def _whole(place: str | None) -> str | None:
     return os.path.abspath(place)  # noqa: PTH100  a string
 
 
-def _built(record: type[R], data: Mapping[str, Any]) -> R:
+def _build(record: type[R], data: Mapping[str, Any]) -> R:
     return record(
         **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     )

@@ -46,6 +46,6 @@ def steps_among(names: list[str]) -> list[StepFolder]:
     return sorted((StepFolder(number, name) for number, name in found if number is not None), reverse=True)
 
 
-def unfinished(name: str) -> str | None:
+def unfinished_reason(name: str) -> str | None:
     """Why a file or folder of this name is unfinished; None where the name does not say so."""
     return next((reason for pattern, reason in _UNFINISHED if pattern.fullmatch(name)), None)

@@ -166,7 +166,7 @@ def _bands(
     rest = spec.shape[axis + 1 :]
     row = dtypes.canonical_size(spec.dtype, math.prod(rest))
     step = multiple[axis]
-    if dtypes.paired(spec.dtype) and row * step % 2:
+    if dtypes.is_paired(spec.dtype) and row * step % 2:
         step *= 2
     if row * step > limit and step == 1 and rest:
         for index in range(spec.shape[axis]):

@@ -42,7 +42,7 @@ def parse_budget(text: str | int) -> int:
     size = parse_size(text)
     if size < _SMALLEST_BUDGET:
         raise UsageError(
-            f"a memory budget of {counted(size, 'byte')} is too small; the smallest is 1MiB",
+            f"a memory budget of {plural(size, 'byte')} is too small; the smallest is 1MiB",
             cure=f"write a unit, for example --memory {text}GiB"
             if str(text).isdecimal()
             else "write for example 128MiB",
@@ -93,7 +93,7 @@ def short(digest: str) -> str:
     return f"{algorithm}{colon}{digits[:12]}"
 
 
-def counted(number: int, noun: str, verb: str = "") -> str:
+def plural(number: int, noun: str, verb: str = "") -> str:
     """A number with a noun in singular or plural, and its verb.
 
     Args:

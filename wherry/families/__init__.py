@@ -20,8 +20,8 @@ from wherry.core.request import CONTAINERS
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
 from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
-from wherry.families.facts import assumed, conventions_of, forms_told, require_accepted, tell
-from wherry.families.parse import family_of, merged
+from wherry.families.facts import assumed_facts, conventions_of, forms_told, require_accepted, tell
+from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
@@ -69,7 +69,7 @@ def load_family(name: str) -> Family:
     """
     if name not in families():
         raise UsageError(f"unknown family {name!r}", cure=choose(name, families()))
-    return family_of(_extended(_parsed(_FOLDER / f"{name}.toml")), f"family {name}")
+    return family_of(_extend(_parse(_FOLDER / f"{name}.toml")), f"family {name}")
 
 
 def load_family_file(path: str) -> Family:
@@ -78,38 +78,40 @@ def load_family_file(path: str) -> Family:
     Raises:
         UsageError: the file cannot be read, or is not a family file.
     """
-    return family_of(_extended(_parsed(Path(path))), f"family file {path}")
+    return family_of(_extend(_parse(Path(path))), f"family file {path}")
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_config(path), "the family file", uri=str(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML file") from error
 
 
-def _extended(data: dict[str, Any]) -> dict[str, Any]:
+def _extend(data: dict[str, Any]) -> dict[str, Any]:
     """A family with what it extends, and what holds for its systems in every family (`systems/NAME.toml`)."""
     base = data.pop("extends", None)
     if base is not None:
         if base not in families():
             raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
-        extended = _extended(_parsed(_FOLDER / f"{base}.toml"))
-        return merged(extended, _over_shared(data, set(extended.get("systems", {}))))
+        extended = _extend(_parse(_FOLDER / f"{base}.toml"))
+        return merge_tables(extended, _over_shared(data, set(extended.get("systems", {}))))
     return _over_shared(data, set())
 
 
 def _over_shared(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """A family file with what holds for its systems, except for systems that the extended family has."""
     rows = data.get("systems", {})
-    added = {name: merged(_shared(name), row) for name, row in rows.items() if row and name not in known}
+    added = {
+        name: merge_tables(_defaults(name), row) for name, row in rows.items() if row and name not in known
+    }
     return {**data, "systems": {**rows, **added}} if added else data
 
 
-def _shared(system: str) -> dict[str, Any]:
+def _defaults(system: str) -> dict[str, Any]:
     """What holds for a system in every family."""
     path = _FOLDER / "systems" / f"{system}.toml"
-    return _parsed(path) if path.is_file() else {}
+    return _parse(path) if path.is_file() else {}
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
@@ -196,7 +198,7 @@ def convert_layout(
     given, asked = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, given, asked)
     alike = source == target
-    told = _told(one, tell(one, config, config_source), facts or {}, stated or {})
+    told = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
     if not alike:
         stated_names = {**told.sizes, **told.facts}
         require_computed(family, one, told, stated_names)
@@ -207,25 +209,25 @@ def convert_layout(
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip
-    forms = {**_kept(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
+    forms = {**_keep(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
     projected = project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
-    return projected if alike else _held(projected)
+    return projected if alike else _complete(projected)
 
 
-def _told(
+def _facts_of(
     system: System, told: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> ConfigFacts:
     """What is known of a source: what the user states, its config, its software, and what lies beside it."""
-    always = assumed(system, {**told.sizes, **told.facts})
+    always = assumed_facts(system, {**told.sizes, **told.facts})
     return replace(told, facts={**facts, **always, **told.facts, **stated}, stated=dict(stated))
 
 
-def _held(projected: Projection) -> Projection:
+def _complete(projected: Projection) -> Projection:
     """The projection with the facts that follow from sizes and parameters, checked against the target's software."""
     bound, target = projected.source, projected.system
     names = known_names(projected)
     own = {**names, "there": dict.fromkeys(bound.present["params"], True)}
-    told = replace(bound.told, facts={**assumed(bound.system, own), **bound.told.facts})
+    told = replace(bound.told, facts={**assumed_facts(bound.system, own), **bound.told.facts})
     projected = replace(projected, source=replace(bound, told=told))
     require_computed(bound.family, bound.system, told, {**own, **told.facts})
     _require_held(bound.family, bound.system, target, told, {**names, **known_names(projected)})
@@ -255,7 +257,7 @@ def _of_the_same_tensors(family: Family, source: System) -> Iterator[Family]:
 def _holds(family: Family, target: str, names: Mapping[str, Any]) -> bool:
     """Whether a family's target can be a model of which these names are known."""
     return target in family.systems and not any(
-        different(family, names, assumed(family.systems[target], names))
+        different(family, names, assumed_facts(family.systems[target], names))
     )
 
 
@@ -273,7 +275,7 @@ def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in options.items() if name in system.forms}
 
 
-def _kept(bound: BoundFamily, system: System) -> dict[str, str]:
+def _keep(bound: BoundFamily, system: System) -> dict[str, str]:
     """The forms of a target that are those of the source."""
     return {
         name: bound.chosen[name] for name, form in system.forms.items() if form.kept and name in bound.chosen
@@ -283,13 +285,13 @@ def _kept(bound: BoundFamily, system: System) -> dict[str, str]:
 def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:
     for name in given:
         if name not in one.forms and name not in one.conventions:
-            raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_known(name, one))
+            raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_require(name, one))
     for name in asked:
         if name not in other.forms and name not in other.conventions and name not in one.conventions:
-            raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_known(name, other))
+            raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_require(name, other))
 
 
-def _known(name: str, system: System) -> str:
+def _require(name: str, system: System) -> str:
     return choose(name, [*system.forms, *system.conventions])
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
 from wherry.families.match import FamilyMatch, match_tensors
 from wherry.families.pieces import require_complete, stored_tensors
@@ -119,7 +119,7 @@ def bind(
     for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {}), told.known):
         try:
             fits.append(
-                _bound(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
+                _bind(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
             )
         except WherryError as error:
             failures.append(error)
@@ -152,7 +152,7 @@ def _candidates(
             if worst is None or len(matching.unmatched) < len(worst.matching.unmatched):
                 worst = candidate
     if not found and worst is not None:
-        raise _unmatched(family, system, worst)
+        raise _unmatched_error(family, system, worst)
     yield from found.values()
 
 
@@ -235,11 +235,11 @@ def _lacking(candidate: _Candidate, name: str, text: str, told: ConfigFacts) -> 
     )
 
 
-def _unmatched(family: Family, system: System, candidate: _Candidate) -> UnrepresentableError:
+def _unmatched_error(family: Family, system: System, candidate: _Candidate) -> UnrepresentableError:
     names = [render(path) for path in candidate.matching.unmatched]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return UnrepresentableError(
-        f"{counted(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
+        f"{plural(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
         f"{', '.join(names[:_SHOWN])}{more}",
         path=names[0],
         cure="choose another family, or add layouts or `ignore` rules for them with --family-file",
@@ -257,7 +257,7 @@ def _ambiguous(system: System, fits: list[BoundFamily]) -> AmbiguousError:
     )
 
 
-def _bound(
+def _bind(
     family: Family,
     system: System,
     candidate: _Candidate,

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
-from wherry.families.config_files import completed, parse_config, render_config
+from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import tell
 from wherry.layout.expr import evaluate
@@ -122,7 +122,7 @@ def outfit(
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
         warnings=(
-            *_restated(projected),
+            *_restated_warnings(projected),
             *written.warnings,
             *_lacking(projected, [*files, *carried]),
             *_padding(projected),
@@ -147,7 +147,7 @@ def _with_own_config(family: Family) -> list[System]:
     return [system for system in family.systems.values() if system.like is None]
 
 
-def _restated(projected: Projection) -> Iterator[str]:
+def _restated_warnings(projected: Projection) -> Iterator[str]:
     """Warnings of facts for which the user states another value than the source's config."""
     told, system = projected.source.told, projected.source.system
     own = {name: evaluate(text, told.config) for name, text in system.config.facts.items() if told.config}
@@ -171,7 +171,7 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
         **beside,
         **{one: place for one, place in above.items() if place.exists()},
     }.items():
-        found = completed(parse_config(name, location.read_whole(MOST_CONFIG)), name)
+        found = complete_config(parse_config(name, location.read_whole(MOST_CONFIG)), name)
         if config_system(found, [system]):
             return found, name
     return None, "no config"
@@ -236,7 +236,7 @@ def config_file(path: str) -> dict[str, Any]:
         UsageError: it cannot be read.
     """
     location = locate(path)
-    return completed(parse_config(location.name, location.read_whole(MOST_CONFIG)), location.name)
+    return complete_config(parse_config(location.name, location.read_whole(MOST_CONFIG)), location.name)
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:
@@ -244,12 +244,12 @@ def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> Syste
 
     Other systems share some of its attributes, and need not make sense of them: see `_states`.
     """
-    scored = [(_stated(config, system), system) for system in systems]
+    scored = [(_count_stated(config, system), system) for system in systems]
     best = max(scored, key=lambda pair: pair[0], default=None)
     return best[1] if best and best[0] else None
 
 
-def _stated(config: Mapping[str, Any], system: System) -> int:
+def _count_stated(config: Mapping[str, Any], system: System) -> int:
     table = config.get(system.config.table) if system.config.table else None
     attributes = table if isinstance(table, dict) else config
     return sum(_states(attributes, text) for text in system.config.sizes.values())

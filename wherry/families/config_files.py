@@ -49,7 +49,7 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
         HostileError: it exceeds a limit.
     """
     try:
-        found = _parsed(name, data)
+        found = _parse(name, data)
     except ValueError as error:
         reason = error.what if isinstance(error, CorruptError) else error
         raise UsageError(
@@ -63,7 +63,7 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
     return found
 
 
-def _parsed(name: str, data: bytes) -> Any:
+def _parse(name: str, data: bytes) -> Any:
     what = f"the config file {name}"
     if name.endswith((".yml", ".yaml")):
         return parse_yaml(data, _yaml, what)
@@ -151,7 +151,7 @@ def _gin(text: str) -> dict[str, Any]:
     return {name: _scalar(macros.get(value.lstrip("%"), value)) for name, value in bound.items()}
 
 
-def completed(config: dict[str, Any], file: str) -> dict[str, Any]:
+def complete_config(config: dict[str, Any], file: str) -> dict[str, Any]:
     """A config with the attributes that MaxText takes from the file of the model that it names.
 
     A file of `configs/models` itself has the name of its model, at which MaxText looks: it is part of the config.

@@ -15,9 +15,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
-from wherry.families.config_files import completed
+from wherry.families.config_files import complete_config
 from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
-from wherry.families.facts import ConfigFacts, assumed, tell
+from wherry.families.facts import ConfigFacts, assumed_facts, tell
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def written_config(
     bound = projected.source
     told = tell(system, given, source)
     known = known_names(projected)
-    theirs = {**assumed(system, known), **told.facts} if given is not None else {}
+    theirs = {**assumed_facts(system, known), **told.facts} if given is not None else {}
     names = relevant(bound.family, {**theirs, **(more or {}), **known})
     alike = system is bound.system
     warnings: list[str] = []
     if not alike:
-        presumed = _presumed(bound.system, names)
+        presumed = _presumed_facts(bound.system, names)
         names |= presumed
         warnings += _presumptions(bound.system, presumed)
         require_known(bound.family, bound.system, system, names)
@@ -85,27 +85,27 @@ def written_config(
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
     stated = {**(bound.told.facts if bound.system.like == system.name else {}), **bound.told.stated}
-    dropped = {*write.replaced, *_restated(system, told, stated)}
+    dropped = {*write.replaced, *_restated_attributes(system, told, stated)}
     _require_agreement(system, names, told, stated)
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
-    said = _said(system, table) - dropped
+    said = _stated_attributes(system, table) - dropped
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
         wanted = attribute not in said and (not whole or attribute in dropped)
         value = _value(expression, names) if wanted else None
         if value is not None or (wanted and attribute in dropped & {*write.nullable}):
             _put(config, table, attribute, value)
             config.update({attribute: value} if doubled and attribute in dropped else {})
-    warnings += [] if whole else _completed(system, config, table, said, names)
+    warnings += [] if whole else _complete_config(system, config, table, said, names)
     if alike and not whole:
-        warnings += _unstated(projected, names)
+        warnings += _unstated_warning(projected, names)
     warnings += _notes(system, names)
     _require_same(projected, config, names)
     return WrittenConfig(config, table, names, tuple(warnings))
 
 
-def _presumed(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
+def _presumed_facts(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
     """The documented values of facts that nobody states."""
     found = {fact: evaluate(text, names) for fact, text in source.presumes.items() if names.get(fact) is None}
     return {fact: value for fact, value in found.items() if value is not None}
@@ -117,13 +117,13 @@ def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
         yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
-def _restated(system: System, told: ConfigFacts, stated: Mapping[str, Any]) -> set[str]:
+def _restated_attributes(system: System, told: ConfigFacts, stated: Mapping[str, Any]) -> set[str]:
     """The attributes of a given config that state a fact otherwise than the user or a source like it."""
     wrong = [fact for fact, value in stated.items() if told.facts.get(fact, value) != value]
     return {name for fact in wrong for name in names_in(system.config.facts[fact])}
 
 
-def _unstated(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
+def _unstated_warning(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
     """A warning that names the facts that a config of the same system leaves open, as the source does."""
     missing = [fact for fact in applicable(projected.source.family, names) if names.get(fact) is None]
     if missing:
@@ -166,14 +166,14 @@ def _inverse(system: System) -> dict[str, str]:
     return {attribute: name for name, text in pairs.items() if (attribute := _plain(text)) is not None}
 
 
-def _said(system: System, table: Mapping[str, Any]) -> frozenset[str]:
+def _stated_attributes(system: System, table: Mapping[str, Any]) -> frozenset[str]:
     """The attributes that the given config already states, in this or another spelling."""
     texts = (*system.config.sizes.values(), *system.config.facts.values())
     read = (names_in(text) for text in texts if evaluate(text, table) is not None)
     return frozenset(table) | frozenset(name for names in read for name in names if set(table) & names)
 
 
-def _completed(
+def _complete_config(
     system: System,
     config: dict[str, Any],
     table: dict[str, Any],
@@ -229,7 +229,7 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     system, bound = projected.system, projected.source
     try:
         name = str(system.write.file)
-        written = tell(system, completed(dict(config), name), name)
+        written = tell(system, complete_config(dict(config), name), name)
         if system is not bound.system:
             require_carried(bound.family, bound.system, system, bound.told, names, written)
         wrong = contradictions(written, system, names)

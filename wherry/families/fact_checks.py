@@ -13,8 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.families.facts import assumed, require_accepted
-from wherry.families.project import copied
+from wherry.families.facts import assumed_facts, require_accepted
+from wherry.families.project import tied_copies
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def known_names(projected: Projection) -> dict[str, Any]:
     A tied parameter that the target stores nevertheless is there; `copied.P` says that it is one.
     """
     bound = projected.source
-    copies = copied(bound, projected.system)
+    copies = tied_copies(bound, projected.system)
     there = {*bound.present["params"], *copies}
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
     facts = dict(bound.told.facts)
@@ -97,7 +97,7 @@ def require_assumed(
     Raises:
         UnrepresentableError: a fact has another value; attribute, both values and the cure are named.
     """
-    always = assumed(target, names)
+    always = assumed_facts(target, names)
     for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{family.name}: {told_as(source, told, fact, names[fact])}, "
@@ -125,7 +125,7 @@ def require_computed(family: Family, source: System, told: ConfigFacts, names: M
     Raises:
         UnrepresentableError: the config states another model; attribute and both values are named.
     """
-    always = assumed(source, names) if source.like else {}
+    always = assumed_facts(source, names) if source.like else {}
     for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{told.source} states another model than {source.name} computes: "
@@ -177,7 +177,7 @@ def require_carried(
     Raises:
         UnrepresentableError: the target's software would use another value; attribute and both values are named.
     """
-    theirs = {**assumed(target, names), **written.facts}
+    theirs = {**assumed_facts(target, names), **written.facts}
     for fact in applicable(family, names):
         value = names.get(fact)
         if value is None or fact in target.absorbs or theirs.get(fact) == value:

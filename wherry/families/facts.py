@@ -168,7 +168,7 @@ def conventions_of(
     return chosen
 
 
-def assumed(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
+def assumed_facts(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that hold for every checkpoint of a system, because its software knows no others.
 
     Args:

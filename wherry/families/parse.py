@@ -71,12 +71,14 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
     return family
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any], *, values: bool = False) -> dict[str, Any]:
+def merge_tables(
+    base: Mapping[str, Any], changes: Mapping[str, Any], *, values: bool = False
+) -> dict[str, Any]:
     """Tables are merged, anything else is replaced; `false` removes a row, except in tables of values."""
     rows = dict(base)
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(rows.get(name), dict):
-            rows[name] = merged(rows[name], value, values=values or name in _VALUES)
+            rows[name] = merge_tables(rows[name], value, values=values or name in _VALUES)
         elif value is False and not values:
             rows.pop(name, None)
         else:
@@ -87,7 +89,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any], *, values: bool 
 def _alike(row: Mapping[str, Any], systems: Mapping[str, Any]) -> dict[str, Any]:
     """A system with the config of the one that it is like."""
     other = systems[row["like"]] if "like" in row else {}
-    return merged({part: other[part] for part in ("config", "write") if part in other}, row)
+    return merge_tables({part: other[part] for part in ("config", "write") if part in other}, row)
 
 
 def _require_facts(family: Family, where: str) -> None:
@@ -106,7 +108,7 @@ def _require_facts(family: Family, where: str) -> None:
                 )
 
 
-def _accepted(rule: str, reason: str, where: str) -> tuple[str, str]:
+def _acceptance_rule(rule: str, reason: str, where: str) -> tuple[str, str]:
     """A rule and its reason, which may name the facts of the rule in braces."""
     try:
         named = {name for _text, name, _format, _conversion in Formatter().parse(reason) if name is not None}
@@ -148,9 +150,9 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         slots={slot: _several(text) for slot, text in row["slots"].items()},
         layouts=tuple(_row(name, one, where) for name, one in row["layouts"].items()),
         forms={key: _form(one) for key, one in row.get("forms", {}).items()},
-        conventions={key: _built(Convention, one, where) for key, one in row.get("conventions", {}).items()},
+        conventions={key: _build(Convention, one, where) for key, one in row.get("conventions", {}).items()},
         by_format=row.get("by_format", {}),
-        stacks={key: _built(Stack, one, where) for key, one in row.get("stacks", {}).items()},
+        stacks={key: _build(Stack, one, where) for key, one in row.get("stacks", {}).items()},
         macros={key: _texts(one) for key, one in row.get("macros", {}).items()},
         optimizers={key: _optimizer(one, where) for key, one in row.get("optimizers", {}).items()},
         scalars={key: _several(one) for key, one in row.get("scalars", {}).items()},
@@ -160,10 +162,12 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         zeros=_texts(bare.get("zeros", {})),
         bare_forms=_texts(bare.get("forms", {})),
         names=_texts(row.get("names", {})),
-        ignore=tuple(_ignored(*one) for one in row.get("ignore", [])),
+        ignore=tuple(_ignore_rule(*one) for one in row.get("ignore", [])),
         apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
         towers=tuple((str(start), str(what)) for start, what in row.get("towers", [])),
-        accepts=tuple(_accepted(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])),
+        accepts=tuple(
+            _acceptance_rule(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])
+        ),
         assumes=row.get("assumes", {}),
         presumes=_texts(row.get("presumes", {})),
         absorbs=_texts(row.get("absorbs", {})),
@@ -174,7 +178,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
     )
 
 
-def _ignored(pattern: str, reason: str, when: str = "True") -> tuple[str, str, str]:
+def _ignore_rule(pattern: str, reason: str, when: str = "True") -> tuple[str, str, str]:
     return str(pattern), str(reason), str(when)
 
 
@@ -247,7 +251,7 @@ def _optimizer(row: Mapping[str, Any], where: str) -> Optimizer:
     )
 
 
-def _built(kind: type[_Made], row: Mapping[str, Any], where: str) -> _Made:
+def _build(kind: type[_Made], row: Mapping[str, Any], where: str) -> _Made:
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     try:
         return kind(**fields)

@@ -88,12 +88,12 @@ def _forms(
 ) -> list[PieceForm]:
     template, words = match.template, words_of(match.template, sizes, facts)
     rows = [dimensions_of(system, layout, match) or layout.present(sizes) for layout in template.layouts]
-    forms, total = joined(template, rows, sizes, words)
+    forms, total = join_pieces(template, rows, sizes, words)
     _check_shape(match, tuple(one.names for one in rows[0]), sizes, total)
     return forms
 
 
-def joined(
+def join_pieces(
     template: Template,
     rows: Sequence[tuple[Dimension, ...]],
     sizes: Mapping[str, int],

@@ -15,8 +15,16 @@ from wherry.core.keypath import parse
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.scalars import scalar_texts
-from wherry.families.targets import fillers, placed, repeated, sized, tied, written, zeros
-from wherry.families.templates import Template, form_choices, replaced, templates
+from wherry.families.targets import (
+    fill_sizes,
+    fillers,
+    moment_paths,
+    place_tensors,
+    repeated_numbers,
+    tied_tensors,
+    zeros,
+)
+from wherry.families.templates import Template, form_choices, replace_macros, templates
 from wherry.layout import words
 from wherry.layout.copies import Pieces, StoredTensor, gather
 from wherry.layout.expr import evaluate
@@ -98,19 +106,19 @@ def project(
     tree = system.optimizers[optimizer] if optimizer else None
     slots = {"params": system.slots["params"][:1]}
     if tree:
-        slots.update({slot: sized(written(tree, slot), bound.solved.sizes) for slot in moments})
-    wanted = _checked(system, {**({} if tree else system.bare_forms), **(forms or {})})
-    chosen, kept = _placed(bound, system, slots, conventions, wanted, tree)
+        slots.update({slot: fill_sizes(moment_paths(tree, slot), bound.solved.sizes) for slot in moments})
+    wanted = _check_forms(system, {**({} if tree else system.bare_forms), **(forms or {})})
+    chosen, kept = _place(bound, system, slots, conventions, wanted, tree)
     pieces = bound.pieces
-    targets = {one.spec.path: one for one in placed(bound, system, kept, pieces, dtype, pads or {})}
-    targets.update({one.spec.path: one for one in tied(bound, system, chosen, targets)})
+    targets = {one.spec.path: one for one in place_tensors(bound, system, kept, pieces, dtype, pads or {})}
+    targets.update({one.spec.path: one for one in tied_tensors(bound, system, chosen, targets)})
     scalars, unwritten = _scalars(bound, system, optimizer, chosen)
     carried = {one.path: one.path for one in bound.apart} if system is bound.system else {}
     unwritten += [] if system is bound.system else bound.apart
     if tree and tree.filler:
         targets.update(fillers(bound, system, chosen, tree, targets))
     if tree:
-        targets.update(repeated(bound, system, chosen, tree, pieces))
+        targets.update(repeated_numbers(bound, system, chosen, tree, pieces))
     empties = tree.empties if tree else system.empties
     if not tree:
         targets.update(zeros(system, scalars))
@@ -123,7 +131,7 @@ def project(
         scalars={**scalars, **carried},
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
-        ignored=(*bound.ignored, *_dropped(bound, dropped), *unwritten),
+        ignored=(*bound.ignored, *_dropped_entries(bound, dropped), *unwritten),
         lossy=_losses(targets, pieces),
     )
 
@@ -159,7 +167,7 @@ def _slots(projected: Projection) -> set[str]:
     return {piece.parameter[0] for stored in projected.targets.values() for piece in stored.pieces}
 
 
-def _placed(
+def _place(
     bound: BoundFamily,
     system: System,
     slots: Mapping[str, tuple[str, ...]],
@@ -169,12 +177,12 @@ def _placed(
 ) -> tuple[dict[str, str], list[Template]]:
     """The first forms in which every parameter has a layout, and the templates of the source's parameters."""
     failures: list[UnrepresentableError] = []
-    ties = copied(bound, system)
+    ties = tied_copies(bound, system)
     for forms in form_choices(system, given):
         chosen = {**forms, **conventions}
         try:
             made = templates(bound.family, system, chosen, slots, optimizer)
-            kept = [one for one in made if _wanted(one, bound)]
+            kept = [one for one in made if _is_wanted(one, bound)]
             _require_place(bound, system, kept)
             kept += [
                 replace(one, parameters=(ties[one.parameters[0]],))
@@ -188,7 +196,7 @@ def _placed(
     raise failures[0]
 
 
-def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
+def _check_forms(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
     for name, choice in given.items():
         if name not in system.forms or choice not in system.forms[name].choices:
             options = {key: "|".join(form.choices) for key, form in system.forms.items()}
@@ -214,7 +222,7 @@ def _optimizer(
     for name in sorted(system.optimizers, key=lambda name: name != own):
         one = system.optimizers[name]
         if moments <= set(one.slots) and not any(
-            "*" in text for slot in moments for text in written(one, slot)
+            "*" in text for slot in moments for text in moment_paths(one, slot)
         ):
             return name, None
     raise UnrepresentableError(
@@ -223,7 +231,7 @@ def _optimizer(
     )
 
 
-def _wanted(template: Template, bound: BoundFamily) -> bool:
+def _is_wanted(template: Template, bound: BoundFamily) -> bool:
     there = bound.present.get(template.slot, frozenset[str]())
     names = set(template.parameters)
     if names & there and not names <= there:
@@ -233,7 +241,7 @@ def _wanted(template: Template, bound: BoundFamily) -> bool:
     return names <= there
 
 
-def copied(bound: BoundFamily, system: System) -> dict[str, str]:
+def tied_copies(bound: BoundFamily, system: System) -> dict[str, str]:
     """Tied parameters that the target stores nevertheless → the parameters of which they are copies."""
     there = bound.present["params"]
     names = {**bound.told.facts, "there": dict.fromkeys(there, True)}
@@ -267,7 +275,7 @@ def _scalars(
     ignored: list[IgnoredEntry] = []
     for name, path in bound.scalars.items():
         places = [text for text in texts.get(name, ()) if "*" not in text]
-        carried.update({parse(replaced(text, system, chosen)): path for text in places})
+        carried.update({parse(replace_macros(text, system, chosen)): path for text in places})
         if not places:
             ignored.append(
                 IgnoredEntry(path, f"no {name}", f"{system.name} does not store it with the carried tensors")
@@ -275,7 +283,7 @@ def _scalars(
     return carried, ignored
 
 
-def _dropped(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
+def _dropped_entries(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
     if reason is None:
         return []
     return [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
-from wherry.families.templates import replaced
+from wherry.families.templates import replace_macros
 from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def scalar_texts(
     """Name → key paths of each number of the run, macros replaced."""
     own = system.optimizers[optimizer].scalars if optimizer else {}
     return {
-        name: tuple(replaced(text, system, chosen) for text in texts)
+        name: tuple(replace_macros(text, system, chosen) for text in texts)
         for name, texts in {**system.scalars, **own}.items()
     }
 
@@ -67,13 +67,13 @@ def sort_tensors(
     texts = scalar_texts(system, optimizer, chosen)
     numbers = [(glob(text), key, rank) for key, ranks in texts.items() for rank, text in enumerate(ranks)]
     ignore = [
-        (replaced(pattern, system, chosen), reason)
+        (replace_macros(pattern, system, chosen), reason)
         for pattern, reason, when in system.ignore
         if evaluate(when, known) is True
     ]
     rules = [(glob(text), text, reason) for text, reason in ignore]
     own = system.optimizers.get(optimizer or "")
-    fillers = [_slot_pattern(replaced(text, system, chosen)) for slot in own.slots.values() for text in slot] \
+    fillers = [_slot_pattern(replace_macros(text, system, chosen)) for slot in own.slots.values() for text in slot] \
         if own and own.filler else []  # fmt: skip
     tied = {text: name for name in system.tied for text in tied_keys(system, name, chosen)}
     for path in sorted(manifest.tensors):
@@ -133,7 +133,8 @@ def _slot_pattern(text: str) -> re.Pattern[str]:
 def tied_keys(system: System, parameter: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
     """The key paths of the second copy of the parameter that this one is tied to."""
     return tuple(
-        replaced(slot, system, chosen).replace("@", system.tied[parameter]) for slot in system.slots["params"]
+        replace_macros(slot, system, chosen).replace("@", system.tied[parameter])
+        for slot in system.slots["params"]
     )
 
 
@@ -146,7 +147,7 @@ def concrete_slots(
         slot: tuple(
             concrete
             for text in texts
-            for concrete in _concrete(replaced(text, system, chosen), manifest.tensors)
+            for concrete in _concrete(replace_macros(text, system, chosen), manifest.tensors)
         )
         for slot, texts in {**system.slots, **own}.items()
     }

@@ -44,7 +44,7 @@ def solved_sizes(
     _require_rows(system, sure, told)
     _require_counts(system, sure, told)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
-    matches = [_decided(options, first.sizes) for options in matching.found.values()]
+    matches = [_decide(options, first.sizes) for options in matching.found.values()]
     _require_counts(system, matches, told)
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
@@ -59,7 +59,7 @@ def _cure(system: System) -> str:
     return f"{_CURE} (its {' or '.join(files)})"
 
 
-def _decided(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
+def _decide(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
     """The only template for which a key path's numbers are in range."""
     fits = options if len(options) == 1 else [one for one in options if _in_range(one, sizes)]
     if len(fits) == 1:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
-from wherry.families.pieces import joined, words_of
+from wherry.families.pieces import join_pieces, words_of
 from wherry.families.scalars import tied_keys
-from wherry.families.templates import replaced, templates
+from wherry.families.templates import replace_macros, templates
 from wherry.layout.copies import StoredTensor, TensorPiece
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wherry.layout.layout import Dimension
 
 
-def placed(
+def place_tensors(
     bound: BoundFamily,
     system: System,
     kept: list[Template],
@@ -39,8 +39,8 @@ def placed(
         sizes = {**_absent(bound, template), **sizes}
         own, words = _dtype(template, pieces, dtype), words_of(template, sizes, bound.told.facts)
         rows = [layout.present(sizes) for layout in template.layouts]
-        forms, total = joined(template, rows, sizes, words)
-        shape = [_padded(one, sizes, pads) for one in rows[0]]
+        forms, total = join_pieces(template, rows, sizes, words)
+        shape = [_pad_extent(one, sizes, pads) for one in rows[0]]
         if len(template.parameters) > 1:
             shape[template.along] = total
         axes = axis_names(system, template.layouts[0].present(sizes), sizes)
@@ -56,7 +56,7 @@ def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:
     return dict.fromkeys(offsets - there, 0)
 
 
-def _padded(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, int]) -> int:
+def _pad_extent(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, int]) -> int:
     extent = dimension.extent(sizes)
     multiple = pads.get(dimension.names[0], 1) if dimension.padded else 1
     return -(-extent // multiple) * multiple
@@ -111,7 +111,7 @@ def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
     return dtype if dtype and template.slot == "params" else specs[0].dtype
 
 
-def tied(
+def tied_tensors(
     bound: BoundFamily, system: System, chosen: Mapping[str, str], targets: Mapping[KeyPath, StoredTensor]
 ) -> Iterator[StoredTensor]:
     """Second copies that the target stores of the parameter to which a missing one is tied."""
@@ -123,17 +123,17 @@ def tied(
         yield replace(twin, spec=replace(twin.spec, path=parse(tied_keys(system, name, chosen)[0])))
 
 
-def written(optimizer: Optimizer, slot: str) -> tuple[str, ...]:
+def moment_paths(optimizer: Optimizer, slot: str) -> tuple[str, ...]:
     """The key paths of a target's moments."""
     return optimizer.written.get(slot, optimizer.slots[slot][:1])
 
 
-def sized(texts: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def fill_sizes(texts: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Key paths with sizes filled in."""
     return tuple(re.sub(r"%(\w+)%", lambda found: str(sizes[found[1]]), text) for text in texts)
 
 
-def repeated(
+def repeated_numbers(
     bound: BoundFamily, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
 ) -> Iterator[tuple[KeyPath, StoredTensor]]:
     """Numbers of the run that the target repeats for every layer of a stack."""
@@ -145,8 +145,8 @@ def repeated(
             parameter = ("scalars", name)
             pieces.add(StoredTensor(spec, (TensorPiece(parameter, (), (), ()),)))
             piece = TensorPiece(parameter, (), ((stack.axis,),), (0,))
-            for text in sized(tuple(texts), bound.solved.sizes):
-                path = parse(replaced(text, system, chosen))
+            for text in fill_sizes(tuple(texts), bound.solved.sizes):
+                path = parse(replace_macros(text, system, chosen))
                 yield (
                     path,
                     StoredTensor(TensorSpec(path, (bound.solved.sizes[stack.axis],), spec.dtype), (piece,)),

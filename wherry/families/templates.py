@@ -74,7 +74,7 @@ def templates(
     made: list[Template] = []
     for slot, texts in slots.items():
         for text in texts:
-            around = _replaced(text.removeprefix("+"), system, chosen, {})
+            around = _expand_macros(text.removeprefix("+"), system, chosen, {})
             apart = any(one.startswith("+") for one in texts)
             for row, (key, axes, along) in rows:
                 if apart and text.startswith("+") != bool(_stacks(system, row, chosen)):
@@ -87,14 +87,14 @@ def templates(
                 lacking = optimizer.without.get(slot) if optimizer else None
                 if lacking:
                     layouts = tuple(without(layout, lacking) for layout in layouts)
-                words = tuple(_replaced(word, system, chosen, {}) for word in row.words)
+                words = tuple(_expand_macros(word, system, chosen, {}) for word in row.words)
                 made.append(Template(slot, row.parameters, layouts, along, words, row.each))
     return made
 
 
-def replaced(text: str, system: System, chosen: Mapping[str, str]) -> str:
+def replace_macros(text: str, system: System, chosen: Mapping[str, str]) -> str:
     """A text of the system with its macros replaced (not its stacks)."""
-    return _replaced(text, system, chosen, {})
+    return _expand_macros(text, system, chosen, {})
 
 
 def _row_layouts(
@@ -107,14 +107,14 @@ def _row_layouts(
         name: stack.stacked if _is_stacked(stack, chosen) else stack.unrolled
         for name, stack in stacks.items()
     }
-    key = _replaced(row.key, system, chosen, spelled)
+    key = _expand_macros(row.key, system, chosen, spelled)
     if "-" in key.split("/"):
         return None
-    axes = [_replaced(one, system, chosen, {}) for one in row.axes]
+    axes = [_expand_macros(one, system, chosen, {}) for one in row.axes]
     for stack in stacks.values():
         if _is_stacked(stack, chosen):
             place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
-            inserted = [_inserted(one, stack.axis, place) for one in axes]
+            inserted = [_insert_axis(one, stack.axis, place) for one in axes]
             along += 1 if len(axes) > 1 and inserted != axes and place <= along else 0
             axes = inserted
     return key, tuple(axes), along
@@ -130,7 +130,7 @@ def _is_stacked(stack: Stack, chosen: Mapping[str, str]) -> bool:
     return stack.form is None or chosen[stack.form] == "true"
 
 
-def _inserted(axes: str, axis: str, place: int) -> str:
+def _insert_axis(axes: str, axis: str, place: int) -> str:
     """Axes with one more dimension, unless the layout itself contains it."""
     dimensions = _DIMENSION.findall(axes)
     if any(re.search(rf"\b{axis}\b", one) for one in dimensions):
@@ -139,7 +139,7 @@ def _inserted(axes: str, axis: str, place: int) -> str:
     return " ".join([*dimensions[:place], axis, *dimensions[place:]])
 
 
-def _replaced(text: str, system: System, chosen: Mapping[str, str], spelled: Mapping[str, str]) -> str:
+def _expand_macros(text: str, system: System, chosen: Mapping[str, str], spelled: Mapping[str, str]) -> str:
     def one(found: re.Match[str]) -> str:
         name = found[1]
         if name in spelled:

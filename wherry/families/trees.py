@@ -47,7 +47,7 @@ def tree_family(manifest: Manifest, stacked: str, unrolled: str) -> Family:
     keys: dict[str, int] = {}
     found = False
     for path, spec in sorted(manifest.tensors.items()):
-        key, rank = _escaped(path), len(spec.shape)
+        key, rank = _escape(path), len(spec.shape)
         for place in range(len(path)):
             before, after = path[:place], path[place + alone :]
             if layout.match(path[place : place + alone]) is not None:
@@ -61,10 +61,10 @@ def tree_family(manifest: Manifest, stacked: str, unrolled: str) -> Family:
         raise UsageError(
             f"no key path matches {stacked} or {unrolled}", cure="run `wherry inspect` to list the key paths"
         )
-    return family_of(_declared(keys, stacked, unrolled), "the tree")
+    return family_of(_declare_keys(keys, stacked, unrolled), "the tree")
 
 
-def _declared(keys: dict[str, int], stacked: str, unrolled: str) -> dict[str, object]:
+def _declare_keys(keys: dict[str, int], stacked: str, unrolled: str) -> dict[str, object]:
     names = {key: f"t{place}" for place, key in enumerate(keys)}
     axes = {key: [f"{names[key]}_{axis}" for axis in range(max(rank, 0))] for key, rank in keys.items()}
     return {
@@ -96,10 +96,10 @@ def _declared(keys: dict[str, int], stacked: str, unrolled: str) -> dict[str, ob
 
 
 def _around(before: KeyPath, after: KeyPath) -> str:
-    return "/".join(part for part in (_escaped(before), "<layers>", _escaped(after)) if part)
+    return "/".join(part for part in (_escape(before), "<layers>", _escape(after)) if part)
 
 
-def _escaped(path: KeyPath) -> str:
+def _escape(path: KeyPath) -> str:
     text = render(path)
     if _RESERVED.search(text):
         raise UnrepresentableError(

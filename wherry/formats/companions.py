@@ -68,7 +68,7 @@ def ignored_companion(name: str, reason: str) -> IgnoredEntry:
     return ignored_file(name, COMPANIONS, "companion", reason)
 
 
-def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
+def digest_companion(checkpoint: Checkpoint, companion: Companion) -> Companion:
     """A companion with the digest of its bytes.
 
     Raises:
@@ -89,7 +89,7 @@ def file_digest(place: Location) -> str:
     return digest.hexdigest()
 
 
-def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Companion:
+def copy_companion(checkpoint: Checkpoint, companion: Companion, target: Location) -> Companion:
     """Copy a companion durably to a local file, or to the staged objects of a run.
 
     Args:

@@ -16,7 +16,7 @@ from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.steps import StepFolder, step_number, steps_among
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
@@ -32,7 +32,7 @@ from wherry.formats.format import Glimpse
 from wherry.formats.nearby import cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
 from wherry.formats.unsupported_forms import is_part, unsupported_form
-from wherry.objects.object_view import ObjectView, viewed
+from wherry.objects.object_view import ObjectView, view_of_store
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
@@ -110,7 +110,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location = _existing(source.uri, viewed(locate(source.uri, frozenset(source.opaque))))
+    location = _existing(source.uri, view_of_store(locate(source.uri, frozenset(source.opaque))))
     step = source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
@@ -127,7 +127,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     found = look(Glimpse(location), rows) or _in_run(location, rows)
     if found is None:
         raise _beside_its_record(location, source.format) or _nothing(location, source.format)
-    return _rooted(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
+    return _root_at(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
 
 
 def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
@@ -188,7 +188,7 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
         return None
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
-    sentence = f"{counted(len(absent), 'expected chunk', 'is/are')} missing: {first}{more}"
+    sentence = f"{plural(len(absent), 'expected chunk', 'is/are')} missing: {first}{more}"
     whole = reader.shortfall()
     return f"{whole}; {sentence}" if whole else sentence
 
@@ -234,9 +234,9 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
         if claim is None:
             passed.append(Evidence(step.name, "skipped: not a checkpoint"))
             continue
-        found = examine(located(root, claim.uri), claim)
+        found = examine(locate_near(root, claim.uri), claim)
         if found.verdict == "ok":
-            chosen = Evidence(step.name, f"newest complete of {counted(len(steps), 'step')}")
+            chosen = Evidence(step.name, f"newest complete of {plural(len(steps), 'step')}")
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
         newest = newest or found
         passed.append(Evidence(step.name, f"skipped: {found.verdict}: {found.reason}"))
@@ -287,8 +287,8 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
         for step in steps:
             place = root.join(step.name).join(item)
             claim = look(Glimpse(place), rows) if place.entry is not None else None
-            if claim is not None and examine(located(place, claim.uri), claim).verdict == "ok":
-                seen = f"newest step with a complete {item}, of {counted(len(steps), 'step')}"
+            if claim is not None and examine(locate_near(place, claim.uri), claim).verdict == "ok":
+                seen = f"newest step with a complete {item}, of {plural(len(steps), 'step')}"
                 return place, (Evidence(step.name, seen),)
     raise NotFoundError(
         f"item {item} not found",
@@ -297,7 +297,7 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
     )
 
 
-def located(near: Location, uri: str) -> Location:
+def locate_near(near: Location, uri: str) -> Location:
     """The location of a checkpoint that was found near another location, through the same view of its store."""
     found = locate(uri, near.opaque)
     if isinstance(near.store, ObjectView) and found.store.protocol == near.store.protocol:
@@ -305,9 +305,9 @@ def located(near: Location, uri: str) -> Location:
     return found
 
 
-def _rooted(named: Location, uri: str) -> Location:
+def _root_at(named: Location, uri: str) -> Location:
     """A checkpoint below the location that the user named, as the root of everything that is read of it."""
-    found = located(named, uri)
+    found = locate_near(named, uri)
     if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
         root, inner = named.store.root, found.store.root
         if root is not None and inner is not None and not root.admits(inner.path, inner.real):
@@ -340,7 +340,7 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
     lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
     return IncompleteError(
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
-        f"{counted(told.tensors, 'tensor')} in format {told.format} here",
+        f"{plural(told.tensors, 'tensor')} in format {told.format} here",
         uri=location.uri,
         cure="restore its files; `wherry audit` lists where other copies are",
     )

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.steps import step_number, steps_among, unfinished
+from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
 from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
-from wherry.formats.detect import examine, located, look
+from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
-from wherry.objects.listing_view import walked
+from wherry.objects.listing_view import view_for_walk
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate
@@ -88,7 +88,7 @@ def walk(
     location: Location, on_skip: Callable[[SkippedPath], None] | None, min_age: float, *, newest: bool
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
-    location = walked(location)
+    location = view_for_walk(location)
     if location.entry is None:
         raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     top = location.path.count("/")
@@ -131,7 +131,7 @@ class _Walk:
             self._skip(glimpse.location, error.what, error)
             return
         if found is not None:
-            reason = self._unsettled(glimpse, found)
+            reason = self._unsettled_reason(glimpse, found)
             if reason is None:
                 yield found
             else:
@@ -156,7 +156,7 @@ class _Walk:
                 self._skip(run.join(name), NEWER_STEP)
                 continue
             for found in self.below(Glimpse(run.join(name))):
-                verdict = examine(located(run, found.uri), found)
+                verdict = examine(locate_near(run, found.uri), found)
                 done = done or verdict.verdict == "ok"
                 if verdict.verdict == "ok":
                     yield found
@@ -171,14 +171,14 @@ class _Walk:
             entry for entry in named if step_number(entry.name) is not None and self._keep(glimpse, entry)
         ]
         places = [Glimpse(glimpse.location.join(entry.name)) for entry in steps]
-        claimed = {place.location.name: place for place in places if self._claimed(place)}
+        claimed = {place.location.name: place for place in places if self._is_claimed(place)}
         if self.newest:
             yield from self._newest(glimpse.location, [step.name for step in steps_among(list(claimed))])
             return
         for place in claimed.values():
             yield from self.below(place)
 
-    def _claimed(self, glimpse: Glimpse) -> bool:
+    def _is_claimed(self, glimpse: Glimpse) -> bool:
         try:
             return look(glimpse, self.rows) is not None
         except WherryError:
@@ -189,7 +189,7 @@ class _Walk:
         found = False
         for entry in glimpse.entries.values():
             item = Glimpse(glimpse.location.join(entry.name))
-            if self._keep(glimpse, entry) and self._claimed(item):
+            if self._keep(glimpse, entry) and self._is_claimed(item):
                 found = True
                 yield from self.below(item)
         if not found:
@@ -202,7 +202,7 @@ class _Walk:
             self._skip(place, reason)
         return reason is None and (entry.is_dir or entry.size > 0)
 
-    def _unsettled(self, glimpse: Glimpse, found: Detection) -> str | None:
+    def _unsettled_reason(self, glimpse: Glimpse, found: Detection) -> str | None:
         """Why a checkpoint does not count, from its names and the times of its files."""
         if found.verdict != "ok":
             return found.reason or found.verdict
@@ -214,7 +214,7 @@ class _Walk:
             times = {entry.name: int(entry.mark)}
         last = max(times.values(), default=0)
         age = time.time() - last / _NANOSECONDS
-        if age >= self.min_age or self._proved(times, last, self.rows[found.format]):
+        if age >= self.min_age or self._is_proved(times, last, self.rows[found.format]):
             return None
         wait = math.ceil(self.min_age - max(age, 0))
         return (
@@ -222,7 +222,7 @@ class _Walk:
             f"settled in {show_seconds(wait)} if nothing changes, or at once with min_age = 0"
         )
 
-    def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
+    def _is_proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
         markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
         return any(times.get(name) == last for name in (*markers, *OWN_NAMES))
 
@@ -242,7 +242,7 @@ def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
         return "blobs of a Hugging Face cache; its snapshots link to them"
     if is_folder_link(place, entry):
         return "symbolic link to a folder; its target is found at its own path"
-    return unfinished(entry.name)
+    return unfinished_reason(entry.name)
 
 
 def _ignore(_skipped: SkippedPath) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.core.account import IgnoredEntry, folded
+from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.formats.reader import Absent, BaseReader, Block, Extent, Reader, with_access
@@ -152,7 +152,7 @@ class Opened:
         object.__setattr__(self, "reader", with_access(self.reader))
         rows = [
             Evidence("/".join(one.path), f"{one.what}, not converted: {one.reason}")
-            for one in folded(self.ignored)
+            for one in fold_entries(self.ignored)
         ]
         new = [row for row in rows if row not in self.detection.evidence]
         object.__setattr__(self, "detection", self.detection.seen(*new) if new else self.detection)

@@ -46,15 +46,15 @@ def cure_of_nothing(location: Location, is_checkpoint: Callable[[Location], bool
     """
     glimpse = Glimpse(location)
     if glimpse.is_file:
-        if _admitted([location.parent], is_checkpoint):
+        if _admit([location.parent], is_checkpoint):
             return f"pass its folder: {shlex.quote(location.parent.uri)}"
         return "run `wherry formats` to list the supported formats"
     files = [name for name, entry in glimpse.entries.items() if not (entry.is_dir or entry.barred)]
-    alone = _admitted((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
+    alone = _admit((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
     if len(alone) == 1:
         return f"pass its file: {shlex.quote(alone[0].uri)}"
     folders = [name for name, entry in glimpse.entries.items() if entry.is_dir and not entry.barred]
-    below = _admitted((location.join(name) for name in islice(folders, _SOME)), is_checkpoint)
+    below = _admit((location.join(name) for name in islice(folders, _SOME)), is_checkpoint)
     if below:
         return _cure_of_folders(location, below)
     return "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below it"
@@ -68,7 +68,7 @@ def _cure_of_folders(location: Location, below: list[Location]) -> str:
     return f"pass one of the checkpoints in it ({shown}{more}); `wherry discover {shlex.quote(location.uri)}` lists all"
 
 
-def _admitted(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
+def _admit(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
     found: list[Location] = []
     for place in places:
         with suppress(AmbiguousError):

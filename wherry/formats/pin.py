@@ -90,9 +90,9 @@ class Pin:
             with open_source(which) as again:
                 new = sorted(_names(again) - set(self.members))
         except WherryError as error:  # the new files damage it, or it opens only in another way
-            raise _changed("files were added to the source", self.base) from error
+            raise _change_error("files were added to the source", self.base) from error
         if new:
-            raise _changed("a file was added to the source", self.base.join(new[0]))
+            raise _change_error("a file was added to the source", self.base.join(new[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +244,14 @@ def _is_ours(name: str) -> bool:
 
 def _require_same(location: Location, then: Entry, now: Entry | None) -> None:
     if now is None:
-        raise _changed("a file of the source was removed", location)
+        raise _change_error("a file of the source was removed", location)
     if then.inode != now.inode:
-        raise _changed("a file of the source was replaced", location)
+        raise _change_error("a file of the source was replaced", location)
     if then != now:
-        raise _changed("a file of the source was modified", location)
+        raise _change_error("a file of the source was modified", location)
 
 
-def _changed(what: str, location: Location) -> MismatchError:
+def _change_error(what: str, location: Location) -> MismatchError:
     return MismatchError(f"{what} during the conversion", uri=location.uri, cure=CHANGED_CURE)
 
 

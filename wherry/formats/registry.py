@@ -135,7 +135,7 @@ def checked_options(row: Format, given: Options) -> dict[str, Any]:
         )
     values: dict[str, Any] = {}
     for name, option in row.options.items():
-        values[name] = _typed(name, given.get(name, option.default), option.default)
+        values[name] = _require_type(name, given.get(name, option.default), option.default)
         if option.choices and values[name] not in option.choices:
             raise UsageError(
                 f"invalid value for option {name}: {values[name]!r}",
@@ -151,7 +151,7 @@ def _most_specific_first(rows: Mapping[str, Format]) -> list[str]:
     return sorted(rows, key=lambda name: (-depth(name), name))
 
 
-def _typed(name: str, value: Any, default: Any) -> Any:
+def _require_type(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, bool):
         words = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
         if isinstance(value, bool) or str(value).lower() in words:

@@ -97,7 +97,7 @@ def dense_boxes(box: Box, groups: Groups, sizes: Sizes, slack: int) -> Iterator[
     """
     region = bounding(box, groups, sizes)
     spread = math.prod(part.stop - part.start for part in region)
-    outer = _scattered(box, groups, region) if spread > slack * _held(box, groups) else None
+    outer = _scattered_axis(box, groups, region) if spread > slack * _held_elements(box, groups) else None
     if outer is None:
         yield box
         return
@@ -105,11 +105,11 @@ def dense_boxes(box: Box, groups: Groups, sizes: Sizes, slack: int) -> Iterator[
         yield from dense_boxes({**box, outer: (index, index + 1)}, groups, sizes, slack)
 
 
-def _held(box: Box, groups: Groups) -> int:
+def _held_elements(box: Box, groups: Groups) -> int:
     return elements({name: box[name] for names in groups for name in names})
 
 
-def _scattered(box: Box, groups: Groups, region: Region) -> str | None:
+def _scattered_axis(box: Box, groups: Groups, region: Region) -> str | None:
     """The outermost axis of the dimension whose region is largest relative to the part that the box takes of it."""
 
     def waste(place: int) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fused_strides
-from wherry.layout.words import Elementwise, WordStep, applied, chain
+from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,7 +186,7 @@ def _copy(
         for name, (start, stop) in box.items()
         if stop - start > 1
     ]
-    extents, from_strides, to_strides = _merged(loops)
+    extents, from_strides, to_strides = _merge_loops(loops)
     base = _row_strides(region_shape(region))
     offset = sum(box[name][0] * target[name] for names in piece.groups for name in names) + sum(
         (start - part.start) * stride for start, part, stride in zip(piece.start, region, base, strict=True)
@@ -208,7 +208,7 @@ def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, 
     }
 
 
-def _merged(
+def _merge_loops(
     loops: list[tuple[int, int, int]],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The same loops in the target's order, with neighbours merged where both sides are contiguous."""
@@ -255,7 +255,7 @@ def gather(
 
     if out is None:
         out = np.empty(region_shape(region), dtypes.numpy_dtype(target.spec.dtype))
-    if not _covered(target, region, sources.sizes):
+    if not _is_covered(target, region, sources.sizes):
         out[...] = np.zeros((), out.dtype)
     for copy in copies(target, region, sources):
         scatter(copy, read(copy.source.path, copy.region), out)
@@ -270,7 +270,7 @@ def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
     from wherry.layout.transpose import permute
 
     if copy.steps or part.dtype != out.dtype:
-        part = applied(copy.steps, part, out.dtype.name)
+        part = apply_steps(copy.steps, part, out.dtype.name)
     source = _word(np.ascontiguousarray(part).reshape(-1))
     target = _word(out.reshape(-1))[copy.offset :]
     size = source.itemsize
@@ -286,7 +286,7 @@ def _word(flat: np.ndarray) -> np.ndarray:
     return flat.view(words[flat.itemsize])
 
 
-def _covered(target: StoredTensor, region: Region, sizes: Sizes) -> bool:
+def _is_covered(target: StoredTensor, region: Region, sizes: Sizes) -> bool:
     """Whether every element of a region belongs to a piece."""
     covered = 0
     for piece in target.pieces:

@@ -44,7 +44,7 @@ def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
         UsageError: the expression is invalid, or a division leaves a remainder.
     """
     try:
-        return _value(_parsed(text), attributes)
+        return _value(_parse(text), attributes)
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError, ValueError) as error:
         if isinstance(error, WherryError):
             raise
@@ -55,13 +55,13 @@ def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
 
 def names_in(text: str) -> frozenset[str]:
     """The attributes that an expression reads (for an attribute of a table: the table)."""
-    nodes = list(ast.walk(_parsed(text)))
+    nodes = list(ast.walk(_parse(text)))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
 
 
 @cache
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     try:
         if len(text) > _LONGEST:
             raise UsageError(f"expression of {len(text)} characters exceeds the limit of {_LONGEST}")
@@ -87,7 +87,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: C901, PLR0
             values = (_value(part, names) for part in node.values)
             return next((value for value in values if value is not None), None)
         case ast.BinOp():
-            return _operated(node, _value(node.left, names), _value(node.right, names))
+            return _operate(node, _value(node.left, names), _value(node.right, names))
         case ast.Compare(ops=[operator], comparators=[other]) if type(operator) in _COMPARISONS:
             sides = _value(node.left, names), _value(other, names)
             return None if None in sides else _COMPARISONS[type(operator)](*sides)
@@ -109,7 +109,7 @@ def _table(node: ast.Dict, names: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if None in values else dict(zip(keys, values, strict=True))
 
 
-def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:
+def _operate(node: ast.BinOp, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     if not all(isinstance(side, int | float) for side in (left, right)):
@@ -117,7 +117,7 @@ def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:
             f"cannot evaluate {ast.unparse(node)!r}: expected numbers, got {left!r} and {right!r}"
         )
     if isinstance(node.op, ast.Div):
-        return _divided(node, left, right)
+        return _divide(node, left, right)
     if type(node.op) not in _OPERATORS:
         raise UsageError(f"unsupported operator in {ast.unparse(node)!r}")
     value = _OPERATORS[type(node.op)](left, right)
@@ -126,7 +126,7 @@ def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:
     return value
 
 
-def _divided(node: ast.BinOp, left: Any, right: Any) -> Any:
+def _divide(node: ast.BinOp, left: Any, right: Any) -> Any:
     """Divide; integers must divide without a remainder, otherwise the config is inconsistent."""
     if isinstance(left, float) or isinstance(right, float):
         return left / right

@@ -137,7 +137,7 @@ def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
     return [1 - int(bool(one)) for one in without]
 
 
-def _windowed(layers: int, period: int) -> list[str]:
+def _window_layers(layers: int, period: int) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
 
@@ -248,7 +248,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "t5_activation": _t5_activation,
     "t5_projection": _t5_projection,
     "window": _window,
-    "windowed": _windowed,
+    "windowed": _window_layers,
     "dense_first": _dense_first,
     "windowed_from": _windowed_from,
     "yarn_mscale": _mscale,

@@ -133,7 +133,7 @@ class Layout:
 
     def path(self, at: At, sizes: Sizes) -> KeyPath:
         """The key path of one tensor."""
-        return tuple("".join(_spelled(piece, at, sizes) for piece in part) for part in self.key)
+        return tuple("".join(_spell(piece, at, sizes) for piece in part) for part in self.key)
 
     def match(self, path: KeyPath) -> tuple[int, ...] | None:
         """The number at each index of the template, or None if the path does not match this layout."""
@@ -251,7 +251,7 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
     return dimensions
 
 
-def _spelled(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
+def _spell(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
     if isinstance(piece, str):
         return piece
     number = 0

@@ -51,13 +51,13 @@ def transposed_into(
             f"expected {math.prod(shape) * itemsize} bytes for shape {tuple(shape)} and item size {itemsize}, "
             f"got {len(source)} and {len(out)}"
         )
-    fused_shape, fused_order = fused(shape, order)
+    fused_shape, fused_order = fuse_axes(shape, order)
     array = np.frombuffer(source, _WORDS[itemsize]).reshape(fused_shape)
     target = np.frombuffer(out, _WORDS[itemsize]).reshape([fused_shape[axis] for axis in fused_order])
     permute(array.transpose(fused_order), target)
 
 
-def fused(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Order]:
+def fuse_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Order]:
     """The same permutation with as few axes as possible: extents of 1 dropped, axes that remain adjacent fused."""
     kept = [axis for axis in order if shape[axis] != 1]
     groups: list[list[int]] = []

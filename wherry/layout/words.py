@@ -182,7 +182,7 @@ def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple
     return tuple(step for step in steps if step.word not in (Scale(1.0), Shift(0.0)))
 
 
-def applied(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.ndarray:
+def apply_steps(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.ndarray:
     """The values after a chain, in another element type.
 
     Args:

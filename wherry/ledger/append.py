@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import select
 
-from wherry.core.algorithms import SHA256, labelled
+from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.core.receipt import utc_now
 from wherry.ledger import schema as tables
@@ -90,7 +90,7 @@ def body_of(schema: int, text: str) -> dict[str, Any]:
         text: the body as it is stored.
     """
     body = stored_table(text)
-    return body if schema > _WITHOUT_ALGORITHM else _with_digests(body, labelled)
+    return body if schema > _WITHOUT_ALGORITHM else _with_digests(body, with_algorithm)
 
 
 def stored_table(text: str) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def stored_table(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise tables.damaged(f"JSON: {error}") from error
+        raise tables.damage_error(f"JSON: {error}") from error
     if not isinstance(found, dict):
-        raise tables.damaged(f"JSON: expected a table, got {type(found).__name__}")
+        raise tables.damage_error(f"JSON: expected a table, got {type(found).__name__}")
     return found
 
 
@@ -182,25 +182,25 @@ def rows_of(told: BareStatement) -> Iterator[Row]:
     body = told.body
     if told.kind == "conversion":
         for source in _sources(body):
-            yield from _seen(source, told)
-        yield from _seen(body["target"], told)
-        yield from _converted(told)
+            yield from _seen_rows(source, told)
+        yield from _seen_rows(body["target"], told)
+        yield from _conversion_rows(told)
         return
     if told.kind == "migration":
-        yield from _carried(told)
+        yield from _carried_rows(told)
         return
     if body.get("subject") is not None:
-        yield from _seen(body["subject"], told)
+        yield from _seen_rows(body["subject"], told)
     if told.kind == "verification":
-        yield tables.verification, _verified(told)
+        yield tables.verification, _verification_record(told)
     elif told.kind in _STATES:
-        yield tables.registration, _registered(body, _STATES[told.kind], told)
+        yield tables.registration, _registration_record(body, _STATES[told.kind], told)
     elif told.kind == "deletion" and body.get("checkpoint_digest") and body.get("uri"):
         gone = {"checkpoint_digest": body["checkpoint_digest"], "uri": body["uri"]}
         yield tables.tombstone, {**gone, "time": told.time, "statement": told.seq}
 
 
-def _seen(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
+def _seen_rows(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
     """The rows of a checkpoint and of its place."""
     yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.c.keys()}  # noqa: SIM118  columns
     yield tables.location, _place(subject, told)
@@ -211,7 +211,7 @@ def _place(subject: Mapping[str, Any], told: BareStatement) -> dict[str, Any]:
     return {**{name: subject[name] for name in names}, "seen": told.time, "statement": told.seq}
 
 
-def _converted(told: BareStatement) -> Iterator[Row]:
+def _conversion_rows(told: BareStatement) -> Iterator[Row]:
     body = told.body
     source, target = body["source"], body["target"]
     ends = {"source": source["checkpoint_digest"], "target": target["checkpoint_digest"]}
@@ -243,7 +243,7 @@ def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row["checkpoint"] for row in body.get("parents", ())] or [body["source"]]
 
 
-def _verified(told: BareStatement) -> dict[str, Any]:
+def _verification_record(told: BareStatement) -> dict[str, Any]:
     outcome = told.body["verification"]
     return {
         "checkpoint_digest": told.body["checkpoint_digest"],
@@ -254,7 +254,7 @@ def _verified(told: BareStatement) -> dict[str, Any]:
     }
 
 
-def _registered(body: Mapping[str, Any], state: str, told: BareStatement) -> dict[str, Any]:
+def _registration_record(body: Mapping[str, Any], state: str, told: BareStatement) -> dict[str, Any]:
     return {
         **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
         "state": state,
@@ -264,7 +264,7 @@ def _registered(body: Mapping[str, Any], state: str, told: BareStatement) -> dic
     }
 
 
-def _carried(told: BareStatement) -> Iterator[Row]:
+def _carried_rows(told: BareStatement) -> Iterator[Row]:
     """The rows of an older schema that no statement contained."""
     for row in told.body["checkpoints"]:
         yield tables.checkpoint, dict(row)

@@ -2,8 +2,8 @@
 
 The statements themselves are the outbox: a projection is a cursor over them. Appends happen strictly one after the
 other, so a statement never becomes visible after one with a higher number, and a cursor that moves forward skips
-none. Delivery is in order and at least once: a projection processes a statement, then `delivered` moves the cursor, and
-a crash in between delivers the statement again. `rewind` rebuilds a projection.
+none. Delivery is in order and at least once: a projection processes a statement, then `record_delivery` moves the
+cursor, and a crash in between delivers the statement again. `rewind` rebuilds a projection.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def pending(ledger: Ledger, name: str, *, kinds: Collection[str] | None = None) 
     return statements(ledger, after=row["delivered"] if row else 0, kinds=kinds)
 
 
-def delivered(ledger: Ledger, name: str, seq: int) -> None:
+def record_delivery(ledger: Ledger, name: str, seq: int) -> None:
     """Record that all statements up to a number were delivered; this never moves a cursor back."""
     with ledger.write() as connection:
         row = _row(connection, name)
         _put(connection, name, max(seq, row["delivered"] if row else 0), None)
 
 
-def failed(ledger: Ledger, name: str, seq: int, error: str) -> None:
+def record_failure(ledger: Ledger, name: str, seq: int, error: str) -> None:
     """Record why a statement could not be delivered; the cursor stays before it."""
     with ledger.write() as connection:
         row = _row(connection, name)

@@ -132,7 +132,7 @@ def schema_of(ledger: Ledger) -> int:
 
 def _engine(url: str) -> tuple[Engine, str, Backend]:
     try:
-        return _connected(url)
+        return _connect(url)
     except WherryError:
         raise
     except (ArgumentError, ValueError, TypeError) as error:  # a port that is not a number, an unknown option
@@ -143,7 +143,7 @@ def _engine(url: str) -> tuple[Engine, str, Backend]:
         ) from error
 
 
-def _connected(url: str) -> tuple[Engine, str, Backend]:
+def _connect(url: str) -> tuple[Engine, str, Backend]:
     file = sqlite_file(url)
     if file is not None:
         driver = make_url(url).drivername
@@ -239,14 +239,14 @@ def _begin_wal(connection: sqlite3.Connection) -> None:
 
 
 def _listen(engine: Engine, backend: Backend) -> None:
-    def connected(connection: Any, _record: object) -> None:
+    def on_connect(connection: Any, _record: object) -> None:
         backend.connected(connection)
 
-    def begun(connection: Connection) -> None:
+    def on_begin(connection: Connection) -> None:
         backend.begin(connection, connection.get_execution_options().get(BEGIN, READ))
 
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         reason = backend.silence(error)
         if reason is not None:
             _silent[uri] = time.monotonic(), reason
-            raise _unanswered(uri, reason) from error
+            raise _unanswered_error(uri, reason) from error
         busy = backend.busy(error)
         raise StorageError(
             f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
@@ -278,10 +278,10 @@ def _require_answer(uri: str) -> None:
     """Fail at once if the server was silent a moment ago: the end of a failed command must not wait for it again."""
     since, reason = _silent.get(uri, (-math.inf, ""))
     if reason.startswith(SILENT) and time.monotonic() - since < ANSWER_SECONDS:
-        raise _unanswered(uri, reason)
+        raise _unanswered_error(uri, reason)
 
 
-def _unanswered(uri: str, reason: str) -> StorageError:
+def _unanswered_error(uri: str, reason: str) -> StorageError:
     return StorageError(
         f"the ledger cannot be used: PostgreSQL does not answer: {reason}",
         uri=uri,

@@ -17,7 +17,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.settings import configured as setting
+from wherry.config.settings import configured_value as setting
 from wherry.config.settings import mlflow_registry_uri
 from wherry.core.progress import logger
 from wherry.core.services import service
@@ -60,7 +60,7 @@ class Delivery:
     failed: str | None = None
 
 
-def configured() -> dict[str, str]:
+def configured_projections() -> dict[str, str]:
     """Projection → destination, for the configured projections.
 
     Raises:
@@ -88,7 +88,7 @@ def deliver(projection: str | None = None, *, again: bool = False) -> list[Deliv
     """
     from wherry.ledger.record import open_ledger
 
-    wanted = configured()
+    wanted = configured_projections()
     if projection is not None:
         wanted = {projection: _destination(projection)}
     with open_ledger() as ledger:
@@ -98,9 +98,9 @@ def deliver(projection: str | None = None, *, again: bool = False) -> list[Deliv
 def after_record() -> None:
     """Deliver new statements if any projection is configured; never fails the caller."""
     try:
-        outcomes = deliver() if configured() else []
+        outcomes = deliver() if configured_projections() else []
     except Exception as error:  # noqa: BLE001  the record stands, whatever happens to a destination
-        _log.warning("ledger statements were not delivered: %s", _told(error))
+        _log.warning("ledger statements were not delivered: %s", _describe_error(error))
         return
     for one in outcomes:
         if one.failed:
@@ -124,10 +124,10 @@ def report_failure(error: WherryError, source: str, target: str, to: str, starte
         started: when it began; UTC, ISO 8601.
     """
     try:
-        for name, destination in configured().items():
+        for name, destination in configured_projections().items():
             service(name).report_failure(destination, error, source, target, to, started)
     except Exception as failure:  # noqa: BLE001  the conversion's own error is the one to raise
-        _log.warning("the failed conversion was not reported: %s", _told(failure))
+        _log.warning("the failed conversion was not reported: %s", _describe_error(failure))
 
 
 def _destination(name: str) -> str:
@@ -136,7 +136,7 @@ def _destination(name: str) -> str:
     if name not in DESTINATIONS:
         known = " or ".join((*DESTINATIONS, *ON_REQUEST))
         raise UsageError(f"unknown projection {name!r}", cure=f"choose {known}")
-    destination = configured().get(name)
+    destination = configured_projections().get(name)
     if destination is None:
         raise UsageError(
             f"no destination is configured for {name}",
@@ -157,20 +157,20 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
         try:
             events += take(statement)
         except Exception as error:  # noqa: BLE001  the record stands, whatever a projection raises
-            failure = _told(error)
-            ledger_outbox.delivered(ledger, name, seq)
-            ledger_outbox.failed(ledger, name, statement.seq, failure)
+            failure = _describe_error(error)
+            ledger_outbox.record_delivery(ledger, name, seq)
+            ledger_outbox.record_failure(ledger, name, statement.seq, failure)
             break
         seq, count = statement.seq, count + 1
         if count - kept >= _EVERY:
-            ledger_outbox.delivered(ledger, name, seq)
+            ledger_outbox.record_delivery(ledger, name, seq)
             kept = count
     if failure is None and (count > kept or not count):
-        ledger_outbox.delivered(ledger, name, seq)
+        ledger_outbox.record_delivery(ledger, name, seq)
     return Delivery(name, without_secrets(destination), count, events, seq, failure)
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {redact(str(error))}"
 
 

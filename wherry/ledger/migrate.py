@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, text
 
-from wherry.core.algorithms import SHA256, labelled
+from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, append, body_of, rows_of, write
@@ -71,7 +71,7 @@ def _remake(connection: Connection, moved: Iterable[Table], create: Callable[[Co
     create(connection)
     for table in moved:
         names = ", ".join(table.c.keys())
-        values = ", ".join(_moved(name) for name in table.c.keys())  # noqa: SIM118  columns
+        values = ", ".join(_move_column(name) for name in table.c.keys())  # noqa: SIM118  columns
         connection.execute(
             text(f"INSERT INTO {prefix}{table.name} ({names}) SELECT {values} FROM old_{table.name}")  # noqa: S608  our names
         )
@@ -84,7 +84,7 @@ def _schema_prefix(connection: Connection) -> str:
     return f"{name}." if name else ""
 
 
-def _moved(column: str) -> str:
+def _move_column(column: str) -> str:
     """The SQL expression for a column of a moved row: digests of checkpoints get their algorithm."""
     if column not in tables.CHECKPOINT_DIGESTS:
         return column
@@ -92,16 +92,16 @@ def _moved(column: str) -> str:
 
 
 def _old_rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    return {name: [_labelled(row) for row in _all(connection, name)] for name in _UNSTATED}
+    return {name: [_label_row(row) for row in _all(connection, name)] for name in _UNSTATED}
 
 
 def _all(connection: Connection, name: str) -> Iterable[RowMapping]:
     return connection.execute(text(f"SELECT * FROM {name}")).mappings()  # noqa: S608  our names
 
 
-def _labelled(row: RowMapping) -> dict[str, Any]:
+def _label_row(row: RowMapping) -> dict[str, Any]:
     """A row with the algorithm in its digests."""
-    named = {name: labelled(row[name]) for name in tables.CHECKPOINT_DIGESTS if name in row}
+    named = {name: with_algorithm(row[name]) for name in tables.CHECKPOINT_DIGESTS if name in row}
     return {**row, **named}
 
 

@@ -180,7 +180,7 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
         for some in _batches(digests):
             places = _places(connection, some)
             registrations = _registrations(connection, some)
-            verified = _verified(connection, some)
+            verified = _last_verifications(connection, some)
             for row in connection.execute(_CHECKPOINTS, {"digests": some}).all():
                 digest = row[0]
                 found[digest] = LineageNode(
@@ -192,7 +192,7 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
     return found
 
 
-def referenced(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
+def referenced_nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
     """Checkpoint digest → node, for checkpoints that rows of the ledger refer to.
 
     Raises:
@@ -200,7 +200,7 @@ def referenced(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNod
     """
     found = nodes(ledger, digests)
     if missing := sorted(set(digests) - found.keys()):
-        raise tables.damaged(f"references: to {missing[0][:80]!r}, which is not in it")
+        raise tables.damage_error(f"references: to {missing[0][:80]!r}, which is not in it")
     return found
 
 
@@ -219,7 +219,7 @@ def notable(ledger: Ledger, digests: Collection[str]) -> set[str]:
     found = set[str]()
     with ledger.read() as connection:
         for some in _batches(digests):
-            registrations, verified = _registrations(connection, some), _verified(connection, some)
+            registrations, verified = _registrations(connection, some), _last_verifications(connection, some)
             found |= {digest for digest, rows in registrations.items() if any(row.version for row in rows)}
             found |= {digest for digest, row in verified.items() if row.verdict not in SOUND}
     return found
@@ -238,7 +238,7 @@ def _outcome(body: str) -> dict[str, Any]:
     """The verification in the body of a statement."""
     found = stored_table(body).get("verification")
     if not isinstance(found, dict):
-        raise tables.damaged("statements: a verification without its outcome")
+        raise tables.damage_error("statements: a verification without its outcome")
     return found
 
 
@@ -284,11 +284,13 @@ def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]
     query = select(table.seq, table.body).where(table.seq.in_(_NUMBERS))
     with ledger.read() as connection:
         for some in _batches(list(numbers)):
-            found |= {seq: _asked(body) for seq, body in connection.execute(query, {"numbers": some})}
+            found |= {
+                seq: _recorded_request(body) for seq, body in connection.execute(query, {"numbers": some})
+            }
     return found
 
 
-def _asked(body: str) -> dict[str, Any]:
+def _recorded_request(body: str) -> dict[str, Any]:
     """The request in the body of a conversion; where it comes first, as in canonical JSON, the rest is not parsed."""
     if body.startswith(_FIRST):
         with suppress(ValueError):
@@ -378,7 +380,7 @@ def _registrations(connection: Connection, digests: list[str]) -> dict[str, list
     return found
 
 
-def _verified(connection: Connection, digests: list[str]) -> dict[str, VerificationRecord]:
+def _last_verifications(connection: Connection, digests: list[str]) -> dict[str, VerificationRecord]:
     """The last verification of each checkpoint."""
     rows = connection.execute(_VERIFICATIONS, {"digests": digests}).all()
     return {digest: VerificationRecord(*fields) for digest, *fields in rows}

@@ -72,7 +72,7 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
     done: list[Receipt] = []
     try:
         with open_ledger() as ledger:
-            done.extend(replace(one, lineage=_recorded(ledger, one)) for one in receipts)
+            done.extend(replace(one, lineage=_record(ledger, one)) for one in receipts)
     except Exception as caught:  # noqa: BLE001  whatever the error is, the targets are committed
         cause, rest = wherry_error(caught), receipts[len(done) :]
         error = not_recorded(cause, [one.target.uri for one in rest])
@@ -95,7 +95,7 @@ def require_recorded(receipt: Receipt) -> Receipt:
     return receipt
 
 
-def _recorded(ledger: Ledger, receipt: Receipt) -> str:
+def _record(ledger: Ledger, receipt: Receipt) -> str:
     from wherry.ledger.record import has_conversion, record_conversion
 
     late = receipt.already and not has_conversion(ledger, receipt)

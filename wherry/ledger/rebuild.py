@@ -181,7 +181,7 @@ def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
 
     known = _references(found)
     try:
-        for row in service("mlflow").registered(tracking, registry):
+        for row in service("mlflow").registered_versions(tracking, registry):
             digest = row.tags[f"{_TAG}checkpoint_digest"]
             if digest not in known:
                 found.partial.append(digest)

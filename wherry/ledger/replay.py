@@ -305,14 +305,14 @@ def replay(
     return draft.state()
 
 
-def passed(outcome: Mapping[str, Any]) -> bool:
+def has_passed(outcome: Mapping[str, Any]) -> bool:
     """Whether a verification passed, by its JSON form; old ones have only the verdict. `read` is no pass."""
     return bool(outcome.get("ok", outcome.get("verdict") == "ok"))
 
 
-def failed(outcome: Mapping[str, Any]) -> bool:
+def has_failed(outcome: Mapping[str, Any]) -> bool:
     """Whether a verification found damage or differences, by its JSON form."""
-    return not passed(outcome) and outcome.get("verdict") not in SOUND
+    return not has_passed(outcome) and outcome.get("verdict") not in SOUND
 
 
 class _Draft:
@@ -339,12 +339,12 @@ class _Draft:
         Raises:
             CorruptError: it lacks something that statements of its kind have.
         """
-        from wherry.ledger.schema import damaged
+        from wherry.ledger.schema import damage_error
 
         try:
             self._take(statement)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise damaged(f"statement {statement.seq}: {error!r}") from error
+            raise damage_error(f"statement {statement.seq}: {error!r}") from error
 
     def _take(self, statement: Statement) -> None:
         from wherry.ledger.append import BareStatement, rows_of
@@ -365,7 +365,7 @@ class _Draft:
     def _take_row(self, table: str, row: Mapping[str, Any], statement: Statement) -> None:
         if table == "checkpoint":
             if row["checkpoint_digest"] not in self._checkpoints:
-                self._checkpoints[intern(row["checkpoint_digest"])] = CheckpointRecord(**interned(row))
+                self._checkpoints[intern(row["checkpoint_digest"])] = CheckpointRecord(**intern_row(row))
         elif table == "location":
             uri, digest, mark = (intern(row[name]) for name in ("uri", "checkpoint_digest", "fingerprint"))
             self._places[uri] = PlaceRecord(uri, digest, mark, row["statement"], row["seen"])
@@ -379,7 +379,7 @@ class _Draft:
             self._conversions.append(self._conversion(row, statement.body))
 
     def _conversion(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> ConversionRecord:
-        fields = interned(row)
+        fields = intern_row(row)
         fields["options"] = self._options.setdefault(row["options"], body["options"])
         asked: Mapping[str, Any] = body.get("asked") or {}
         return ConversionRecord(
@@ -397,18 +397,18 @@ class _Draft:
         subject = body["target"] if statement.kind == "conversion" else body
         outcome = body["verification"] or {}
         place = subject["checkpoint_digest"], str(outcome.get("uri") or subject.get("uri") or "")
-        if passed(outcome) and outcome.get("level") in _PROVING:
+        if has_passed(outcome) and outcome.get("level") in _PROVING:
             self._proved[intern(place[0])] = statement.time
             self._damaged.pop(place, None)
             if outcome.get("state"):
                 self._states[place] = str(outcome["state"])
-        elif outcome and failed(outcome):
+        elif outcome and has_failed(outcome):
             self._damaged[place] = _damage(statement.time, outcome)
             self._states.pop(place, None)
 
     def _take_note(self, statement: Statement) -> None:
         """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
-        body: dict[str, Any] = interned(statement.body)
+        body: dict[str, Any] = intern_row(statement.body)
         if body.get("about") == PRODUCT and {"route", "target", "request"} <= body.keys():
             fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
             note = ProductNote(statement.seq, **fields)
@@ -464,7 +464,7 @@ class _Draft:
         return one if gone is None else replace(one, gone=gone)
 
 
-def interned(row: Mapping[str, Any]) -> dict[str, Any]:
+def intern_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with interned strings: digests and URIs occur in many statements."""
     return {name: intern(value) if type(value) is str else value for name, value in row.items()}
 

@@ -22,7 +22,7 @@ from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
 from wherry.core.progress import logger
 from wherry.core.services import service
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
 from wherry.storage.home import without_secrets
 
@@ -123,7 +123,7 @@ def resolve_model(
         asked = _ModelQuery(text, known)
     else:
         raise _unknown(text)
-    return _placed(asked, stores)
+    return _place(asked, stores)
 
 
 def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -173,7 +173,7 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
         raise AmbiguousError(
-            f"ambiguous digest prefix {text}: it matches {counted(len(found), 'checkpoint')}",
+            f"ambiguous digest prefix {text}: it matches {plural(len(found), 'checkpoint')}",
             cure=f"choose one of: {', '.join(map(short, found[:_NAMED]))}{more}",
             stage="resolve",
         )
@@ -263,7 +263,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     return _ModelQuery(text, digest, row, alias)
 
 
-def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
+def _place(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     """The first place that holds the checkpoint; places from the registry come before those from the ledger."""
     tried: list[str] = []
     failed: list[WherryError] = []
@@ -277,7 +277,7 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
             failed.append(error)
             continue
         if found is not None and proved_digest(found[1]) == asked.digest:
-            return _resolved(asked, found[0].uri, found[1])
+            return _resolve(asked, found[0].uri, found[1])
         if found is not None:
             failed.append(_another(asked, place))
     if failed:
@@ -357,7 +357,7 @@ def _at(uri: str) -> tuple[Location, Sidecar] | None:
     return None if sidecar is None else (location, sidecar)
 
 
-def _resolved(asked: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
+def _resolve(asked: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
     row = asked.row
     return ResolvedModel(
         uri=uri,

@@ -40,7 +40,7 @@ SCHEMA = 3
 GENESIS = "0" * 64  # the previous hash of the first statement
 
 
-def damaged(what: str) -> CorruptError:
+def damage_error(what: str) -> CorruptError:
     """The error for contents that wherry never stores in a ledger."""
     return CorruptError(
         f"the ledger holds invalid {what}",
@@ -57,12 +57,12 @@ class _TypedValues:
         """A function that refuses values of another type; none on databases that enforce types."""
         kind = self.stored
 
-        def checked(value: Any) -> Any:
+        def check_value(value: Any) -> Any:
             if value is not None and type(value) is not kind:
-                raise damaged(f"values: {type(value).__name__} in a column of {kind.__name__}")
+                raise damage_error(f"values: {type(value).__name__} in a column of {kind.__name__}")
             return value
 
-        return checked if dialect.name == "sqlite" else None
+        return check_value if dialect.name == "sqlite" else None
 
 
 class _ShortText(_TypedValues, String):

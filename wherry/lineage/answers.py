@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.receipt import Receipt, require_types
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.lineage.lineage import LineageTree, named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
-from wherry.lineage.text import DEEPEST, facts, how, shortened, title
-from wherry.runtime.threads import uncollected
+from wherry.lineage.text import DEEPEST, facts, how, omission_line, title
+from wherry.runtime.threads import without_collection
 from wherry.text.html import html_table
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Why:
     origins: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"<Why: {short(self.root)}, result of {counted(len(self.steps), 'conversion')}>"
+        return f"<Why: {short(self.root)}, result of {plural(len(self.steps), 'conversion')}>"
 
     def _repr_html_(self) -> str:
         rows = (
@@ -130,11 +130,11 @@ def why(about: str | os.PathLike[str]) -> Why:
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _asked(about, up=True)
+    tree, told = _ask(about, up=True)
     steps = _steps(tree, told, up=True)
     met = {tree.root, *(step.edge.source for step in steps)}
     made = {step.edge.target for step in steps}
-    return Why(tree.root, _chosen(tree, met), steps, tuple(sorted(met - made)))
+    return Why(tree.root, _choose_nodes(tree, met), steps, tuple(sorted(met - made)))
 
 
 def impact(about: str | os.PathLike[str], *, receipts: bool = True, brief: bool = False) -> Impact:
@@ -150,10 +150,10 @@ def impact(about: str | os.PathLike[str], *, receipts: bool = True, brief: bool 
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _asked(about, up=False, receipts=receipts, brief=brief)
+    tree, told = _ask(about, up=False, receipts=receipts, brief=brief)
     steps = _steps(tree, told, up=False)
     derived = {step.edge.target for step in steps} - {tree.root}
-    nodes = _chosen(tree, {tree.root, *derived})
+    nodes = _choose_nodes(tree, {tree.root, *derived})
     places, rows = _standing({edge.target for edge in tree.rest} - nodes.keys())
     places += [place for digest in derived for place in nodes[digest].places]
     rows += [row for node in nodes.values() for row in node.registrations]
@@ -169,7 +169,7 @@ def _standing(digests: set[str]) -> tuple[list[PlaceRecord], list[RegistrationRe
 
     if not digests:
         return [], []
-    with open_ledger() as ledger, uncollected():
+    with open_ledger() as ledger, without_collection():
         return standing(ledger, digests)
 
 
@@ -178,7 +178,7 @@ def render_why(found: Why) -> str:
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
         about = found.nodes[step.edge.source]
-        lines += _described(step, f"converted from {title(about)}", (*_told_of(step), *facts(about)))
+        lines += _describe_step(step, f"converted from {title(about)}", (*_told_of(step), *facts(about)))
     origins = ", ".join(short(digest) for digest in found.origins)
     lines.append(f"no known source: {origins}" if origins else "no origin: the conversions form a cycle")
     return "\n".join(lines)
@@ -189,8 +189,8 @@ def render_impact(found: Impact) -> str:
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
         about = found.nodes[step.edge.target]
-        lines += _described(step, f"converted to {title(about)}", (how(step.edge), *facts(about)))
-    lines += shortened(found.steps, found.rest)
+        lines += _describe_step(step, f"converted to {title(about)}", (how(step.edge), *facts(about)))
+    lines += omission_line(found.steps, found.rest)
     derived = {edge.target for edge in (*(step.edge for step in found.steps), *found.rest)} - {found.root}
     lines.append(
         f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
@@ -206,14 +206,14 @@ def _named_versions(found: Impact) -> str:
     return (", ".join(shown) or "none") + (f" and {more:,} more" if more else "")
 
 
-def _asked(
+def _ask(
     about: str | os.PathLike[str], *, up: bool, receipts: bool = True, brief: bool = False
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
     """The tree in one direction, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
     from wherry.ledger.statements import by_number
 
-    with open_ledger() as ledger, uncollected():
+    with open_ledger() as ledger, without_collection():
         root, sidecar = named(ledger, os.fspath(about))
         tree = tree_of(ledger, root, sidecar, up=up, down=not up, brief=brief)
         if not receipts:
@@ -227,14 +227,14 @@ def _asked(
 
 def _conversion(bodies: Mapping[int, Statement], number: int) -> Mapping[str, Any]:
     """The body of the statement that records a conversion."""
-    from wherry.ledger.schema import damaged
+    from wherry.ledger.schema import damage_error
 
     if number not in bodies:
-        raise damaged(f"references: to statement {number}, which is not in it")
+        raise damage_error(f"references: to statement {number}, which is not in it")
     try:
         require_types(Receipt, bodies[number].body)
     except TypeError as error:
-        raise damaged(f"statement {number}: {error}") from error
+        raise damage_error(f"statement {number}: {error}") from error
     return bodies[number].body
 
 
@@ -279,14 +279,14 @@ def _json(found: Why | Impact) -> dict[str, Any]:
     }
 
 
-def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, LineageNode]:
+def _choose_nodes(tree: LineageTree, digests: set[str]) -> dict[str, LineageNode]:
     return {digest: tree.nodes[digest] for digest in sorted(digests)}
 
 
-def _described(step: LineageStep, headline: str, lines: Iterable[str]) -> Iterator[str]:
+def _describe_step(step: LineageStep, headline: str, lines: Iterable[str]) -> Iterator[str]:
     """The lines of a step, indented by its distance; beyond `DEEPEST`, the headline states the distance."""
     indent = "  " * min(step.distance - 1, DEEPEST)
-    far = f" ({counted(step.distance, 'conversion')} away)" if step.distance > DEEPEST else ""
+    far = f" ({plural(step.distance, 'conversion')} away)" if step.distance > DEEPEST else ""
     yield f"{indent}{headline}{far}"
     yield from (f"{indent}  {line}" for line in lines)
 
@@ -300,7 +300,7 @@ def _told_of(step: LineageStep) -> Iterator[str]:
         yield "software: " + ", ".join(f"{name} {version}" for name, version in software.items())
     checked = told.get("verification")
     yield (
-        f"read back: {counted(checked['tensors'], 'tensor')}"
+        f"read back: {plural(checked['tensors'], 'tensor')}"
         if checked and "tensors" in checked
         else "not read back"
     )

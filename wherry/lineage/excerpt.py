@@ -165,7 +165,7 @@ def hidden_json(nodes: Iterable[LineageNode], room: int) -> str:
     head, rows, previous = json_text(list(formats), _WORD), list[str](), ""
     left = room - len(head) - 100  # for the other characters
     for name, digest, node in ordered:
-        shared = _shared(previous, name)
+        shared = _shared_length(previous, name)
         words = " ".join(_words(node, name))
         row = (short(digest), shared, name[shared:], node.step, formats.get(node.format))
         text = json_text((*row, words) if words else row)
@@ -177,7 +177,7 @@ def hidden_json(nodes: Iterable[LineageNode], room: int) -> str:
     return f'{{"formats":{head},"rows":[{",".join(rows)}],"unlisted":{len(ordered) - len(rows)}}}'
 
 
-def _shared(one: str, other: str) -> int:
+def _shared_length(one: str, other: str) -> int:
     """The number of characters with which both begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

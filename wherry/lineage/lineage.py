@@ -15,7 +15,7 @@ from wherry.core.algorithms import digest_in
 from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -69,7 +69,7 @@ def show(uri_or_digest: str | os.PathLike[str], *, brief: bool = False) -> Linea
     """
     from wherry.ledger.record import open_ledger
 
-    with open_ledger() as ledger, uncollected():
+    with open_ledger() as ledger, without_collection():
         digest, sidecar = named(ledger, os.fspath(uri_or_digest))
         return tree_of(ledger, digest, sidecar, brief=brief)
 
@@ -109,7 +109,7 @@ def _registered_digest(text: str) -> str | None:
     from wherry.core.services import service
     from wherry.ledger.resolve import DIGEST_TAG
 
-    for row in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
+    for row in service("mlflow").registered_versions(mlflow_tracking_uri(), mlflow_registry_uri()):
         means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
         if text in means:
             return row.tags[DIGEST_TAG]
@@ -166,10 +166,10 @@ def tree_of(
         up, down: whether to include the ancestors and the descendants; what is not included is not read.
         brief: as for `show`; only the nodes of the nearest conversions are read.
     """
-    from wherry.ledger.nodes import nodes, notable, referenced
+    from wherry.ledger.nodes import nodes, notable, referenced_nodes
     from wherry.ledger.record import ancestors, descendants
 
-    told, ends = _told(sidecar)
+    told, ends = _recorded_edges(sidecar)
     edges = [*(ancestors(ledger, root) if up else ()), *(descendants(ledger, root) if down else ())]
     for one in told:
         edges += ancestors(ledger, one.source) if up else []
@@ -179,11 +179,11 @@ def tree_of(
     if brief:
         found, rest = nearest(found, root, lambda digests: notable(ledger, digests))
     digests = {*(edge.source for edge in found), *(edge.target for edge in found)}
-    about = {**ends, **nodes(ledger, {root, *ends}), **referenced(ledger, digests - ends.keys())}
+    about = {**ends, **nodes(ledger, {root, *ends}), **referenced_nodes(ledger, digests - ends.keys())}
     return LineageTree(root, about, found, rest)
 
 
-def _told(sidecar: Sidecar | None) -> tuple[list[Edge], dict[str, LineageNode]]:
+def _recorded_edges(sidecar: Sidecar | None) -> tuple[list[Edge], dict[str, LineageNode]]:
     """The edges and the nodes that a sidecar records: one edge, or one for each parent of a merge."""
     from wherry.ledger.nodes import node_of
     from wherry.ledger.record import Edge

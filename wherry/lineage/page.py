@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.receipt import utc_now
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.lineage.excerpt import excerpt, hidden_json, more_of, totals
-from wherry.lineage.page_json import json_text, seen, short_text
+from wherry.lineage.page_json import escape_unseen, json_text, short_text
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:
@@ -103,9 +103,11 @@ def _plain(tree: LineageTree, shown: Excerpt) -> str:
     """The shown part as escaped text, cut at the end of a line."""
     nodes = {digest: node for digest, node in tree.nodes.items() if digest in shown.nodes}
     part = replace(tree, nodes=nodes, edges=tuple(edge for edge in tree.edges if edge in shown.edges))
-    text = html.escape("\n".join(map(seen, render(part).split("\n"))))
+    text = html.escape("\n".join(map(escape_unseen, render(part).split("\n"))))
     cut = text.encode()[:_TEXT].decode(errors="ignore")
     if cut == text and len(nodes) == len(tree.nodes):
         return text
     kept = cut if cut == text else cut.rpartition("\n")[0]
-    return f"{kept}\n(not all of {counted(len(tree.nodes), 'checkpoint')}; `wherry lineage show` prints the rest)"
+    return (
+        f"{kept}\n(not all of {plural(len(tree.nodes), 'checkpoint')}; `wherry lineage show` prints the rest)"
+    )

@@ -46,11 +46,11 @@ def json_text(value: Any, longest: int = LONGEST) -> str:
 def short_text(text: str, longest: int = LONGEST) -> str:
     """A text that is visible throughout and not longer than so many characters of the original."""
     if len(text) <= longest:
-        return seen(text)
-    return f"{seen(text[:longest])}… ({len(text):,} characters)"
+        return escape_unseen(text)
+    return f"{escape_unseen(text[:longest])}… ({len(text):,} characters)"
 
 
-def seen(text: str, kept: str = "") -> str:
+def escape_unseen(text: str, kept: str = "") -> str:
     """A text with escapes for characters that cannot be seen; those in `kept` stay."""
     if text.isprintable():  # then no character is of these categories
         return text

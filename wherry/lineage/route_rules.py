@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.command import stated
+from wherry.converter.command import stated_options
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import WherryError
 from wherry.formats.registry import find_format
-from wherry.routes.routes import refusal, wanted, whereabouts
+from wherry.routes.routes import refusal, wanted_targets, whereabouts
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def rules_for(uri: str, format: str, rules: Sequence[RuleForSource]) -> list[Rou
 def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, str]:
     """Template → URI of the target for a source; empty where the route cannot determine it."""
     try:
-        return {one.rule.uri: one.place for one in wanted(route, source, where)}
+        return {one.rule.uri: one.place for one in wanted_targets(route, source, where)}
     except WherryError:
         return {}
 
@@ -94,4 +94,4 @@ def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str
     """The request of a nightly run for a target."""
     target = replace(rule.at(row.target_uri), into=False)
     source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
-    return stated(route.request(source, [target], DEFAULT_MEMORY), target)
+    return stated_options(route.request(source, [target], DEFAULT_MEMORY), target)

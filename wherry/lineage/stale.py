@@ -17,7 +17,14 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.command import UNPLANNED, command_line, differences, planned_again, present, resolved
+from wherry.converter.command import (
+    UNPLANNED,
+    command_line,
+    differences,
+    planned_again,
+    present,
+    restore_request,
+)
 from wherry.core.digest import canonical_json
 from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
@@ -99,7 +106,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
         UsageError: the configuration is invalid.
     """
-    with threads.uncollected():
+    with threads.without_collection():
         rows, nodes = _rows(about)
     routes = _routes(config)
     groups = _by_source(rows, nodes)
@@ -115,13 +122,13 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
 
 def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
     """The current conversions, one for each place, and the nodes of their sources."""
-    from wherry.ledger.nodes import current_conversions, referenced
+    from wherry.ledger.nodes import current_conversions, referenced_nodes
     from wherry.ledger.record import open_ledger
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
         rows = [row for row in current_conversions(ledger, chosen) if _has_source(row)]
-        return rows, referenced(ledger, {row.source_digest for row in rows})
+        return rows, referenced_nodes(ledger, {row.source_digest for row in rows})
 
 
 def _has_source(row: ConversionRecord) -> bool:
@@ -165,7 +172,7 @@ def _by_source(
     """The conversions that have the same source, read in the same way."""
     groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
     for row in rows:
-        said = _said(row)
+        said = _recorded_request(row)
         how = said.get("from", nodes[row.source_digest].format), *said.get("opaque", ()), "as" in said
         groups[row.source_digest, row.source_uri, how].append(row)
     return list(groups.values())
@@ -186,7 +193,7 @@ def _look(
 
 
 def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route]) -> PresentSource:
-    said, rules = _said(row), ()
+    said, rules = _recorded_request(row), ()
     try:
         with open_source(_source(row, said.get("from", format))) as checkpoint:
             rules = () if "as" in said else rules_at(checkpoint.detection, routes)
@@ -197,7 +204,7 @@ def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route])
 
 def _elsewhere(row: ConversionRecord, source: LineageNode) -> str | None:
     """Another place that still has the recorded files of a missing source."""
-    missing = row.source_uri if _said(row).get("from", source.format) == source.format else None
+    missing = row.source_uri if _recorded_request(row).get("from", source.format) == source.format else None
     places = (place for place in source.places if place.uri != missing)
     return next((place.uri for place in places if _is_same(place, source.format)), None)
 
@@ -249,14 +256,14 @@ def _is_same(place: PlaceRecord, format: str) -> bool:
         return False  # a place that cannot be reached does not help
 
 
-def _said(row: ConversionRecord) -> Mapping[str, Any]:
+def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
     """The recorded request, or as much of it as the options state."""
-    return row.asked or resolved(row.format, row.options)
+    return row.asked or restore_request(row.format, row.options)
 
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
     """Its source, with the request's options for reading it."""
-    return SourceRequest(row.source_uri, format, opaque=tuple(_said(row).get("opaque", ())))
+    return SourceRequest(row.source_uri, format, opaque=tuple(_recorded_request(row).get("opaque", ())))
 
 
 def _by_route(
@@ -302,7 +309,7 @@ def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iter
 
 def _by_options(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
     """As `_by_record`, for a receipt without a request: only its options and the version of wherry are known."""
-    requests = [{**_said(row), **more} for more in ({}, {"only": "params"})]
+    requests = [{**_recorded_request(row), **more} for more in ({}, {"only": "params"})]
     found = [_planned_once(row, source_format, asked, plans) for asked in requests]
     if row.plan_digest in found:
         return
@@ -326,16 +333,16 @@ def _is_plain(row: ConversionRecord) -> bool:
 def _planned_once(
     row: ConversionRecord, source_format: str, asked: Mapping[str, Any], plans: _Plans
 ) -> str | WherryError:
-    """As `_planned`, from earlier plans for the same source: no plan depends on where its target is."""
+    """As `_plan_now`, from earlier plans for the same source: no plan depends on where its target is."""
     protocol = row.target_uri.partition("://")[0] if "://" in row.target_uri else ""
     target = row.target_uri if "as" in asked else protocol  # a rewrite looks at its target
     key = canonical_json([source_format, row.format, target, asked])
     if key not in plans:
-        plans[key] = _planned(row, source_format, asked)
+        plans[key] = _plan_now(row, source_format, asked)
     return plans[key]
 
 
-def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
+def _plan_now(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that the request gives now, or the error."""
     from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
@@ -353,7 +360,7 @@ def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]
 
 def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str:
     """The command line that converts again, as the route states it or as it was recorded."""
-    asked = _said(row)
+    asked = _recorded_request(row)
     if rules:
         route, rule = rules[0]
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.units import counted, short
+from wherry.core.units import plural, short
 from wherry.lineage.nearest import by_end, count_by_end
 from wherry.storage.stores import is_live
 
@@ -27,14 +27,14 @@ def render(tree: LineageTree) -> str:
         branches = list(_branches(tree, up=up))
         if branches:
             lines += [headline, *branches]
-    return "\n".join([*lines, *shortened(tree.edges, tree.rest)])
+    return "\n".join([*lines, *omission_line(tree.edges, tree.rest)])
 
 
-def shortened(shown: Sequence[object], rest: Sequence[object]) -> Iterator[str]:
+def omission_line(shown: Sequence[object], rest: Sequence[object]) -> Iterator[str]:
     """The line that says that not all conversions are shown."""
     if rest:
         total = len(shown) + len(rest)
-        yield f"{len(shown):,} of {counted(total, 'conversion')} are shown; add --all to see every one"
+        yield f"{len(shown):,} of {plural(total, 'conversion')} are shown; add --all to see every one"
 
 
 class _Row(NamedTuple):
@@ -63,7 +63,7 @@ def _branches(tree: LineageTree, *, up: bool) -> Iterator[str]:
             continue
         other = edge.source if up else edge.target
         again = other in told and (other in edges or other in more)
-        far = f" ({counted(depth, 'conversion')} away)" if depth > DEEPEST else ""
+        far = f" ({plural(depth, 'conversion')} away)" if depth > DEEPEST else ""
         seen = " (see above)" if again else ""
         yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{far}{seen}"
         inner = bar + ("   " if last else "│  ")
@@ -76,7 +76,7 @@ def title(node: LineageNode) -> str:
     """A node in one line."""
     step = "" if node.step is None else f", step {node.step}"
     version = f" ({node.format_version})" if node.format_version else ""
-    tensors = counted(node.tensors, "tensor")
+    tensors = plural(node.tensors, "tensor")
     return f"{short(node.checkpoint_digest)} {node.format}{version}: {node.kind}, {tensors}{step}"
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.detection import Detection, Evidence
 from wherry.core.tensorspec import region_shape, region_within, shared_region
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
@@ -91,7 +91,7 @@ class LiveReader(BaseReader):
                 return None
             elements = math.prod(box.sizes)
             found.append(
-                Extent(self._located(box.file), box.start, dtypes.canonical_size(spec.dtype, elements))
+                Extent(self._locate(box.file), box.start, dtypes.canonical_size(spec.dtype, elements))
             )
             expected += elements
         return tuple(found) if expected == spec.size else None
@@ -137,12 +137,12 @@ class LiveReader(BaseReader):
         import numpy as np
 
         dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
-        return np.frombuffer(self._mapped(box.file), dtype, elements, box.start).reshape(box.sizes)
+        return np.frombuffer(self._map_file(box.file), dtype, elements, box.start).reshape(box.sizes)
 
-    def _located(self, file: str) -> Location:
+    def _locate(self, file: str) -> Location:
         return self._places.setdefault(file, locate(file))
 
-    def _mapped(self, file: str) -> mmap.mmap:
+    def _map_file(self, file: str) -> mmap.mmap:
         with self._lock:
             if file not in self._maps:
                 descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -181,7 +181,7 @@ def live_checkpoint(
         step=manifest.step,
         kind=_kind(manifest),
         evidence=(
-            Evidence(".", f"{counted(len(manifest.tensors), 'array')} in the memory of the training process"),
+            Evidence(".", f"{plural(len(manifest.tensors), 'array')} in the memory of the training process"),
         ),
     )
     specs = manifest.tensors if placed else {}

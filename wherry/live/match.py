@@ -16,7 +16,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import AmbiguousError
 from wherry.tree.axes import BOX_TAG
-from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -131,7 +131,7 @@ def match(
     Raises:
         AmbiguousError: two tensors of the checkpoint match one leaf.
     """
-    found, notes = _found(leaves, manifest, names)
+    found, notes = _find_leaves(leaves, manifest, names)
     used = set(found.values())
     lacking = [leaf for leaf in leaves if leaf.stored not in found]
     tied = {leaf.path for leaf in leaves if leaf.stored in found}
@@ -146,7 +146,7 @@ def match(
     return TemplateMatch(tuple(pairs), missing, unexpected, tuple(wrong), tuple(notes))
 
 
-def _found(
+def _find_leaves(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath]
 ) -> tuple[dict[KeyPath, KeyPath], list[str]]:
     """Stored key path of a leaf → key path in the checkpoint, and the parts that were left out of names."""
@@ -210,7 +210,7 @@ def _bare(names: Collection[KeyPath]) -> dict[KeyPath, KeyPath]:
     """Name → name without the wrappers around its leaf."""
     bare = {name: name for name in names}
     for word in (_NAMED_ARRAY, BOX, OLD_VARIABLE):
-        now = wrapped(bare.values(), word)
+        now = wrapped_leaves(bare.values(), word)
         bare = {name: short[:-1] if short in now else short for name, short in bare.items()}
     return bare
 

@@ -40,7 +40,7 @@ from wherry.runtime import threads
 from wherry.staging.in_use import in_use
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import parameters_of
-from wherry.tree.renames import parse_rules, renamed
+from wherry.tree.renames import parse_rules, rename_paths
 from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
@@ -139,16 +139,16 @@ def restore(
         named = seen is source or to == "penzai"
         matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
         _require(matched, seen, strict=strict)
-        return _restored(into, matched, seen, live, (parse_budget(memory), progress))
+        return _restore(into, matched, seen, live, (parse_budget(memory), progress))
 
 
-def _restored(
+def _restore(
     into: Any, matched: TemplateMatch, seen: Checkpoint, live: Any, how: tuple[int, OnProgress | None]
 ) -> Restored:
     """Read and fill the matched leaves."""
     total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
     filling = FillPass(seen, how[0], Meter("restore", total, how[1]))
-    made = filled(matched.pairs, filling, live)
+    made = fill_leaves(matched.pairs, filling, live)
 
     def change(leaf: Leaf) -> Any:
         return made.get(leaf.stored, leaf.value)
@@ -182,13 +182,13 @@ def _view(
 
 def _names(seen: Checkpoint, only: str | None, rename: str | Sequence[str] | None) -> dict[KeyPath, KeyPath]:
     """Key path in the checkpoint → the name to match, for everything that is requested."""
-    chosen = _chosen(seen.manifest, only, seen.uri)
+    chosen = _choose_paths(seen.manifest, only, seen.uri)
     if rename is None:
         return {path: path for path in chosen}
-    return {path: path for path in chosen} | renamed(chosen, parse_rules(rule_texts(rename)))
+    return {path: path for path in chosen} | rename_paths(chosen, parse_rules(rule_texts(rename)))
 
 
-def _chosen(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:
+def _choose_paths(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:
     every = sorted({*manifest.tensors, *manifest.values})
     if only is None:
         return every
@@ -285,7 +285,7 @@ class FillPass:
                 self.free.notify_all()
 
 
-def filled(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[KeyPath, Any]:
+def fill_leaves(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[KeyPath, Any]:
     """Fill every leaf, several at a time.
 
     Args:

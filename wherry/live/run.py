@@ -87,7 +87,7 @@ def begin(state: object, request: ExportRequest) -> Begun:
         return Begun(request.step, lambda: None, leads=False)
     ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
     if processes.rank == 0:
-        ticket, planned = _planned(ready, ticket, shared=processes.count > 1)
+        ticket, planned = _plan_export(ready, ticket, shared=processes.count > 1)
     ticket = ticket_from(processes.broadcast(ticket.to_text()))
     if isinstance(ready, Exception):
         _report(Path(ticket.folder) if ticket.folder else None, processes, ready)
@@ -97,7 +97,7 @@ def begin(state: object, request: ExportRequest) -> Begun:
     request, manifest = ready
     leads = processes.rank == 0
     if ticket.stop is None:
-        return _copied(found, manifest, request, processes, ticket)
+        return _copy_share(found, manifest, request, processes, ticket)
     if ticket.stop != _THERE:
         raise WherryError(
             f"process 0 refused the export: {ticket.stop}", uri=request.uri, cure="check the log of process 0"
@@ -128,7 +128,7 @@ def _require_whole(found: Any) -> None:
             )
 
 
-def _planned(
+def _plan_export(
     ready: tuple[ExportRequest, Manifest] | Exception, ticket: Ticket, *, shared: bool
 ) -> tuple[Ticket, Receipt | Exception | None]:
     """Plan the export from shapes alone; an error is raised only after all processes have been told."""
@@ -158,7 +158,9 @@ def _in_short(error: Exception) -> str:
     return str(error).encode("ascii", "replace")[:_LONGEST].decode()
 
 
-def _copied(found: Any, manifest: Manifest, request: ExportRequest, processes: Any, ticket: Ticket) -> Begun:
+def _copy_share(
+    found: Any, manifest: Manifest, request: ExportRequest, processes: Any, ticket: Ticket
+) -> Begun:
     """Copy this process's share."""
     folder = Path(ticket.folder) if ticket.folder else None
     share = folder / f"part-{processes.rank}" if folder else None

@@ -144,7 +144,7 @@ def gather_shares(
             )
         _require_same(specs, share["tensors"], rank)
         for name, row in share["tensors"].items():
-            merged.setdefault(parse(name), []).extend(_placed(box) for box in row["boxes"])
+            merged.setdefault(parse(name), []).extend(_place_box(box) for box in row["boxes"])
     return {path: tuple(boxes) for path, boxes in merged.items()}
 
 
@@ -250,7 +250,7 @@ def _not_there(folder: Path) -> StorageError:
     return StorageError("export folder not found", uri=str(folder), cure=_CURE)
 
 
-def _placed(row: list[Any]) -> PlacedBox:
+def _place_box(row: list[Any]) -> PlacedBox:
     offsets, sizes, file, start = row
     return PlacedBox(tuple(offsets), tuple(sizes), file, start)
 

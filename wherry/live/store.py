@@ -105,7 +105,7 @@ class RunStore:
 
     def steps(self) -> list[int]:
         """The committed steps, oldest first."""
-        return sorted(self._committed())
+        return sorted(self._committed_steps())
 
     def latest(self) -> int | None:
         """The newest committed step; None if there is none."""
@@ -145,7 +145,7 @@ class RunStore:
         Raises:
             NotFoundError: the step was not found.
         """
-        found = self._committed().get(step)
+        found = self._committed_steps().get(step)
         if found is None:
             raise NotFoundError(
                 f"step {step} not found",
@@ -180,7 +180,7 @@ class RunStore:
     def _target(self, step: int) -> str:
         return self.root.uri if self._into else self.root.join(f"step_{step:08d}").uri
 
-    def _committed(self) -> dict[int, Location]:
+    def _committed_steps(self) -> dict[int, Location]:
         """Step → checkpoint; only one with a sidecar, and in a store with a commit member, is complete."""
         found: dict[int, Location] = {}
         row = find_format(self.to)

@@ -21,7 +21,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Recipe, UnchangedTensor, is_summable
@@ -91,7 +91,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     sources = [{"uri": base.uri, "role": "base"}, {"uri": adapter.uri, "role": "adapter"}]
     return MergedView(
         JoinedCheckpoint([base, adapter]), recipes, {"kind": "lora", "sources": sources},
-        f"merged: {base.uri} with the LoRA adapter {adapter.uri} in {counted(len(pairs), 'weight')}",
+        f"merged: {base.uri} with the LoRA adapter {adapter.uri} in {plural(len(pairs), 'weight')}",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import WeightedSum, is_summable
@@ -61,7 +61,7 @@ def _require_alike(one: Checkpoint, other: Checkpoint) -> None:
     odd = sorted(set(mine) ^ set(theirs))
     if odd:
         raise UnrepresentableError(
-            f"{counted(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_named(odd)}",
+            f"{plural(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_named(odd)}",
             uri=other.uri, cure=_CURE,
         )  # fmt: skip
     for path, spec in mine.items():

@@ -107,20 +107,20 @@ def merge_request(
     sources: Sequence[MergeSource], request: ConvertRequest, *, progress: OnProgress | None = None
 ) -> Receipt:
     """Carry out a merge; see `merge`. The request's own source is the first of them."""
-    opening = partial(_opened, sources, request)
-    return convert_all(request, progress=progress, prepare=_recorded, opened=opening).receipts[0]
+    opening = partial(_open_view, sources, request)
+    return convert_all(request, progress=progress, prepare=_name_sources, opened=opening).receipts[0]
 
 
 def plan_merge(sources: Sequence[MergeSource], request: ConvertRequest) -> Plan:
     """The plan of a merge; nothing is written."""
     (target,) = request.targets
-    with _opened(sources, request) as checkpoint:
+    with _open_view(sources, request) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
         return replace(found, traffic=traffic_of(seen, found))
 
 
 @contextmanager
-def _opened(sources: Sequence[MergeSource], request: ConvertRequest) -> Generator[MergedView]:
+def _open_view(sources: Sequence[MergeSource], request: ConvertRequest) -> Generator[MergedView]:
     """What a merge makes of its sources, which are open meanwhile."""
     if len(sources) < _FEWEST:
         raise UsageError(f"expected at least {_FEWEST} sources, got {len(sources)}", cure=_CURE)
@@ -131,10 +131,10 @@ def _opened(sources: Sequence[MergeSource], request: ConvertRequest) -> Generato
         ]
         for one in opened:
             _require_parameters(one, request)
-        yield _merged(sources, opened)
+        yield _merge(sources, opened)
 
 
-def _merged(sources: Sequence[MergeSource], opened: Sequence[Checkpoint]) -> MergedView:
+def _merge(sources: Sequence[MergeSource], opened: Sequence[Checkpoint]) -> MergedView:
     adapters = [one for one in opened if adapter_config(one) is not None]
     weights = [one.weight for one in sources if one.weight is not None]
     if not adapters and len(weights) == len(sources):
@@ -155,7 +155,7 @@ def _require_parameters(checkpoint: Checkpoint, request: ConvertRequest) -> None
         )
 
 
-def _recorded(job: Job) -> Job:
+def _name_sources(job: Job) -> Job:
     """A job whose request names all sources, for `lineage stale` and for the command that repeats it."""
     merge = job.plan.manifest.origin["merge"]
     rows = [

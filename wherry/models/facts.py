@@ -33,7 +33,7 @@ def facts_of(ledger: Ledger, sidecar: Sidecar, run_page: str = "") -> VersionFac
     Raises:
         StorageError: the ledger cannot be read.
     """
-    return VersionFacts(_verified(ledger, sidecar), _max_error(ledger, sidecar), run_page)
+    return VersionFacts(_last_verification(ledger, sidecar), _max_error(ledger, sidecar), run_page)
 
 
 def verified_words(level: str, verdict: str, time: str) -> str:
@@ -41,7 +41,7 @@ def verified_words(level: str, verdict: str, time: str) -> str:
     return f"{level}: {verdict}, {time[:16].replace('T', ' ')} UTC"
 
 
-def _verified(ledger: Ledger, sidecar: Sidecar) -> str:
+def _last_verification(ledger: Ledger, sidecar: Sidecar) -> str:
     """The last recorded verification, else the one before the commit."""
     digest = sidecar.checkpoint.checkpoint_digest
     node = nodes(ledger, [digest]).get(digest)

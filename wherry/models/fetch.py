@@ -20,7 +20,7 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import digested
+from wherry.formats.companions import digest_companion
 from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
@@ -35,7 +35,7 @@ from wherry.storage.sidecar import (
     read_sidecar,
     sidecar_location,
     signature_location,
-    unrecorded,
+    unrecorded_companions,
 )
 from wherry.storage.stores import locate
 
@@ -139,7 +139,7 @@ def fetch(
     )
     home = place.join(subject.name) if subject.name else place
     with in_use(subject.location.uri):
-        resumed = 0 if already else _copied(subject, place, memory, progress)
+        resumed = 0 if already else _copy(subject, place, memory, progress)
     if already:
         _require_same(subject, home)
         tidy_objects(place)
@@ -171,7 +171,7 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
     return _Subject(location, detection, sidecar, base, files, mark)
 
 
-def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
+def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
     """Stage, copy, verify, commit; return the bytes that an earlier run had copied."""
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
     members, budget = find_format(subject.detection.format).commit_members, parse_budget(memory)
@@ -197,7 +197,7 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
 def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnProgress | None) -> None:
     """Read every byte of a copy and compare its digests with the record."""
     manifest = subject.sidecar.manifest
-    with _opened(subject, home) as copy:
+    with _open_copy(subject, home) as copy:
         if set(copy.manifest.tensors) != set(manifest.tensors):
             odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
             raise _differs(subject, "/".join(odd), "the tensor is in only one of copy and manifest")
@@ -208,9 +208,9 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)
         for companion in manifest.companions:
-            if digested(copy, companion).sha256 != companion.sha256:
+            if digest_companion(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "digest mismatch in the companion file")
-        extra = unrecorded(subject.sidecar, copy.manifest)
+        extra = unrecorded_companions(subject.sidecar, copy.manifest)
         if extra:
             raise MismatchError(
                 f"companion file {extra[0]} has no recorded digest",
@@ -221,7 +221,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
             )
 
 
-def _opened(subject: _Subject, home: Location) -> Checkpoint:
+def _open_copy(subject: _Subject, home: Location) -> Checkpoint:
     """A copy, opened with the detection of the original, because the name of a staging area has no meaning."""
     detection = replace(subject.detection, uri=home.uri)
     return Checkpoint(find_format(detection.format).open(home, detection))
@@ -262,7 +262,7 @@ def _record(subject: _Subject, done: FetchReport) -> FetchReport:
 
     location = locate(done.uri)
     try:
-        with _opened(subject, location) as copy:
+        with _open_copy(subject, location) as copy:
             mark = fingerprint(copy.reader.members(), location)
         with open_ledger() as ledger:
             record_sighting(ledger, replace(subject.sidecar.checkpoint, uri=location.uri, fingerprint=mark))

@@ -151,7 +151,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """The results of all gates of the policy."""
     findings = [_level(policy, facts)]
-    findings += [_recorded(level, facts) for level in policy.recorded]
+    findings += [_recorded_gate(level, facts) for level in policy.recorded]
     if policy.max_error is not None:
         findings.append(_error(policy.max_error, facts))
     if policy.optimizer != "any":
@@ -191,7 +191,7 @@ def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
     return GateResult("level", f"at least {policy.level}", facts.level, enough)
 
 
-def _recorded(level: str, facts: PolicyFacts) -> GateResult:
+def _recorded_gate(level: str, facts: PolicyFacts) -> GateResult:
     found = facts.verifications.get(level)
     if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
         other = found.get("against", "an unrecorded checkpoint")

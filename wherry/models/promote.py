@@ -21,13 +21,13 @@ from wherry.core.services import service
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.ledger.outcomes import record_outcome
-from wherry.ledger.replay import READ_ONLY, passed
+from wherry.ledger.replay import READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
-from wherry.storage.sidecar import read_sidecar, unrecorded
+from wherry.storage.sidecar import read_sidecar, unrecorded_companions
 from wherry.storage.stores import locate
 from wherry.verifier.verify import verify
-from wherry.verifier.workflow import failure_of, unproved
+from wherry.verifier.workflow import failure_of, unproved_error
 
 if TYPE_CHECKING:
     import os
@@ -123,13 +123,13 @@ def promote(
 
     policy = policy_of(gates)
     stores = stores_of(tracking_uri, registry_uri)
-    found = _found(uri_or_model, name, stores)
+    found = _find_version(uri_or_model, name, stores)
     there = {"tracking_uri": to_registry_uri, "registry_uri": to_registry_uri} if to_registry_uri else stores
     approver = service("mlflow").identity(there["registry_uri"])
-    sidecar, passed = proved(found, policy, level, approver, memory, progress)
+    sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
     by = _by(approver)
     if there["registry_uri"] != stores["registry_uri"]:
-        found = _carried(found, sidecar, stores, there, name)
+        found = _carry_version(found, sidecar, stores, there, name)
     return _move(found, sidecar, to_alias, there, by, level, passed)
 
 
@@ -166,7 +166,7 @@ def rollback(
     found = resolve_model(f"models:/{quote(name, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])
     policy = Policy(level="structure", extra_companions=True)
-    sidecar, passed = proved(found, policy, level, approver, memory, progress)
+    sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
     by = _by(approver)
     entering = mlflow.rolling_back(name, alias, target, now, when=utc_now(), **stores)
     body = {"name": name, "alias": alias, "version": target, "replaced": now, "by": by}
@@ -176,7 +176,9 @@ def rollback(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> ResolvedModel:
+def _find_version(
+    asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]
+) -> ResolvedModel:
     """The version of a model URI; a plain URI is registered first, which does nothing if it is registered already."""
     if is_model_uri(asked):
         found = resolve_model(asked, **stores)
@@ -197,7 +199,7 @@ def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str,
     return resolve_model(f"models:/{quote(name, safe='')}/{done.version}", **stores)
 
 
-def _carried(
+def _carry_version(
     found: ResolvedModel,
     sidecar: Sidecar,
     stores: Mapping[str, str],
@@ -238,7 +240,7 @@ def _move(
     entering = service("mlflow").promoting(found.name, found.version, alias, tags=tags, **stores)
     seq: int | None = None
     with open_ledger() as ledger, entering as moved:
-        if not (moved.already and _stated(ledger, registry, found, alias)):
+        if not (moved.already and _is_stated(ledger, registry, found, alias)):
             body = {
                 "registry": registry,
                 "name": found.name,
@@ -254,7 +256,7 @@ def _move(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:
+def _is_stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:
     """Whether the ledger's last statement about an alias is this version; a promotion may have been killed before."""
     from wherry.ledger.record import statements
 
@@ -297,7 +299,7 @@ def _by(approver: str | None) -> str:
     return f"{user_name()} (not authenticated)" if approver is None else approver
 
 
-def proved(
+def prove_version(
     found: ResolvedModel,
     policy: Policy,
     level: str,
@@ -351,7 +353,7 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
     """Verify a checkpoint and record the outcome in the ledger in any case."""
     outcome = verify(uri, level=level, memory=memory, progress=progress)
     if outcome.verdict == READ_ONLY:  # its sidecar was removed meanwhile
-        raise unproved(outcome)
+        raise unproved_error(outcome)
     try:
         record_outcome(
             sidecar.checkpoint if outcome.ok else outcome.subject or sidecar.checkpoint, outcome.to_json()
@@ -372,7 +374,7 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
 
     digest = sidecar.checkpoint.checkpoint_digest
     with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
-        extra = unrecorded(sidecar, checkpoint.manifest)
+        extra = unrecorded_companions(sidecar, checkpoint.manifest)
     with open_ledger() as ledger:
         outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
     return PolicyFacts(
@@ -380,7 +382,7 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
         sidecar=sidecar,
         level=level,
         extra=extra,
-        verifications={name: outcome for name, outcome in outcomes.items() if passed(outcome)},
+        verifications={name: outcome for name, outcome in outcomes.items() if has_passed(outcome)},
         lossless=_lossless(digest, sidecar, edges),
         earlier=all(edge.lossless for edge in edges if edge.target != digest),
         signed=lambda key: service("signing").require(uri, key),

@@ -34,7 +34,7 @@ class StoredBox(NamedTuple):
     offset: int
 
 
-def scattered(spec: TensorSpec) -> bool:
+def is_scattered(spec: TensorSpec) -> bool:
     """Whether the chunks of a tensor hold only short runs of its bytes."""
     if spec.chunks is None:
         return False

@@ -110,14 +110,14 @@ class Carrier:
             spec = self.specs[path]
             way = self.source.way(spec)
             if way.flows:
-                wanted = list(self._wanted(rows))
+                wanted = list(self._wanted_moves(rows))
                 if wanted:
                     yield partial(self._flow, wanted)
                 continue
-            for move in self._wanted(rows):
+            for move in self._wanted_moves(rows):
                 ranged = ranged_move(move, spec, way)
                 if ranged is not None:
-                    yield from self._ranged(window.add(ranged))
+                    yield from self._range_tasks(window.add(ranged))
                     continue
                 small = small_move(move, spec, way)
                 if small is None:
@@ -134,9 +134,9 @@ class Carrier:
                 batch.add(small)
         if batch.rows:
             yield partial(self._carry_batch, batch)
-        yield from self._ranged(window.batches())
+        yield from self._range_tasks(window.batches())
 
-    def _ranged(self, batches: Iterator[RangeBatch]) -> Iterator[Task]:
+    def _range_tasks(self, batches: Iterator[RangeBatch]) -> Iterator[Task]:
         for one in batches:
             yield from self._reads()
             yield partial(self._carry_ranges, one)
@@ -148,7 +148,7 @@ class Carrier:
                 for part in output.back.parts():
                     yield partial(self._read_back, output, part)
 
-    def _wanted(self, moves: Iterable[Move]) -> Iterator[Move]:
+    def _wanted_moves(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
             wanted = not self.outputs
             for output in self.outputs:
@@ -182,7 +182,7 @@ class Carrier:
     def _plain(self) -> bool:
         """Whether bytes are copied without decoding or encoding, so that no thread needs numpy."""
         kept = all(
-            target.chunks is None and not dtypes.paired(target.dtype)
+            target.chunks is None and not dtypes.is_paired(target.dtype)
             for output in self.outputs
             for target in output.targets.values()
         )

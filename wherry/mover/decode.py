@@ -197,7 +197,7 @@ class DecodedReader(ReaderOver):
 
         def decode(file: SpillFile, _whole: Region) -> None:
             with self._spill.writing(file) as write:
-                if stored_boxes.scattered(spec):
+                if stored_boxes.is_scattered(spec):
                     file.boxes = tuple(_one_by_one(blocks_of(self._reader, spec), write))
                 else:
                     self._in_place(spec, write)
@@ -235,7 +235,7 @@ class DecodedReader(ReaderOver):
         def write(data: memoryview, offset: int) -> None:
             memory[offset : offset + len(data)] = data
 
-        if stored_boxes.scattered(spec):
+        if stored_boxes.is_scattered(spec):
             array = as_array(memory, spec.dtype, spec.shape)
             for cell in cells(spec.whole, spec.chunks or spec.shape):
                 array[cell] = self._reader.read(spec, cell)

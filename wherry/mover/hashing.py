@@ -79,7 +79,7 @@ class Hashes:
         return Hashes(self.algorithm, {**self.digests, **other.digests}, {**self.leaves, **other.leaves})
 
     @classmethod
-    @threads.uncollected()
+    @threads.without_collection()
     def of(
         cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
     ) -> Hashes:
@@ -118,7 +118,7 @@ def hash_checkpoint(
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    specs = _chosen(checkpoint, paths)
+    specs = _choose_specs(checkpoint, paths)
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
@@ -144,7 +144,7 @@ def hash_leaves(
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    specs = _chosen(checkpoint, parts)
+    specs = _choose_specs(checkpoint, parts)
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), None)
     with Source(checkpoint.reader, Pool(memory), straight=True) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
@@ -160,7 +160,7 @@ def _has_leaf(move: Move, leaves: range) -> bool:
     return move.span.start < leaves.stop * LEAF and move.span.stop > leaves.start * LEAF
 
 
-def _chosen(checkpoint: Checkpoint, paths: Collection[KeyPath] | None) -> dict[KeyPath, TensorSpec]:
+def _choose_specs(checkpoint: Checkpoint, paths: Collection[KeyPath] | None) -> dict[KeyPath, TensorSpec]:
     every = checkpoint.manifest.tensors
     return dict(every) if paths is None else {path: every[path] for path in paths}
 
@@ -205,7 +205,7 @@ def flat_hashes(
 
     A flat hash needs the bytes in order, so tensors are hashed in parallel, each by one thread.
     """
-    specs = _chosen(checkpoint, paths)
+    specs = _choose_specs(checkpoint, paths)
     pool, meter = Pool(memory), Meter("inspect", sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool) as source:
 

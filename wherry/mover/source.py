@@ -156,7 +156,7 @@ class Source:
 
         Raises: what `part` does.
         """
-        largest, held = max(span.nbytes for span in spans), self._held(spec, spec.whole) or 0
+        largest, held = max(span.nbytes for span in spans), self._held_bytes(spec, spec.whole) or 0
         first = self._only_block(spec)
         assert first is not None
         with self.pool.buffer(largest, held, offset) as buffer:
@@ -242,10 +242,10 @@ class Source:
         cut = common_grid(spec.shape, [spec.chunks])
         if dtypes.canonical_size(spec.dtype, math.prod(cut)) <= self._limit:
             return None
-        self._held(spec, next(cells(spec.whole, spec.chunks)))
+        self._held_bytes(spec, next(cells(spec.whole, spec.chunks)))
         return cut
 
-    def _held(self, spec: TensorSpec, cell: Region) -> int | None:
+    def _held_bytes(self, spec: TensorSpec, cell: Region) -> int | None:
         """Memory for decoding a chunk piece by piece, in bytes; None if it is small enough to be decoded whole."""
         chunk = _chunk_bytes(spec)
         if chunk <= self._limit:
@@ -279,7 +279,7 @@ class Source:
             start = held.stop
 
     def _spill_cell(self, spec: TensorSpec, file: SpillFile, cell: Region) -> None:
-        held = self._held(spec, cell)
+        held = self._held_bytes(spec, cell)
         nbytes = DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
         with self.pool.reserved(nbytes), self._spill.writing(file) as write:
             for block in self._blocks(spec, cell, streamed=held is not None):

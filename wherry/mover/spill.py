@@ -64,9 +64,9 @@ class SharedWork:
             try:
                 make(cell)
             except BaseException as error:
-                self._done(error)
+                self._finish_task(error)
                 raise
-            self._done(None)
+            self._finish_task(None)
         self._wait(stopped)
 
     def _take(self) -> Region | None:
@@ -75,7 +75,7 @@ class SharedWork:
             self.running += cell is not None
             return cell
 
-    def _done(self, error: BaseException | None) -> None:
+    def _finish_task(self, error: BaseException | None) -> None:
         with self.changed:
             self.running -= 1
             self.error = self.error or error
@@ -156,7 +156,7 @@ class Spill:
             WherryError: what `decode` raises.
         """
         with self._lock:
-            file = self._files.get(key) or self._added(key, span, cells)
+            file = self._files.get(key) or self._add_file(key, span, cells)
             self._files.move_to_end(key)
             file.users += 1
         try:
@@ -217,7 +217,7 @@ class Spill:
                     del self._files[key]
             raise
 
-    def _added(self, key: Key, span: Span, cells: Callable[[], Iterator[Region]]) -> SpillFile:
+    def _add_file(self, key: Key, span: Span, cells: Callable[[], Iterator[Region]]) -> SpillFile:
         self._make_room(span.nbytes)
         path = self._place() / str(next(self._numbers))
         self._files[key] = SpillFile(cells(), path=path, span=span, left=span.nbytes)

@@ -22,10 +22,10 @@ from wherry.objects.checksums import (
     to_base64,
 )
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
-from wherry.remote.amazon_requests import presigned, refused
-from wherry.remote.errors import altered
+from wherry.remote.amazon_requests import presign, refusal
+from wherry.remote.errors import altered_error
 from wherry.remote.failures import FORBIDDEN
-from wherry.remote.filesystems import awaited
+from wherry.remote.filesystems import call_async
 from wherry.remote.transfers import exchange
 from wherry.runtime import threads
 
@@ -74,7 +74,7 @@ class AmazonObjects:
             if error.kind == FORBIDDEN:
                 self._store.probe(path)
             raise
-        return _described(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
+        return _describe(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
 
     def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore. Two states with the same bytes have the same ETag: let what is replaced differ."""
@@ -83,7 +83,7 @@ class AmazonObjects:
         condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
         sent = {"data": views, "checksum": checksum, "Metadata": {_RUN: run}, **condition}
         try:
-            return _described(self._call(path, "put_object", nbytes, **sent), nbytes, run)
+            return _describe(self._call(path, "put_object", nbytes, **sent), nbytes, run)
         except (FileExistsError, FileNotFoundError) as error:
             if (found := self._ours(path, run, nbytes, checksum)) is None:
                 raise FileExistsError(path) from error
@@ -117,16 +117,16 @@ class AmazonObjects:
     def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
         """See ObjectStore."""
         checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
-        where = _numbered(upload, number)
+        where = _part_arguments(upload, number)
 
         def once(seconds: float) -> Part:
-            mark, reported = self._sent_plainly(upload.path, data, checksum, where, seconds) or awaited(
+            mark, reported = self._sent_plainly(upload.path, data, checksum, where, seconds) or call_async(
                 self._store.fs,
                 lambda: _part_by_client(self._store.fs, upload.path, data, checksum, where),
                 seconds,
             )
             if reported not in ("", checksum):
-                raise altered(f"s3://{upload.path}", checksum, reported)
+                raise altered_error(f"s3://{upload.path}", checksum, reported)
             return Part(number, nbytes, mark, reported)
 
         return self._store.transfer(upload.path, once, nbytes)
@@ -136,13 +136,13 @@ class AmazonObjects:
     ) -> tuple[str, str] | None:
         """ETag and checksum of a part, sent by this thread; None if only the client can send it."""
         fs = self._store.fs
-        request = awaited(fs, lambda: _part_request(fs, path, to_base64(checksum), where), seconds)
+        request = call_async(fs, lambda: _part_request(fs, path, to_base64(checksum), where), seconds)
         if request is None:
             return None
         answer = exchange(request, seconds, views=data)
         if answer.is_success:
             return answer.headers["etag"], from_base64(answer.headers.get("x-amz-checksum-crc32c"))
-        if (error := refused(answer, path.partition("/")[0], "UploadPart")) is not None:
+        if (error := refusal(answer, path.partition("/")[0], "UploadPart")) is not None:
             raise error
         return None
 
@@ -156,7 +156,7 @@ class AmazonObjects:
         }
         try:
             answer = self._call(
-                upload.path, "upload_part_copy", stop - start, **what, **_numbered(upload, number)
+                upload.path, "upload_part_copy", stop - start, **what, **_part_arguments(upload, number)
             )
         except FileExistsError as error:
             raise FileNotFoundError(f"{source} in the state {mark}") from error
@@ -194,7 +194,7 @@ class AmazonObjects:
         after: dict[str, Any] = {}
         while True:
             page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
-            found |= {row["PartNumber"]: _listed(row) for row in page.get("Parts", ())}
+            found |= {row["PartNumber"]: _parse_part(row) for row in page.get("Parts", ())}
             if not page.get("IsTruncated"):
                 return [part for _number, part in sorted(found.items())]
             after = {"PartNumberMarker": page["NextPartNumberMarker"]}
@@ -212,7 +212,7 @@ class AmazonObjects:
                 raise
             self.abort(upload)
             return found
-        return _described(answer, nbytes, upload.run)
+        return _describe(answer, nbytes, upload.run)
 
     def abort(self, upload: Upload) -> None:
         """See ObjectStore."""
@@ -287,7 +287,7 @@ async def _part_request(fs: Any, path: str, checksum: str, where: Mapping[str, A
         return None
     headers = {"x-amz-sdk-checksum-algorithm": "CRC32C", "x-amz-checksum-crc32c": checksum}
     stated = {**where, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": checksum}
-    return await presigned(fs, path, "upload_part", headers, **stated)
+    return await presign(fs, path, "upload_part", headers, **stated)
 
 
 async def _part_by_client(
@@ -302,7 +302,7 @@ def _sends_checksums(client: Any) -> bool:
     return client.meta.config.request_checksum_calculation != "when_required"
 
 
-def _numbered(upload: Upload, number: int) -> dict[str, Any]:
+def _part_arguments(upload: Upload, number: int) -> dict[str, Any]:
     return {"UploadId": upload.key, "PartNumber": number + 1}
 
 
@@ -311,11 +311,11 @@ def _body(data: Sequence[memoryview]) -> Body | bytes:
     return b"".join(data) if sum(map(len, data)) <= _REPEATED else Body(data)
 
 
-def _listed(row: Mapping[str, Any]) -> Part:
+def _parse_part(row: Mapping[str, Any]) -> Part:
     return Part(row["PartNumber"] - 1, row["Size"], row["ETag"], from_base64(row.get("ChecksumCRC32C")))
 
 
-def _described(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:
+def _describe(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:
     whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
     checksum = from_base64(answer.get("ChecksumCRC32C")) if whole else ""
     return StoredObject(nbytes, answer["ETag"], run, by_algorithm(checksum))

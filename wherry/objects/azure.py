@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from wherry.errors import StorageError, UnsupportedError
-from wherry.objects.azure_blocks import BlockName, first_block, parsed, part_block, parts_of
+from wherry.objects.azure_blocks import BlockName, first_block, parse_block_name, part_block, parts_of
 from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import MD5, by_algorithm, checksum_of, is_same
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
-from wherry.remote.errors import altered
+from wherry.remote.errors import altered_error
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class AzureObjects:
     def head(self, path: str) -> StoredObject | None:
         """See ObjectStore."""
         try:
-            return _described(self._properties(path))
+            return _describe(self._properties(path))
         except FileNotFoundError:
             self._store.require_bucket(path)
             return None
@@ -67,8 +67,8 @@ class AzureObjects:
                 **_in_state(replaces),
             }
             answer = await _blob(fs, path).upload_blob(whole, **how)
-            checksums = by_algorithm(_reported(answer.get("content_md5")))
-            return StoredObject(len(whole), _quoted(answer["etag"]), run, checksums)
+            checksums = by_algorithm(_reported_md5(answer.get("content_md5")))
+            return StoredObject(len(whole), _quote(answer["etag"]), run, checksums)
 
         try:
             return self._store.request(path, send, len(whole))
@@ -85,7 +85,7 @@ class AzureObjects:
         async def remove(fs: Any) -> bool:
             nonlocal sent
             blob = _blob(fs, path)
-            if _quoted((await blob.get_blob_properties()).etag) != mark:
+            if _quote((await blob.get_blob_properties()).etag) != mark:
                 return False
             sent += 1
             await blob.delete_blob(**_in_state(mark))
@@ -114,9 +114,9 @@ class AzureObjects:
 
         async def send(fs: Any) -> Part:
             answer = await _blob(fs, upload.path).stage_block(name, Body(data), **how)
-            reported = _reported(answer.get("content_md5"))
+            reported = _reported_md5(answer.get("content_md5"))
             if reported not in ("", checksum):
-                raise altered(f"{self._store.protocol}://{upload.path}", checksum, reported)
+                raise altered_error(f"{self._store.protocol}://{upload.path}", checksum, reported)
             return Part(number, nbytes, name, reported)
 
         return self._store.request(upload.path, send, nbytes)
@@ -144,7 +144,7 @@ class AzureObjects:
             raise FileNotFoundError(f"{source} in the state {mark}")
 
         async def copy(fs: Any) -> None:
-            origin = {"source_etag": mark, "source_match_condition": _unchanged()}
+            origin = {"source_etag": mark, "source_match_condition": _match_condition()}
             how = {"metadata": {_RUN: run}, **origin, **_in_state("")}
             await _blob(fs, path).start_copy_from_url(_blob(fs, source).url, **how)
 
@@ -156,7 +156,7 @@ class AzureObjects:
             if not is_same(found, run, original.nbytes, ""):
                 raise
         with waiting(f"{self._store.protocol}://{path}", what="the store to copy the object"):
-            return self._copied(path)
+            return self._await_copy(path)
 
     def parts(self, upload: Upload) -> list[Part]:
         """See ObjectStore."""
@@ -176,7 +176,7 @@ class AzureObjects:
             blocks = [BlobBlock(part.mark) for part in parts if part.nbytes]
             how = {"metadata": {_RUN: upload.run}, **condition}
             answer = await _blob(fs, path).commit_block_list(blocks, **how)
-            return StoredObject(nbytes, _quoted(answer["etag"]), upload.run)
+            return StoredObject(nbytes, _quote(answer["etag"]), upload.run)
 
         try:
             if not nbytes:
@@ -217,7 +217,7 @@ class AzureObjects:
             runs = {name.key: name.rest if name.number is None else "" for name, _nbytes in reversed(blocks)}
             yield from (Upload(path, key, run) for key, run in runs.items())
 
-    def _copied(self, path: str) -> StoredObject:
+    def _await_copy(self, path: str) -> StoredObject:
         """The object that a copy makes, once it is whole.
 
         Raises:
@@ -227,7 +227,7 @@ class AzureObjects:
         while True:
             found = self._properties(path)
             if found.copy.status in (None, _DONE):
-                return _described(found)
+                return _describe(found)
             if found.copy.progress != seen:
                 seen, since = found.copy.progress, time.monotonic()
             slow = time.monotonic() - since > self._store.policy.timeout
@@ -258,7 +258,7 @@ class AzureObjects:
         _committed, found = self._store.request(
             path, lambda fs: _blob(fs, path).get_block_list("uncommitted")
         )
-        names = [(parsed(block.id), block.size) for block in found]
+        names = [(parse_block_name(block.id), block.size) for block in found]
         return [(name, nbytes) for name, nbytes in names if name is not None]
 
     def _ours(self, path: str, run: str, nbytes: int, checksum: str) -> StoredObject | None:
@@ -279,27 +279,27 @@ def _in_state(mark: str) -> dict[str, Any]:
 
     if not mark:
         return {"match_condition": MatchConditions.IfMissing}
-    return {"etag": mark, "match_condition": _unchanged()}
+    return {"etag": mark, "match_condition": _match_condition()}
 
 
-def _unchanged() -> Any:
+def _match_condition() -> Any:
     from azure.core import MatchConditions
 
     return MatchConditions.IfNotModified
 
 
-def _described(found: Any) -> StoredObject:
+def _describe(found: Any) -> StoredObject:
     """An object as the service describes it; a blob of blocks has no MD5, unless its author has stated one."""
     metadata = {key.lower(): value for key, value in (found.metadata or {}).items()}
-    checksums = by_algorithm(_reported(found.content_settings.content_md5))
-    return StoredObject(found.size, _quoted(found.etag), metadata.get(_RUN, ""), checksums)
+    checksums = by_algorithm(_reported_md5(found.content_settings.content_md5))
+    return StoredObject(found.size, _quote(found.etag), metadata.get(_RUN, ""), checksums)
 
 
-def _quoted(etag: str) -> str:
+def _quote(etag: str) -> str:
     """An ETag in quotes, as in entries of adlfs; the service states it with them or without."""
     return f'"{etag.strip(chr(34))}"'
 
 
-def _reported(md5: bytes | None) -> str:
+def _reported_md5(md5: bytes | None) -> str:
     """An MD5 as text; empty if the service reports none."""
     return f"{MD5}:{bytes(md5).hex()}" if md5 else ""

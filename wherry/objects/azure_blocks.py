@@ -58,7 +58,7 @@ def part_block(key: str, number: int, md5: str) -> str:
     return f"{key}{number:05d}{time.time_ns() // 10**6:011x}{md5}"
 
 
-def parsed(name: str) -> BlockName | None:
+def parse_block_name(name: str) -> BlockName | None:
     """What a name says; None for that of a block of somebody else."""
     found = _FIELDS.fullmatch(name)
     if found is None:

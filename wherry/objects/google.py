@@ -24,17 +24,17 @@ from wherry.objects.body import views_of
 from wherry.objects.checksums import CRC32C, checksum_of, is_same, joined_checksum
 from wherry.objects.google_calls import (
     compose,
-    described,
+    delete_object,
+    describe_row,
     insert,
-    inserted,
+    insert_object,
     insertion,
-    listed,
-    removed,
-    stated,
+    list_page,
+    read_row,
 )
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
-from wherry.remote.errors import altered, bucket_not_found
-from wherry.remote.filesystems import awaited
+from wherry.remote.errors import altered_error, bucket_not_found
+from wherry.remote.filesystems import call_async
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class GoogleObjects:
     def head(self, path: str) -> StoredObject | None:
         """See ObjectStore."""
         try:
-            return described(self._store.request(path, lambda fs: stated(fs, path)))
+            return describe_row(self._store.request(path, lambda fs: read_row(fs, path)))
         except FileNotFoundError:
             self._store.require_bucket(path)
             return None
@@ -100,7 +100,7 @@ class GoogleObjects:
         async def remove(fs: Any) -> bool:
             nonlocal sent
             sent += 1
-            await removed(fs, path, mark)
+            await delete_object(fs, path, mark)
             return True
 
         try:
@@ -162,7 +162,7 @@ class GoogleObjects:
     def parts(self, upload: Upload) -> list[Part]:
         """See ObjectStore."""
         folder = _folder(upload)
-        rows = {path.removeprefix(folder): found for path, found in self._listed(folder)}
+        rows = {path.removeprefix(folder): found for path, found in self._list_objects(folder)}
         if _UPLOAD not in rows:
             raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
         return [
@@ -178,7 +178,7 @@ class GoogleObjects:
         try:
             for level in range(1, 4):
                 if len(sources) > MOST_SOURCES:
-                    sources = self._joined(upload, sources, level)
+                    sources = self._join_parts(upload, sources, level)
             made = self._compose(upload.path, sources, upload.run, create_only=create_only)
         except FileNotFoundError:
             nbytes, checksum = sum(part.nbytes for part in parts), joined_checksum(parts)
@@ -189,7 +189,7 @@ class GoogleObjects:
 
     def abort(self, upload: Upload) -> None:
         """See ObjectStore."""
-        paths = [path for path, _found in self._listed(_folder(upload))]
+        paths = [path for path, _found in self._list_objects(_folder(upload))]
         marks = [path for path in paths if path.endswith(f"/{_UPLOAD}")]
         for group in ([path for path in paths if path not in marks], marks):
             _each(self._discard, group)
@@ -200,7 +200,7 @@ class GoogleObjects:
         prefixes = [prefix, f"{folder}/{_FOLDER}/{name}"] if name and folder else [prefix]
         found: dict[tuple[str, str], Upload] = {}
         for one in prefixes:
-            for path, row in self._listed(one):
+            for path, row in self._list_objects(one):
                 upload = _upload_of(path, row.run)
                 if upload is not None:
                     found.setdefault((upload.path, upload.key), upload)
@@ -217,14 +217,14 @@ class GoogleObjects:
 
         def once(seconds: float) -> StoredObject:
             try:
-                row = inserted(fs, what, seconds) or awaited(fs, lambda: insert(fs, what), seconds)
+                row = insert_object(fs, what, seconds) or call_async(fs, lambda: insert(fs, what), seconds)
             except FileNotFoundError as error:
                 raise bucket_not_found("gs", path) from error
-            found = described(row)
+            found = describe_row(row)
             reported = f"{CRC32C}:{found.checksums[CRC32C]}"
             if reported != checksum:
-                awaited(fs, lambda: removed(fs, path, found.mark), seconds)
-                raise altered(f"gs://{path}", checksum, reported)
+                call_async(fs, lambda: delete_object(fs, path, found.mark), seconds)
+                raise altered_error(f"gs://{path}", checksum, reported)
             return found
 
         return self._store.transfer(path, once, nbytes)
@@ -243,10 +243,10 @@ class GoogleObjects:
         rows = [(one.path, one.part.mark) for one in sources]
 
         async def send(fs: Any) -> StoredObject:
-            found = described(await compose(fs, path, rows, run, _ABSENT if create_only else ""))
+            found = describe_row(await compose(fs, path, rows, run, _ABSENT if create_only else ""))
             if not is_same(found, run, nbytes, checksum):
-                await removed(fs, path, found.mark)
-                raise altered(f"gs://{path}", checksum, f"{CRC32C}:{found.checksums[CRC32C]}")
+                await delete_object(fs, path, found.mark)
+                raise altered_error(f"gs://{path}", checksum, f"{CRC32C}:{found.checksums[CRC32C]}")
             return found
 
         try:
@@ -259,7 +259,7 @@ class GoogleObjects:
                 raise
             return found
 
-    def _joined(self, upload: Upload, sources: Sequence[_PlacedPart], level: int) -> list[_PlacedPart]:
+    def _join_parts(self, upload: Upload, sources: Sequence[_PlacedPart], level: int) -> list[_PlacedPart]:
         """One object for each 32 sources."""
         groups = [sources[first : first + MOST_SOURCES] for first in range(0, len(sources), MOST_SOURCES)]
 
@@ -272,15 +272,15 @@ class GoogleObjects:
 
     def _discard(self, path: str) -> None:
         with suppress(FileNotFoundError):
-            self._store.request(path, lambda fs: removed(fs, path))
+            self._store.request(path, lambda fs: delete_object(fs, path))
 
-    def _listed(self, prefix: str) -> Iterator[tuple[str, StoredObject]]:
+    def _list_objects(self, prefix: str) -> Iterator[tuple[str, StoredObject]]:
         """Path and description of all objects with a prefix."""
         page = ""
         while True:
-            rows, page = self._store.request(prefix, lambda fs, page=page: listed(fs, prefix, page))
+            rows, page = self._store.request(prefix, lambda fs, page=page: list_page(fs, prefix, page))
             for row in rows:
-                yield f"{row['bucket']}/{row['name']}", described(row)
+                yield f"{row['bucket']}/{row['name']}", describe_row(row)
             if not page:
                 return
 

@@ -28,14 +28,14 @@ _UPLOAD = "upload/storage/v1/b/{}/o"
 _FIELDS = "bucket,name,size,generation,crc32c,metadata"
 
 
-def described(row: Mapping[str, Any]) -> StoredObject:
+def describe_row(row: Mapping[str, Any]) -> StoredObject:
     """An object as a row of an answer describes it."""
     run = row.get("metadata", {}).get(RUN, "")
     checksums = by_algorithm(from_base64(row.get("crc32c")))
     return StoredObject(int(row.get("size", 0)), row["generation"], run, checksums)
 
 
-async def stated(fs: Any, path: str) -> dict[str, Any]:
+async def read_row(fs: Any, path: str) -> dict[str, Any]:
     """The row of an object."""
     return await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS)
 
@@ -81,7 +81,7 @@ async def insert(fs: Any, what: Insertion) -> dict[str, Any]:
     return await _call(fs, "POST", url, what.bucket, json_out=True, headers=headers, data=body, **what.params)
 
 
-def inserted(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | None:
+def insert_object(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | None:
     """Put an object in this thread; returns its row, or None if only gcsfs can send it."""
     if not sends_plainly(fs):
         return None
@@ -119,13 +119,13 @@ async def compose(
     )  # fmt: skip
 
 
-async def removed(fs: Any, path: str, generation: str | None = None) -> None:
+async def delete_object(fs: Any, path: str, generation: str | None = None) -> None:
     """Remove an object that is in a generation; without one, in any."""
     condition = {} if generation is None else {"ifGenerationMatch": generation}
     await _call(fs, "DELETE", "b/{}/o/{}", *_split(path), **condition)
 
 
-async def listed(fs: Any, prefix: str, page: str) -> tuple[list[dict[str, Any]], str]:
+async def list_page(fs: Any, prefix: str, page: str) -> tuple[list[dict[str, Any]], str]:
     """Rows of the objects with a prefix, and the token of the next page; empty if there is none."""
     bucket, name = _split(prefix)
     token = {"pageToken": page} if page else {}

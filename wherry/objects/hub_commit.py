@@ -119,7 +119,7 @@ class HubCommit:
         revision = MAIN if self._base is None else self._revision
         send = partial(self._api.preupload_lfs_files, **self._repo, revision=revision, free_memory=False)
         nbytes = sum(file.stat().st_size for file in self._files.values())
-        self._call(lambda: send(additions=self._prepared()), nbytes)
+        self._call(lambda: send(additions=self._prepare()), nbytes)
 
     def _begin(self, branch: str, commit: str) -> str:
         """Let a branch begin at a commit, which is returned.
@@ -144,7 +144,7 @@ class HubCommit:
         commit = partial(
             self._api.create_commit,
             **self._repo,
-            operations=self._prepared(),
+            operations=self._prepare(),
             commit_message=f"Add {self._target.path or 'a checkpoint'}",
             commit_description=f"{_MARK}{self._token}",
             revision=branch,
@@ -159,7 +159,7 @@ class HubCommit:
                 raise
             return last.commit_id
 
-    def _prepared(self) -> list[Any]:
+    def _prepare(self) -> list[Any]:
         """The operations, with the digests that were computed for an earlier commit."""
         from huggingface_hub import CommitOperationAdd
 
@@ -178,7 +178,7 @@ class HubCommit:
         found = self._info(revision)
         if found is None:
             return None
-        if occupied([one.rfilename for one in found.siblings or ()], self._target.path):
+        if is_occupied([one.rfilename for one in found.siblings or ()], self._target.path):
             raise self._exists()
         return found.sha
 
@@ -219,7 +219,7 @@ class HubCommit:
             FileNotFoundError, FileExistsError: as the Hub says it.
             WherryError: see `translated`.
         """
-        return self._store.run(self._target.text, partial(_said, call), nbytes)
+        return self._store.run(self._target.text, partial(_call_client, call), nbytes)
 
 
 def no_repository(place: HubPath) -> NotFoundError:
@@ -260,7 +260,7 @@ def remove_branch(store: FsspecStore, place: HubPath, name: str) -> None:
     store.run(place.text, remove)
 
 
-def occupied(names: Collection[str], path: str) -> bool:
+def is_occupied(names: Collection[str], path: str) -> bool:
     """Whether a target exists among the files of a repository.
 
     Args:
@@ -272,7 +272,7 @@ def occupied(names: Collection[str], path: str) -> bool:
     return any(name == path or name.startswith(f"{path}/") for name in names)
 
 
-def _said(call: Callable[[], _T]) -> _T:
+def _call_client(call: Callable[[], _T]) -> _T:
     """The result of a call, or the exception that the client wraps or does not name.
 
     Raises:

@@ -85,7 +85,7 @@ def _folders(rows: Iterable[tuple[str, Entry]], parent: str) -> dict[str, dict[s
     return {folder: dict(sorted(children.items())) for folder, children in found.items()}
 
 
-def walked(location: Location) -> Location:
+def view_for_walk(location: Location) -> Location:
     """A location through a view for a walk; as it is, if no view can be had."""
     store = location.store
     if not has_view(store):

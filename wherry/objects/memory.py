@@ -41,7 +41,7 @@ class MemoryObjects:
     def head(self, path: str) -> StoredObject | None:
         """See ObjectStore."""
         file = self._file(path)
-        return None if file is None else _described(file)
+        return None if file is None else _describe(file)
 
     def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See ObjectStore."""
@@ -77,7 +77,7 @@ class MemoryObjects:
         sent = b"".join(data)
         limits = self.part_limits
         if number not in range(limits.most) or len(sent) > limits.largest:
-            raise _refused(upload, f"part {number} of {len(sent)} bytes")
+            raise _refuse(upload, f"part {number} of {len(sent)} bytes")
         part = Part(number, len(sent), f"part-{next(_numbers)}", checksum_of(data))
         with _lock:
             _parts_of(upload)[number] = part, sent
@@ -100,8 +100,8 @@ class MemoryObjects:
         """See ObjectStore."""
         with _lock:
             if upload.key not in _uploads:
-                return self._assembled(upload, parts)
-            data = self._joined(upload, parts)
+                return self._assemble(upload, parts)
+            data = self._join_parts(upload, parts)
             found = self.head(upload.path)
             if found is None or not create_only:
                 found = self._write(upload.path, data, upload.run)
@@ -121,7 +121,7 @@ class MemoryObjects:
             found = [upload for upload, _parts in _uploads.values() if upload.path.startswith(prefix)]
         yield from found
 
-    def _joined(self, upload: Upload, parts: Sequence[Part]) -> bytes:
+    def _join_parts(self, upload: Upload, parts: Sequence[Part]) -> bytes:
         """The bytes of these parts.
 
         Raises:
@@ -129,14 +129,14 @@ class MemoryObjects:
         """
         sent = _parts_of(upload)
         if not parts or [part for part in parts if sent.get(part.number, (None,))[0] != part]:
-            raise _refused(upload, "parts that the store does not have")
+            raise _refuse(upload, "parts that the store does not have")
         if any(part.nbytes < self.part_limits.smallest for part in parts[:-1]):
-            raise _refused(upload, f"a part of less than {self.part_limits.smallest} bytes")
+            raise _refuse(upload, f"a part of less than {self.part_limits.smallest} bytes")
         if any(first.number >= second.number for first, second in itertools.pairwise(parts)):
-            raise _refused(upload, "parts that are not in order")
+            raise _refuse(upload, "parts that are not in order")
         return b"".join(sent[part.number][1] for part in parts)
 
-    def _assembled(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
+    def _assemble(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
         """The object that an upload became, which no longer exists.
 
         Raises:
@@ -152,12 +152,12 @@ class MemoryObjects:
         self._fs.pipe_file(self._key(path), data)
         file = self._file(path)
         file.wherry_run = run
-        return _described(file)
+        return _describe(file)
 
     def _bytes(self, path: str, mark: str) -> bytes:
         with _lock:
             file = self._file(path)
-            if file is None or _described(file).mark != mark:
+            if file is None or _describe(file).mark != mark:
                 raise FileNotFoundError(f"{path} in the state {mark}")
             return file.getvalue()
 
@@ -173,7 +173,7 @@ class MemoryObjects:
         return self._fs._strip_protocol(path)  # noqa: SLF001  the form of its keys
 
 
-def _described(file: Any) -> StoredObject:
+def _describe(file: Any) -> StoredObject:
     """What a file of fsspec is as an object; it is numbered when it is first seen."""
     if "wherry_number" not in vars(file):
         file.wherry_number = next(_numbers)
@@ -189,7 +189,7 @@ def _parts_of(upload: Upload) -> dict[int, tuple[Part, bytes]]:
     return _uploads[upload.key][1]
 
 
-def _refused(upload: Upload, what: str) -> StorageError:
+def _refuse(upload: Upload, what: str) -> StorageError:
     return StorageError(
         f"the store refuses {what}", uri=f"memory://{upload.path}", cure="keep to the limits of parts"
     )

@@ -43,11 +43,11 @@ class ObjectView:
 
     def first_seen(self, path: str) -> Entry | None:
         """The entry of an object in the state that reads name; None if it was never seen, or if they name none."""
-        return self._known(path)[1] if self._pins else None
+        return self._look_up(path)[1] if self._pins else None
 
     def stat(self, path: str) -> Entry | None:
         """See Store; the state that was seen first."""
-        known, found = self._known(path)
+        known, found = self._look_up(path)
         if not known:
             found = self.inner.stat(path)
             with self._lock:
@@ -58,7 +58,7 @@ class ObjectView:
         """See Store; the state that was seen first."""
         key = path.rstrip("/")
         if key not in self._folders:
-            known, found = self._known(path)
+            known, found = self._look_up(path)
             if known and (found is None or not found.is_dir):
                 raise FileNotFoundError(path)
             listed = {entry.name: entry for entry in self.inner.entries(path)}
@@ -72,7 +72,7 @@ class ObjectView:
         Raises:
             MismatchError: the object was replaced or removed since.
         """
-        entry = self.stat(path) if self._pins else self._known(path)[1]
+        entry = self.stat(path) if self._pins else self._look_up(path)[1]
         if entry is None or entry.is_dir or entry.size < 0:
             return self.inner.read(path, start, stop)
         stop = min(stop, entry.size)
@@ -106,7 +106,7 @@ class ObjectView:
         """The children of a folder by name; None if it was not listed."""
         return self._folders.get(path)
 
-    def _known(self, path: str) -> tuple[bool, Entry | None]:
+    def _look_up(self, path: str) -> tuple[bool, Entry | None]:
         """Whether it is known what is at a path, and what: from a look at it, or from the listing of a folder above."""
         path = path.rstrip("/")
         if path in self._entries:
@@ -156,7 +156,7 @@ def has_view(store: Store) -> bool:
     return not store.capabilities.local and bool(store.capabilities.version)
 
 
-def viewed(location: Location) -> Location:
+def view_of_store(location: Location) -> Location:
     """A location through a view of its store; as it is, if it has one, or if no view can be had (`has_view`)."""
     store = location.store
     if isinstance(store, ObjectView) or not has_view(store):

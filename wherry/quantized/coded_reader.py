@@ -17,7 +17,7 @@ from wherry.errors import MismatchError
 from wherry.mover.parts import Parts
 from wherry.quantized.codes import code_table, scale_values
 from wherry.quantized.computed_reader import ComputedReader
-from wherry.quantized.encode import block_scales, encode, largest_error, packed
+from wherry.quantized.encode import block_scales, encode, largest_error, pack_codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,7 +142,7 @@ class CodedReader(ComputedReader):
         flat = out.view("u1").reshape(*region_shape(elements)[:-1], -1)
         inside = _inside(tensor, region)
         for band in _bands(tensor, _wide(tensor, elements)):
-            made = packed(self._codes(tensor, band), tensor.code)
+            made = pack_codes(self._codes(tensor, band), tensor.code)
             rows = slice(max(band[-2].start, elements[-2].start), min(band[-2].stop, elements[-2].stop))
             per = made.shape[1] / (band[-1].stop - band[-1].start)  # bytes of a code
             columns = slice(
@@ -170,7 +170,7 @@ class CodedReader(ComputedReader):
             return self._kept_codes(tensor, band, values)
         largest = _largest(values, tensor.block)
         stored = block_scales(largest, tensor.code, tensor.scales.dtype)
-        wide, tops = (_spread(one, tensor.block, values.shape) for one in (stored, largest))
+        wide, tops = (_block_numbers(one, tensor.block, values.shape) for one in (stored, largest))
         codes = encode(values, wide, tensor.code, largest=tops)
         self._measure(tensor, values, codes, wide, tops)
         return codes
@@ -202,7 +202,7 @@ class CodedReader(ComputedReader):
         )
         part = tensor.scales.whole if tensor.scales.size == 1 else grid[: len(tensor.scales.shape)]
         stored = self._scales.read(tensor.scales.path, part).reshape(region_shape(grid)[-2:])
-        wide = _spread(stored, tensor.block, values.shape)
+        wide = _block_numbers(stored, tensor.block, values.shape)
         codes = encode(values, wide, tensor.code)
         kind = dtypes.numpy_dtype(self._stored[tensor.plain.path].dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -268,7 +268,7 @@ def _largest(values: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
     return np.maximum.reduceat(np.maximum.reduceat(sizes, columns, axis=1), rows, axis=0)
 
 
-def _spread(blocks: np.ndarray, block: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+def _block_numbers(blocks: np.ndarray, block: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
     """The number of each block for each of its values: [rows, columns]."""
     import numpy as np
 

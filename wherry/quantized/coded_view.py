@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.account import Bound
 from wherry.core.manifest import Companion
 from wherry.core.request import SourceRequest
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.format import Opened
@@ -116,7 +116,9 @@ class CodedView(Checkpoint):
         return CodedReader(reader, self._source.manifest.tensors, self._roles, self._new_files, self._kept)
 
 
-def quantised(source: Checkpoint, scheme: str, scales: str | None = None, *, files: bool = True) -> CodedView:
+def quantised_view(
+    source: Checkpoint, scheme: str, scales: str | None = None, *, files: bool = True
+) -> CodedView:
     """The view of a plain checkpoint as if it had been saved quantised.
 
     Args:
@@ -147,7 +149,7 @@ def quantised(source: Checkpoint, scheme: str, scales: str | None = None, *, fil
         return CodedView(source, found, config_of_codes(row, tensors, found), record)
     kept = open_source(SourceRequest(scales))
     try:
-        contents, quantization = _kept(kept, row.name)
+        contents, quantization = _kept_scales(kept, row.name)
         found = quantised_like(tensors, contents, source.uri)
         return CodedView(source, found, quantization, record, kept)
     except BaseException:
@@ -157,10 +159,10 @@ def quantised(source: Checkpoint, scheme: str, scales: str | None = None, *, fil
 
 def as_quantised(source: Checkpoint, origin: Mapping[str, Any]) -> CodedView:
     """The view that a target was written from, by what its manifest's origin records."""
-    return quantised(source, origin[RECORD]["scheme"], origin[RECORD].get("scales"), files=False)
+    return quantised_view(source, origin[RECORD]["scheme"], origin[RECORD].get("scales"), files=False)
 
 
-def _kept(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
+def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
     """The quantised tensors of the checkpoint that keeps the scales, and its `quantization_config`."""
     quantization = quantization_of(config_beside(checkpoint))
     stated = stated_scheme(quantization, checkpoint.uri) if quantization else None
@@ -182,4 +184,4 @@ def _note(found: Mapping[KeyPath, QuantizedTensor], record: Mapping[str, Any]) -
     how = (
         f"with the scales of {record['scales']}" if "scales" in record else "with a new scale for each block"
     )
-    return f"{counted(len(found), 'tensor')} are quantised to {record['scheme']} codes, {how}"
+    return f"{plural(len(found), 'tensor')} are quantised to {record['scheme']} codes, {how}"

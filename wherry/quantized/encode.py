@@ -111,7 +111,7 @@ def _middles() -> tuple[np.ndarray, np.ndarray]:
     return (sizes[1:] + sizes[:-1]) / 2, np.arange(1, 8) % 2 == 0
 
 
-def packed(codes: np.ndarray, code: str) -> np.ndarray:
+def pack_codes(codes: np.ndarray, code: str) -> np.ndarray:
     """Codes [rows, columns] as the bytes of their tensor: uint8 [rows, bytes]; the lower half of a byte comes first."""
     import numpy as np
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.account import Bound
 from wherry.core.tensorspec import Region, Span, TensorSpec
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
@@ -109,7 +109,7 @@ class BlockView(Checkpoint):
         self.lossy = {path: Bound(2.0**-bits) for path in changed if not exact(stored[path].dtype, bits)}
         self.notes = (
             *source.notes,
-            f"{counted(len(changed), 'tensor')} of blocks are dequantised to {dtype}",
+            f"{plural(len(changed), 'tensor')} of blocks are dequantised to {dtype}",
         )
 
     @property

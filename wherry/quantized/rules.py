@@ -49,9 +49,9 @@ def quantised_by(
     """
     assert scheme.written is not None
     found = {
-        path: _made(spec, scheme, scheme.written)
+        path: _make_tensor(spec, scheme, scheme.written)
         for path, spec in tensors.items()
-        if _chosen(spec, scheme.written)
+        if _is_chosen(spec, scheme.written)
     }
     if not found:
         raise UnrepresentableError(
@@ -91,7 +91,7 @@ def config_of_codes(
     return {**scheme.written.config, scheme.written.modules: plain}
 
 
-def _chosen(spec: TensorSpec, rule: WriteRule) -> bool:
+def _is_chosen(spec: TensorSpec, rule: WriteRule) -> bool:
     name = spec.path[-1]
     return (
         len(spec.path) == 1
@@ -103,7 +103,7 @@ def _chosen(spec: TensorSpec, rule: WriteRule) -> bool:
     )
 
 
-def _made(spec: TensorSpec, scheme: Scheme, rule: WriteRule) -> QuantizedTensor:
+def _make_tensor(spec: TensorSpec, scheme: Scheme, rule: WriteRule) -> QuantizedTensor:
     stem = spec.path[0] if "{name}" in scheme.plain else spec.path[0].removesuffix(".weight")
 
     def named(template: str) -> KeyPath:

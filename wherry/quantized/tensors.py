@@ -87,7 +87,7 @@ class _Names:
 
     def take(self, templates: tuple[str, ...], name: str) -> TensorSpec | None:
         """The first tensor that one of the templates names."""
-        for one in _spelled(templates, name):
+        for one in _spell_names(templates, name):
             if one in self.specs and one not in self.used:
                 self.used.add(one)
                 return self.specs[one]
@@ -115,17 +115,17 @@ def quantized_tensors(manifest: Manifest, stated: StatedScheme, dtype: str, uri:
         stem = _stem(stated.scheme, name)
         if stem is None or spec.dtype not in stated.scheme.dtypes:
             continue
-        pair = _paired(spec, stem, stated, names, dtype, uri)
+        pair = _pair_codes(spec, stem, stated, names, dtype, uri)
         if pair is not None:
             names.used.add(name)
             found[name] = pair
-            ignored += _dropped(stated.scheme, stem, names)
+            ignored += _dropped_entries(stated.scheme, stem, names)
     _require_no_rest(stated.scheme, names, uri)
-    specs = dict(_replaced(manifest, names, found))
+    specs = dict(_replace_specs(manifest, names, found))
     return QuantizedTensors(specs, {one.plain.path: one for one in found.values()}, tuple(ignored))
 
 
-def _replaced(
+def _replace_specs(
     manifest: Manifest, names: _Names, found: Mapping[str, QuantizedTensor]
 ) -> Iterator[tuple[KeyPath, TensorSpec]]:
     for path, spec in manifest.tensors.items():
@@ -146,7 +146,7 @@ def _stem(scheme: Scheme, name: str) -> str | None:
     return name[: len(name) - len(end)]
 
 
-def _spelled(templates: tuple[str, ...], stem: str) -> Iterator[str]:
+def _spell_names(templates: tuple[str, ...], stem: str) -> Iterator[str]:
     for one in templates:
         if "{name}" in one:
             yield one.replace("{name}", stem)
@@ -154,7 +154,7 @@ def _spelled(templates: tuple[str, ...], stem: str) -> Iterator[str]:
             yield one.replace("{module}", stem.removesuffix(_MODULE))
 
 
-def _paired(
+def _pair_codes(
     codes: TensorSpec, stem: str, stated: StatedScheme, names: _Names, dtype: str, uri: str
 ) -> QuantizedTensor | None:
     """The tensor that codes are; None if the config states that their module is plain."""
@@ -163,7 +163,7 @@ def _paired(
     if scales is None:
         if stem.removesuffix(_MODULE) in stated.plain_modules:
             return None
-        wanted = next(_spelled(scheme.scales, stem))
+        wanted = next(_spell_names(scheme.scales, stem))
         raise IncompleteError(
             f"missing scale {wanted} of the {scheme.name} codes {codes.name}", uri=uri, path=codes.name,
             cure="restore the missing tensor, or name the module in modules_to_not_convert if it is plain",
@@ -175,7 +175,7 @@ def _paired(
     grid = _grid(shape, scales)
     block = _blocks(shape, grid, codes, scales, stated)
     turned = (*shape[:-2], shape[-1], shape[-2]) if scheme.transposed else shape
-    path = (next(_spelled((scheme.plain,), stem)),)
+    path = (next(_spell_names((scheme.plain,), stem)),)
     plain = replace(codes, path=path, shape=turned, dtype=dtype, chunks=None)
     stated_shape = names.take((scheme.shape,), stem) if scheme.shape else None
     return QuantizedTensor(
@@ -224,7 +224,7 @@ def _counts(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-extent // max(size, 1)) for extent, size in zip(shape, block, strict=True))
 
 
-def _dropped(scheme: Scheme, stem: str, names: _Names) -> Iterator[IgnoredEntry]:
+def _dropped_entries(scheme: Scheme, stem: str, names: _Names) -> Iterator[IgnoredEntry]:
     for one in scheme.dropped:
         spec = names.take((one,), stem)
         if spec is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.account import Bound
 from wherry.core.manifest import Companion
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
@@ -82,7 +82,7 @@ class DequantizedView(Checkpoint):
         return DequantizedReader(reader, stored, self._contents.quantized, self._files)
 
 
-def dequantized(
+def dequantized_view(
     checkpoint: Checkpoint, config: Mapping[str, Any] | None, dtype: str | None = None
 ) -> DequantizedView | None:
     """The view of a checkpoint as if it had been saved dequantised; None if its config states no quantisation.
@@ -120,7 +120,7 @@ def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
     if quantization_of(record) is None:
         return without_blocks(source, record[_TYPES[0]]) or source
     config = {**config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
-    return dequantized(source, config, record[_TYPES[0]]) or source
+    return dequantized_view(source, config, record[_TYPES[0]]) or source
 
 
 def config_beside(source: Checkpoint) -> dict[str, Any]:
@@ -176,6 +176,6 @@ def _note(contents: QuantizedTensors, stated: StatedScheme, dtype: str) -> str:
         dtypes.canonical_bytes(one.codes.dtype, one.codes.shape) for one in contents.quantized.values()
     )
     return (
-        f"{counted(number, 'tensor')} with {size} bytes of {stated.scheme.name} codes are dequantised to {dtype}; "
+        f"{plural(number, 'tensor')} with {size} bytes of {stated.scheme.name} codes are dequantised to {dtype}; "
         "the target does not keep their scales"
     )

@@ -23,7 +23,7 @@ _METHODS = {"get_object": "GET", "upload_part": "PUT"}  # method of the client â
 _left: set[str] = set()  # buckets whose requests the client sends itself: it knows more than a signature
 
 
-async def presigned(
+async def presign(
     fs: Any, path: str, method: str, headers: Mapping[str, str], **stated: Any
 ) -> BodyRequest | None:
     """A signed request; None if the client must send it.
@@ -54,7 +54,7 @@ async def presigned(
     return BodyRequest(_METHODS[method], url, headers, trusted)
 
 
-def refused(answer: HttpAnswer, bucket: str, method: str) -> Exception | None:
+def refusal(answer: HttpAnswer, bucket: str, method: str) -> Exception | None:
     """The exception that the client would raise for an answer; None if the client must try it itself.
 
     A bucket in another region, or a store that does not take this kind of signature, gets its requests from the client

@@ -49,20 +49,20 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
         FileNotFoundError: the library reported a missing file with an exception of its own.
         FileExistsError: the same for an object that exists, or is not in the state that was required.
         EOFError: a range begins at the end of an object, or after it.
-        WherryError: see `translated`.
+        WherryError: see `translate_error`.
     """
     handled = sys.exception()
     try:
         yield
     except Exception as error:
         _separate(error, handled)
-        found = translated(error, protocol, path)
+        found = translate_error(error, protocol, path)
         if found is None:
             raise
         raise found from error
 
 
-def translated(error: Exception, protocol: str, path: str) -> Exception | None:
+def translate_error(error: Exception, protocol: str, path: str) -> Exception | None:
     """The error that stands for an exception of a library; None for an ordinary OSError or an unknown exception."""
     if isinstance(error, WherryError):
         return None
@@ -73,17 +73,17 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
     if kind == NO_BUCKET:
         return bucket_not_found(protocol, path)
     if kind in FAILURES:
-        return _failed(error, kind, protocol, path)
+        return _failure(error, kind, protocol, path)
     return _other(error, protocol, path)
 
 
 def timed_out(uri: str) -> StorageError:
     """The error for a store that did not answer in time."""
     protocol, _, path = uri.partition("://")
-    return _failed(TimeoutError(), TIMEOUT, protocol, path)
+    return _failure(TimeoutError(), TIMEOUT, protocol, path)
 
 
-def altered(uri: str, expected: str, got: str) -> StorageError:
+def altered_error(uri: str, expected: str, got: str) -> StorageError:
     """The error for bytes whose checksum, as the store computed it, differs from ours; sending them again can help."""
     what = f"the store received altered bytes: expected {expected}, got {got}"
     error = StorageError(
@@ -113,9 +113,9 @@ def _separate(error: BaseException, handled: BaseException | None) -> None:
         found = found.__context__
 
 
-def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
+def _failure(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
     failure = FAILURES[kind]
-    text = _said(error)
+    text = _message(error)
     what = failure.words.format(protocol=protocol) + (f": {text}" if text else "")
     cure = failure.cure_for(protocol, region_of(error))
     found = StorageError(what, uri=f"{protocol}://{path}", cure=cure, retryable=failure.retryable)
@@ -124,7 +124,7 @@ def _failed(error: Exception, kind: str, protocol: str, path: str) -> StorageErr
 
 
 def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
-    uri, text = f"{protocol}://{path}", _said(error) or type(error).__name__
+    uri, text = f"{protocol}://{path}", _message(error) or type(error).__name__
     if isinstance(error, ValueError):
         return UsageError(
             f"invalid path for {protocol}://: {text}",
@@ -141,7 +141,7 @@ def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The text of an exception in one line, without secrets; the beginning of a long one."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return shorten(redact(text), _LONGEST_TEXT, placeholder=" …")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
 from wherry.remote import azure
-from wherry.remote.errors import translated
+from wherry.remote.errors import translate_error
 from wherry.remote.failures import FAILURES, kind_of
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
         return azure.open_azure(timeout)
     if protocol in ("http", "https"):
         return fsspec.filesystem(
-            protocol, **_stated(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})
+            protocol, **_stated_options(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})
         )
     return fsspec.filesystem(protocol)
 
 
-def timed(
+def call_with_deadline(
     fs: Any, name: str | Callable[..., Awaitable[Any]], seconds: float, *args: Any, **kwargs: Any
 ) -> Any:
     """Call a method of a file system, or a coroutine function of ours with the file system.
@@ -85,14 +85,14 @@ def timed(
         Exception: what the method raised.
     """
     if not isinstance(name, str):
-        return awaited(fs, lambda: name(fs, *args, **kwargs), seconds)
+        return call_async(fs, lambda: name(fs, *args, **kwargs), seconds)
     method = getattr(fs, f"_{name}", None) if getattr(fs, "async_impl", False) else None
     if method is None:
         return in_thread(lambda: getattr(fs, name)(*args, **kwargs), seconds)
-    return awaited(fs, lambda: method(*args, **kwargs), seconds)
+    return call_async(fs, lambda: method(*args, **kwargs), seconds)
 
 
-def awaited(fs: Any, call: Callable[[], Awaitable[_T]], seconds: float) -> _T:
+def call_async(fs: Any, call: Callable[[], Awaitable[_T]], seconds: float) -> _T:
     """Call an asynchronous function in the loop of an asynchronous file system.
 
     Raises:
@@ -144,7 +144,7 @@ def in_thread(call: Callable[[], _T], seconds: float) -> _T:
     return result[0]
 
 
-def _stated(protocol: str, **ours: Any) -> dict[str, Any]:
+def _stated_options(protocol: str, **ours: Any) -> dict[str, Any]:
     """Our options of a file system, below those that the user's configuration of fsspec states."""
     from fsspec.config import conf
 
@@ -176,7 +176,7 @@ def _google(timeout: float) -> Any:
     kind = gcsfs.GCSFileSystem if os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT") else GCSFileSystem
     session = {"timeout": _aiohttp_timeout(timeout), "middlewares": (_fail_at_once,)}
     anonymous = {} if _has_google_login() else {"token": "anon"}
-    return kind(**_stated("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
+    return kind(**_stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
 
 
 def _amazon(timeout: float) -> Any:
@@ -189,7 +189,7 @@ def _amazon(timeout: float) -> Any:
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "max_pool_connections": _CONNECTIONS,
     }
-    fs: Any = S3FileSystem(**_stated("s3", config_kwargs=config, use_listings_cache=False))
+    fs: Any = S3FileSystem(**_stated_options("s3", config_kwargs=config, use_listings_cache=False))
     fs.retries = 1
     return fs
 
@@ -206,7 +206,7 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
         await require_success(response)
         await response.read()
     except (ClientError, TimeoutError, AnswerError) as error:
-        found = translated(error, "gs", "")
+        found = translate_error(error, "gs", "")
         if isinstance(found, StorageError):
             raise _PassedOnError(found) from error
         raise

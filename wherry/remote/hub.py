@@ -43,7 +43,7 @@ class HubPath:
         return f"{start}{self.repo}{revision}{'/' if self.path else ''}{self.path}"
 
 
-def parsed(path: str) -> HubPath | None:
+def parse_hub_path(path: str) -> HubPath | None:
     """The parts of a path without its protocol; None if it names no repository."""
     found = _PATH.fullmatch(path.strip("/"))
     if found is None:
@@ -59,7 +59,7 @@ def api_of(fs: Any) -> Any:
     return HfApi(endpoint=fs.endpoint, token=fs.token)
 
 
-def pinned(fs: Any, place: HubPath) -> HubPath:
+def pin_revision(fs: Any, place: HubPath) -> HubPath:
     """A path in the commit at which its revision is now.
 
     Raises:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import StorageError
 from wherry.remote import azure
-from wherry.remote.amazon_requests import presigned, refused
+from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.buffer_fill import RANGE_CURE
 from wherry.remote.failures import status_of
-from wherry.remote.filesystems import awaited, require_success
+from wherry.remote.filesystems import call_async, require_success
 from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
 from wherry.remote.transfers import exchange
 
@@ -49,7 +49,7 @@ def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: 
             state, EOFError beyond the end.
     """
     ask = _REQUESTS.get(protocol)
-    request = None if ask is None else awaited(fs, lambda: ask(fs, path, start, into, mark), seconds)
+    request = None if ask is None else call_async(fs, lambda: ask(fs, path, start, into, mark), seconds)
     if request is not None:
         answer = exchange(request, seconds, into=into)
         if answer.is_success:
@@ -57,7 +57,7 @@ def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: 
             return
         if (error := _REFUSALS[protocol](answer, path)) is not None:
             raise error
-    awaited(fs, lambda: FILLS[protocol](fs, path, start, into, mark), seconds)
+    call_async(fs, lambda: FILLS[protocol](fs, path, start, into, mark), seconds)
 
 
 async def _request_google(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> BodyRequest | None:
@@ -68,7 +68,7 @@ async def _request_google(fs: Any, path: str, start: int, into: BufferFill, mark
 
 async def _request_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> BodyRequest | None:
     headers = {"Range": _range(start, into)} | ({"If-Match": mark} if mark else {})
-    return await presigned(fs, path, "get_object", headers, **fs.req_kw)
+    return await presign(fs, path, "get_object", headers, **fs.req_kw)
 
 
 async def _fill_google(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
@@ -150,5 +150,5 @@ _REQUESTS: dict[str, Callable[..., Awaitable[BodyRequest | None]]] = {
 _REFUSALS: dict[str, Callable[[HttpAnswer, str], Exception | None]] = {
     "gs": lambda answer, _path: refused_by_google(answer),
     "gcs": lambda answer, _path: refused_by_google(answer),
-    "s3": lambda answer, path: refused(answer, path.partition("/")[0], "GetObject"),
+    "s3": lambda answer, path: refusal(answer, path.partition("/")[0], "GetObject"),
 }

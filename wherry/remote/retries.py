@@ -70,7 +70,7 @@ def storage_timeout() -> float:
     Raises:
         UsageError: it is not a positive duration, or the configuration is invalid.
     """
-    stated = os.environ.get(TIMEOUT_VARIABLE) or service("settings").configured("storage_timeout")
+    stated = os.environ.get(TIMEOUT_VARIABLE) or service("settings").configured_value("storage_timeout")
     return parse_timeout(stated) if stated else TIMEOUT_SECONDS
 
 
@@ -88,7 +88,7 @@ def parse_timeout(text: str | float) -> float:
     return seconds
 
 
-def attempted(
+def call_with_retries(
     call: Callable[[float], _T], uri: str, policy: RetryPolicy, *, nbytes: int = 0, known: bool = True
 ) -> _T:
     """Call until it succeeds, fails for good, or the policy ends it.
@@ -111,7 +111,7 @@ def attempted(
             except StorageError as error:
                 pause = policy.pause_after(wait.attempt, error.retry_after)
                 if not _goes_on(error, wait, pause, policy, known=known):
-                    raise _ended(error, wait)  # noqa: B904  the same error
+                    raise _final_error(error, wait)  # noqa: B904  the same error
             time.sleep(pause)
             wait.attempt += 1
 
@@ -122,7 +122,7 @@ def _goes_on(error: StorageError, wait: Wait, pause: float, policy: RetryPolicy,
     return error.retryable and wait.attempt < most and spent + pause < policy.budget
 
 
-def _ended(error: StorageError, wait: Wait) -> StorageError:
+def _final_error(error: StorageError, wait: Wait) -> StorageError:
     """The error with the number of attempts, if there was more than one, or the store asks for a longer wait."""
     if error.retryable and error.retry_after:
         error.what += f"; the store asks to wait {error.retry_after:.0f} s"

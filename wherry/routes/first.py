@@ -46,9 +46,9 @@ def first_config(wanted: FirstRoute) -> str:
     _require_apart(wanted.root, wanted.target)
     shown = {
         "route": wanted.route,
-        "root": _quoted(wanted.root),
-        "format": _quoted(find_target_format(wanted.format).name),
-        "uri": _quoted(f"{_literal(wanted.target).rstrip('/')}/{{name}}"),
+        "root": _quote(wanted.root),
+        "format": _quote(find_target_format(wanted.format).name),
+        "uri": _quote(f"{_literal(wanted.target).rstrip('/')}/{{name}}"),
         "model": _model(wanted.registry),
         "mlflow": _mlflow(wanted.registry),
     }
@@ -74,7 +74,7 @@ def write_config(file: Path, text: str, *, force: bool = False) -> None:
         raise
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     """A TOML string; its escapes are those of JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -99,7 +99,7 @@ def _model(registry: str) -> str:
 def _mlflow(registry: str) -> str:
     if registry in (EMBEDDED, NONE):
         return '\n# [mlflow]\n# tracking_uri = "https://mlflow.example"  # a SQLite file in WHERRY_HOME by default\n'
-    return f"\n[mlflow]\ntracking_uri = {_quoted(registry)}\n"
+    return f"\n[mlflow]\ntracking_uri = {_quote(registry)}\n"
 
 
 def _require_registry(registry: str) -> None:

@@ -39,7 +39,7 @@ from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.workflow import comparison, verified
+from wherry.verifier.workflow import comparison, verify_and_record
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ def _carried_out(
                     begin(number, (one,))
                 running += len(targets)
             else:
-                rows[number].append((work.targets.index(targets[0]), _noted(work, targets, outcome)))
+                rows[number].append((work.targets.index(targets[0]), _note_outcome(work, targets, outcome)))
     for number, found in enumerate(rows):
         alone = [outcome for _at, outcome in sorted(found, key=lambda row: row[0])]
-        yield from settled(whole[number], alone) if number in whole else alone
+        yield from settle_outcomes(whole[number], alone) if number in whole else alone
 
 
 def _came(work: Work, targets: tuple[RouteTarget, ...], attempt: Attempt) -> WorkOutcome:
@@ -208,7 +208,7 @@ def _without_frames(error: WherryError) -> WherryError:
     return error.with_traceback(None)
 
 
-def _noted(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -> WorkOutcome:
+def _note_outcome(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -> WorkOutcome:
     """Note a failure in the ledger; if that fails, the next night tries the work again."""
     try:
         note(failed_notes(work, targets, outcome.error) if outcome.error else ())
@@ -244,7 +244,7 @@ def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, 
     if route.verify != "none":
         with verification_of(uri):
             family_file = one.rule.at(one.uri).layout.family_file
-            verified(uri, **comparison(route.verify, receipt.source.uri, family_file))
+            verify_and_record(uri, **comparison(route.verify, receipt.source.uri, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):
@@ -272,7 +272,7 @@ def came_of(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> W
     return WorkOutcome(work.route, uri, came, places, error=error)
 
 
-def settled(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcome]:
+def settle_outcomes(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcome]:
     """The outcomes of the targets of a work that were tried alone after the whole work failed.
 
     Where a target was committed before the source vanished, the outcome of the whole work is kept too.

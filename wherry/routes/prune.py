@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from wherry.config.settings import configured, mlflow_registry_uri, mlflow_tracking_uri
+from wherry.config.settings import configured_value, mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.routes.removal import removing, strangers
 from wherry.staging.clean import CleanReport, clean
-from wherry.staging.in_use import used
+from wherry.staging.in_use import uris_in_use
 from wherry.storage.home import sqlite_file, user_name, without_secrets
 from wherry.storage.stores import locate
 
@@ -107,11 +107,13 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
         ruled: dict[str, str | None] = {}
         for route in chosen:
             ruled |= superfluous(
-                route.retention, map(_seen, (p for p in products if p.note.route == route.name)), now
+                route.retention,
+                map(_retention_entry, (p for p in products if p.note.route == route.name)),
+                now,
             )
         rows = [
             _row(one, "keep", reason) if reason else _remove(ledger, one, registry, dry_run=dry_run)
-            for one, reason in _judged(ledger, products, registry, ruled)
+            for one, reason in _judge_products(ledger, products, registry, ruled)
         ]
     return PruneReport(tuple(rows), tuple(_staging(chosen, dry_run=dry_run)))
 
@@ -134,28 +136,28 @@ def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
     return [_Product(note, done, known[done.target_digest]) for note, done in there]
 
 
-def _seen(one: _Product) -> RetentionEntry:
+def _retention_entry(one: _Product) -> RetentionEntry:
     note, done = one.note, one.done
     return RetentionEntry(done.target_uri, note.run, done.format, note.step, done.time, note.score)
 
 
-def _judged(
+def _judge_products(
     ledger: Ledger, made: list[_Product], registry: RegistryVersions, ruled: Mapping[str, str | None]
 ) -> list[tuple[_Product, str]]:
     """Each target with the reason why it is kept; an empty reason means removal."""
     going = {uri for uri, reason in ruled.items() if reason is None}
-    read = used(sorted(going))
+    read = uris_in_use(sorted(going))
     rows: list[tuple[_Product, str]] = []
     for one in made:
         uri = one.done.target_uri
-        reason = ruled[uri] or _protected(ledger, one, registry, going, read)
+        reason = ruled[uri] or _protection(ledger, one, registry, going, read)
         rows.append((one, reason))
         if reason:
             going.discard(uri)
     return rows
 
 
-def _protected(
+def _protection(
     ledger: Ledger, one: _Product, registry: RegistryVersions, going: set[str], read: set[str]
 ) -> str:
     """Why a target is kept regardless of the rules; empty where it is not."""
@@ -231,10 +233,10 @@ def _remove(ledger: Ledger, one: _Product, registry: RegistryVersions, *, dry_ru
 
 def _require_unregistered(ledger: Ledger, node: LineageNode) -> None:
     """Refuse a checkpoint that was registered after the registry was queried, by its claim in the ledger."""
-    from wherry.ledger.nodes import referenced
+    from wherry.ledger.nodes import referenced_nodes
 
     if (
-        referenced(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations
+        referenced_nodes(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations
         != node.registrations
     ):
         raise TargetInUseError("it was registered meanwhile", cure="run `wherry prune` again", retryable=True)
@@ -392,7 +394,7 @@ def ask(nodes: Iterable[LineageNode]) -> RegistryVersions:
     if not any(node.registrations for node in nodes) and not _is_there(uri):
         return RegistryVersions(without_secrets(uri))
     versions: dict[str, list[Any]] = {}
-    for one in service("mlflow").registered(mlflow_tracking_uri(), uri):
+    for one in service("mlflow").registered_versions(mlflow_tracking_uri(), uri):
         versions.setdefault(one.tags[DIGEST_TAG], []).append(one)
     return RegistryVersions(without_secrets(uri), versions)
 
@@ -404,4 +406,4 @@ def _is_there(uri: str) -> bool:
         return file.is_file()
     variables = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
     stated = any(os.environ.get(name) for name in variables)
-    return stated or any(configured(f"mlflow.{name}") for name in ("tracking_uri", "registry_uri"))
+    return stated or any(configured_value(f"mlflow.{name}") for name in ("tracking_uri", "registry_uri"))

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry import errors
-from wherry.core.units import counted, parse_size
+from wherry.core.units import parse_size, plural
 from wherry.errors import WherryError
-from wherry.routes.routes import RouteTarget, wanted
+from wherry.routes.routes import RouteTarget, wanted_targets
 from wherry.routes.survey import Candidate, Omission
 from wherry.version import __version__
 
@@ -110,7 +110,7 @@ def todo(
     works: list[Work] = []
     for candidate in candidates:
         try:
-            targets = wanted(route, candidate.found, candidate.where)
+            targets = wanted_targets(route, candidate.found, candidate.where)
         except WherryError as error:
             passed.append(Omission(candidate.found.uri, "blocked", f"{error.what}; {error.cure}", error))
             continue
@@ -140,7 +140,7 @@ def estimate(todo: Todo, known: LedgerState, route: Route) -> str | None:
     if not todo.first or route.first_night == "convert" or todo.count <= route.first_night_items:
         return None
     return (
-        f"{counted(todo.count, 'checkpoint', 'is/are')} waiting, about {hours(todo, known, route):.1f} h, and this "
+        f"{plural(todo.count, 'checkpoint', 'is/are')} waiting, about {hours(todo, known, route):.1f} h, and this "
         'route has not converted any yet: nothing was converted. Set first_night = "convert" in the route, or limit '
         "it with max_items"
     )

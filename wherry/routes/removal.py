@@ -51,7 +51,7 @@ def removing(uri: str, checkpoint: str, format: str) -> Generator[None]:
         raise NotFoundError("checkpoint not found", uri=uri)
     _require_unread(checkpoint)
     local = place.store.capabilities.local
-    with _hidden(Path(place.path), checkpoint) if local else _objects(uri, format):
+    with _hide(Path(place.path), checkpoint) if local else _objects(uri, format):
         yield
 
 
@@ -86,7 +86,7 @@ def _foreign(place: Location, format: str) -> list[str]:
 
 
 @contextmanager
-def _hidden(path: Path, checkpoint: str) -> Generator[None]:
+def _hide(path: Path, checkpoint: str) -> Generator[None]:
     """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
     with storage_errors(str(path)), lease_of(path.parent, locate(path)) as held:
         hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")

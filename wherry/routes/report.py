@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from wherry.core.units import counted, show_size
+from wherry.core.units import plural, show_size
 from wherry.errors import printable
 
 if TYPE_CHECKING:
@@ -183,10 +183,10 @@ def tables(report: NightReport) -> list[NightTable]:
         NightTable(
             "Routes", ("route", "waiting", "size", "hours", "tonight"), tuple(map(_row, report.plans))
         ),
-        NightTable("Failed", error, _told(report.failures)),
-        NightTable("Converted, but not recorded", error, _told(report.unrecorded)),
+        NightTable("Failed", error, _error_rows(report.failures)),
+        NightTable("Converted, but not recorded", error, _error_rows(report.unrecorded)),
         NightTable("Converted", ("source", "targets"), tuple(done)),
-        NightTable("Would be converted", ("source", "targets"), _planned(report)),
+        NightTable("Would be converted", ("source", "targets"), _plan_rows(report)),
         NightTable("Left out", ("why", "where", "reason"), tuple(_omissions(report))),
     ]
     return [table for table in found if table.rows]
@@ -195,10 +195,10 @@ def tables(report: NightReport) -> list[NightTable]:
 def _idle(report: NightReport) -> str:
     """What a night says that converted nothing: it had nothing to do, or it only planned."""
     works = sum(len(plan.works) for plan in report.plans)
-    return f"{counted(works, 'checkpoint')} would be converted" if works else "There was nothing to do."
+    return f"{plural(works, 'checkpoint')} would be converted" if works else "There was nothing to do."
 
 
-def _planned(report: NightReport) -> tuple[tuple[str, ...], ...]:
+def _plan_rows(report: NightReport) -> tuple[tuple[str, ...], ...]:
     """Sources and targets of a night that only planned."""
     if report.outcomes:
         return ()
@@ -208,13 +208,13 @@ def _planned(report: NightReport) -> tuple[tuple[str, ...], ...]:
 
 def markdown(report: NightReport) -> str:
     """The report as Markdown."""
-    lines = ["# Nightly conversion", "", *(f"- {_emphasised(line)}" for line in summary(report))]
+    lines = ["# Nightly conversion", "", *(f"- {_emphasise(line)}" for line in summary(report))]
     for table in tables(report):
         lines += _markdown_table(table)
     return "\n".join(lines) + "\n"
 
 
-def _emphasised(line: str) -> str:
+def _emphasise(line: str) -> str:
     name, colon, rest = line.partition(": ")
     return f"**{_cell(name)}**: {_cell(rest)}" if colon else line
 
@@ -234,7 +234,7 @@ def _omissions(report: NightReport) -> Iterator[tuple[str, ...]]:
             yield one.came, one.source, str(one.error and one.error.what)
 
 
-def _told(errors: list[tuple[str | None, WherryError]]) -> tuple[tuple[str, ...], ...]:
+def _error_rows(errors: list[tuple[str | None, WherryError]]) -> tuple[tuple[str, ...], ...]:
     return tuple((str(uri), error.what, error.cure or "") for uri, error in errors)
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "explain",
     "load_config",
     "require_file",
-    "wanted",
+    "wanted_targets",
     "whereabouts",
 ]
 
@@ -161,13 +161,13 @@ def whereabouts(root: str, found: Detection) -> Whereabouts | None:
     return Whereabouts("/".join(run) or base.name, found.step, name)
 
 
-def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[RouteTarget, ...]:
+def wanted_targets(route: Route, found: Detection, where: Whereabouts) -> tuple[RouteTarget, ...]:
     """The targets of a route for a checkpoint.
 
     Raises:
         UsageError: a template needs an unknown value, or two targets have the same URI.
     """
-    made = tuple(_wanted(route, rule, found, where) for rule in route.targets)
+    made = tuple(_wanted_target(route, rule, found, where) for rule in route.targets)
     places = [one.place for one in made]
     twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
@@ -213,7 +213,7 @@ def _explain(route: Route, found: Detection) -> Explanation:
     if reason is not None:
         return Explanation(route.name, takes=False, reason=reason, where=where)
     try:
-        targets = wanted(route, found, where)
+        targets = wanted_targets(route, found, where)
     except WherryError as error:
         return Explanation(route.name, takes=False, reason=error.what, where=where)
     takes, reason = _meant(route, found, where)
@@ -267,15 +267,15 @@ def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | N
 def _too_old(route: Route, found: Detection) -> str | None:
     """Why `since` does not select a checkpoint: its newest file was written before."""
     from wherry.formats.checkpoint import open_source
-    from wherry.storage.ages import modified
+    from wherry.storage.ages import modified_time
 
     since = route.selection.since
     with open_source(route.source(found)) as opened:
-        written = modified(locate(found.uri), opened.reader.members())
+        written = modified_time(locate(found.uri), opened.reader.members())
     return f"it was written before {since.isoformat()}" if since is not None and written < since else None
 
 
-def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
+def _wanted_target(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
     row = find_format(rule.format)
     values = {
         "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,

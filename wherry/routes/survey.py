@@ -17,7 +17,7 @@ from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
 from wherry.routes.routes import Whereabouts, refusal, whereabouts
 from wherry.routes.scores import score
-from wherry.storage.ages import modified
+from wherry.storage.ages import modified_time
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live, locate
 
@@ -92,12 +92,12 @@ def survey(
         StorageError: the storage failed.
     """
     tell = on_pass or _ignore
-    placed = list(_placed(route, products, tell))
-    chosen = _selected(route, placed, tell)
-    return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
+    placed = list(_place(route, products, tell))
+    chosen = _select(route, placed, tell)
+    return _mark_newest([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
 
 
-def _marked(found: list[Candidate]) -> list[Candidate]:
+def _mark_newest(found: list[Candidate]) -> list[Candidate]:
     """Mark the newest candidate of each run; one without a step counts as the end of its run."""
     last: dict[str, tuple[bool, int]] = {}
     for one in found:
@@ -112,17 +112,17 @@ def _late(one: Candidate) -> tuple[bool, int]:
 Placed = tuple["Detection", Whereabouts, "float | None"]
 
 
-def _placed(
+def _place(
     route: Route, products: Collection[str], tell: Callable[[Omission], None]
 ) -> Iterator[tuple[Detection, Whereabouts]]:
-    def skipped(one: SkippedPath) -> None:
+    def skip(one: SkippedPath) -> None:
         if one.error is not None:
             tell(_unusable(one.uri, one.error))
             return
         tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"
-    for found in walk(route.place(route.root), skipped, route.min_age, newest=latest):
+    for found in walk(route.place(route.root), skip, route.min_age, newest=latest):
         where = whereabouts(route.root, found)
         assert where is not None  # discover looks below the root only
         reason = refusal(route, found, where)
@@ -145,7 +145,7 @@ def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
     return receipt is not None and not is_live(receipt.source.uri)
 
 
-def _selected(
+def _select(
     route: Route, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
     """The selected checkpoints of each run, newest first; one without a step counts as the end of its run."""
@@ -220,7 +220,7 @@ def _candidate(
             members = list(opened.reader.members())
             mark = present_fingerprint(opened)
         since = route.selection.since
-        written = modified(place, members) if since is not None else None
+        written = modified_time(place, members) if since is not None else None
     except NotFoundError:
         tell(Omission(found.uri, "vanished", "it was removed during the survey"))
         return None

@@ -1,7 +1,7 @@
 """child: start child processes that files in a checkpoint or working folder cannot influence.
 
-`run` starts a module in a child process of this interpreter and waits for it; `started` has one run beside the caller.
-The child process
+`run` starts a module in a child process of this interpreter and waits for it; `child_process` has one run beside the
+caller. The child process
 
 - imports nothing from the working folder: it starts with `-P`, in an empty private folder that is removed afterwards,
   and imports wherry from the same folder as this process;
@@ -98,14 +98,14 @@ def limits(*, seconds: float, memory: int) -> Limits:
     Raises:
         UsageError: a limit is not a valid duration or size.
     """
-    configured = service("settings").configured
+    configured = service("settings").configured_value
     timeout = os.environ.get(_TIMEOUT) or configured("child.timeout")
     most = os.environ.get(_MEMORY) or configured("child.memory")
     return Limits(duration(timeout) if timeout else seconds, parse_size(most) if most else memory)
 
 
 class Child:
-    """A child process; see `started`."""
+    """A child process; see `child_process`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], output: IO[bytes], errors: IO[bytes], purpose: str
@@ -170,14 +170,14 @@ def run(
     """
     with (
         _interrupted_by_sigterm(),
-        started(module, words, purpose=purpose, text=text, variables=variables) as child,
+        child_process(module, words, purpose=purpose, text=text, variables=variables) as child,
     ):
         child.wait(limits)
         return child.result()
 
 
 @contextmanager
-def started(
+def child_process(
     module: str,
     words: Sequence[str] = (),
     *,

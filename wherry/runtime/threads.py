@@ -2,8 +2,8 @@
 
 A crew carries out tasks in order with several threads, until all are done or one fails.
 
-`uncollected` pauses garbage collection while large acyclic data is made, such as the metadata of a checkpoint of very
-many tensors: collecting takes a third of that time.
+`without_collection` pauses garbage collection while large acyclic data is made, such as the metadata of a checkpoint of
+very many tensors: collecting takes a third of that time.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _await(running: set[Future[None]]) -> None:
 
 
 @contextmanager
-def uncollected() -> Generator[None]:
+def without_collection() -> Generator[None]:
     """Disable garbage collection while the block runs."""
     enabled = gc.isenabled()
     gc.disable()

@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from wherry.core.units import counted, short, show_size
+from wherry.core.units import plural, short, show_size
 from wherry.errors import NotFoundError
 from wherry.site.pictures import bar, timeline
 from wherry.site.shell import Page, link, shell, text
@@ -49,7 +49,7 @@ def _checkpoints(contents: SiteContents, query: Mapping[str, str]) -> Page:
         '<form role="search" action="/"><input name="q" type="search" aria-label="Search checkpoints" '
         f'placeholder="Path, digest, format, family or model" value="{text(words)}"><button>Search</button></form>'
     )
-    number = counted(len(found), "checkpoint")
+    number = plural(len(found), "checkpoint")
     of_all = f"{number} of {len(contents.entries):,}" if words else number
     body = f"{form}<p>{text(of_all)}</p>{_rows(_entries(found), len(found), 'no checkpoint')}"
     return shell("Checkpoints", body, ledger=contents.ledger, here="/")
@@ -59,7 +59,7 @@ def _runs(contents: SiteContents, query: Mapping[str, str]) -> Page:
     run = query.get("run")
     if run is None:
         rows = (
-            f"<li>{link('/runs', name, run=name)}<p class=facts>{text(counted(len(entries), 'checkpoint'))}</p>"
+            f"<li>{link('/runs', name, run=name)}<p class=facts>{text(plural(len(entries), 'checkpoint'))}</p>"
             f"{timeline(entries)}</li>"
             for name, entries in contents.runs.items()
         )
@@ -86,7 +86,7 @@ def _storage(contents: SiteContents, _query: Mapping[str, str]) -> Page:
         f"{bar(nbytes / total)}</li>"
         for nbytes, run in kept
     )
-    lead = f"{show_size(total)} of tensors in {counted(len(kept), 'run')}"
+    lead = f"{show_size(total)} of tensors in {plural(len(kept), 'run')}"
     body = f"<p>{text(lead)}</p>{_rows(rows, len(kept), 'no run')}"
     return shell("Storage", body, ledger=contents.ledger, here="/storage")
 
@@ -156,12 +156,12 @@ def _entry(entry: CatalogEntry, attribute: str) -> str:
     ]  # fmt: skip
     return (
         f"<li{attribute}>{link(f'/lineage/{digest}', entry.uri, fragment=digest)}{gone}"
-        f'<p class="facts">{text(" · ".join(filter(None, facts)))} {_verified(entry.verified)}</p>'
+        f'<p class="facts">{text(" · ".join(filter(None, facts)))} {_verification_text(entry.verified)}</p>'
         f'<p class="facts"><code>{link("/", short(digest), fragment=digest, q=digest)}</code></p></li>'
     )
 
 
-def _verified(verified: str) -> str:
+def _verification_text(verified: str) -> str:
     if not verified:
         return ""
     verdict = verified.rpartition(": ")[2]

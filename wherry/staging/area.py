@@ -87,7 +87,7 @@ def left_for(parent: Path, name: str) -> Iterator[FormerArea]:
             yield FormerArea(path)
 
 
-def distrusted(area: Path) -> str | None:
+def distrust_reason(area: Path) -> str | None:
     """Why an area is not trusted to belong to this user; None if it is trusted.
 
     Raises:

@@ -155,16 +155,16 @@ def _clean_one(
     """Remove an area if that is safe; None if it no longer exists."""
     judgement = judged[area.lease] if area.lease and area.is_quiet else None
     if not area.is_quiet:
-        return _kept(area, _YOUNG)
+        return _kept_report(area, _YOUNG)
     if judgement and judgement.verdict is Verdict.ALIVE:
-        return _kept(area, _HELD)
+        return _kept_report(area, _HELD)
     if dry_run:
-        return _kept(area, "dry run")
+        return _kept_report(area, "dry run")
     try:
         with Lease(area.lease, str(area.path), judgement) if area.lease else nullcontext():
             return _remove(area, min_age)
     except TargetInUseError:
-        return _kept(area, _HELD)
+        return _kept_report(area, _HELD)
     except StorageError as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _FULL:
             raise
@@ -180,7 +180,7 @@ def _remove(
         if now is None:
             return None
         if not now.is_quiet:
-            return _kept(area, _YOUNG)
+            return _kept_report(area, _YOUNG)
         remove(put_away(area.path))
     return CleanReport(str(area.path), area.nbytes, removed=True, reason="stale")
 
@@ -188,14 +188,14 @@ def _remove(
 def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: float) -> CleanReport | None:
     """Remove an area on a full disk: a rename excludes other runs and needs no space, unlike a lease."""
     if area.lease is None or judgement is None or see(area.lease) != judgement.sighting:
-        return _kept(area, _HELD)
+        return _kept_report(area, _HELD)
     if area.path == area.lease:
-        return _kept(area, "no space to take its lease")
+        return _kept_report(area, "no space to take its lease")
     try:
         return _remove(area, min_age, set_aside)
     except FileNotFoundError:
         return None  # another run has resumed it
 
 
-def _kept(area: _Area, reason: str) -> CleanReport:
+def _kept_report(area: _Area, reason: str) -> CleanReport:
     return CleanReport(str(area.path), area.nbytes, removed=False, reason=reason)

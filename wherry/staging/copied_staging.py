@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 from wherry.errors import MismatchError, TargetExistsError, storage_errors
 from wherry.objects.hub_commit import HubCommit
 from wherry.objects.stores import object_store
-from wherry.staging.hub_repository import CARD, card, inside, required
+from wherry.staging.hub_repository import CARD, card, inside, require_path
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.folders import remove_leftover
@@ -148,7 +148,7 @@ class CopiedStaging:
         """Put each file whole, the commit member last."""
         target = self.target
         if target.exists():
-            raise _appeared(target)
+            raise _appeared_error(target)
         if beside is not None:
             target.parent.join(sidecar_name(target.name)).put(beside)
         files = dict(self._files())
@@ -161,7 +161,7 @@ class CopiedStaging:
                 try:
                     target.store.put(path, file.read_bytes(), create_only=name in ("", marker))
                 except FileExistsError as error:
-                    raise _appeared(target) from error
+                    raise _appeared_error(target) from error
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """The path in the store of each staged file."""
@@ -186,7 +186,7 @@ class HubStaging(CopiedStaging):
         Raises:
             UsageError: the target names no repository.
         """
-        place = required(target)
+        place = require_path(target)
         super().__init__(target, ())
         self._place, self._identity = place, identity
 
@@ -205,7 +205,9 @@ class HubStaging(CopiedStaging):
         assert isinstance(store, FsspecStore), "hf:// has no other"
         files = {inside(path): file for path, file in self._files()}
         if beside is not None:
-            files[inside(self.target.parent.join(sidecar_name(self.target.name)).path)] = self._kept(beside)
+            files[inside(self.target.parent.join(sidecar_name(self.target.name)).path)] = self._keep_file(
+                beside
+            )
         elif not self._place.path and not self.location.join(CARD).exists():
             self._add_card(files)
         with storage_errors(self.target.uri), HubCommit(store, self._place, files, self._identity) as commit:
@@ -217,9 +219,9 @@ class HubStaging(CopiedStaging):
     def _add_card(self, files: dict[str, Path]) -> None:
         """Describe the checkpoint on the page of its repository, unless that has one."""
         if not self.target.join(CARD).exists():
-            files[CARD] = self._kept(card(read_sidecar(self.location)).encode())
+            files[CARD] = self._keep_file(card(read_sidecar(self.location)).encode())
 
-    def _kept(self, data: bytes) -> Path:
+    def _keep_file(self, data: bytes) -> Path:
         """A file of the temporary folder with some bytes."""
         path = self.folder / f"wherry-{len(list(self.folder.iterdir()))}"
         path.write_bytes(data)
@@ -265,7 +267,7 @@ def require_same(place: Location, file: Path) -> None:
                 )
 
 
-def _appeared(target: Location) -> TargetExistsError:
+def _appeared_error(target: Location) -> TargetExistsError:
     return TargetExistsError(
         "target already exists; it was created during the conversion",
         uri=target.uri,

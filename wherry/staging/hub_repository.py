@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UsageError
 from wherry.objects.hub_commit import BLANK, leftover_branches, no_repository, remove_branch
-from wherry.remote.hub import PROTOCOL, HubPath, parsed
+from wherry.remote.hub import PROTOCOL, HubPath, parse_hub_path
 from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def clean_repository(
         NotFoundError: the repository does not exist.
         StorageError: the Hub failed.
     """
-    store, place = root.store, required(root)
+    store, place = root.store, require_path(root)
     assert isinstance(store, FsspecStore), "hf:// has no other"
     try:
         found = leftover_branches(store, place)
@@ -65,13 +65,13 @@ def clean_repository(
             yield uri, 0, True, "stale"
 
 
-def required(target: Location) -> HubPath:
+def require_path(target: Location) -> HubPath:
     """The repository and the path of a target.
 
     Raises:
         UsageError: it names no repository.
     """
-    place = parsed(target.path)
+    place = parse_hub_path(target.path)
     if place is None:
         raise UsageError(
             "the URI names no repository", uri=target.uri, cure="write hf://OWNER/NAME@BRANCH/PATH"
@@ -85,7 +85,7 @@ def is_blank(target: Location) -> bool:
     Raises:
         StorageError: the storage failed.
     """
-    place = parsed(target.path) if target.store.protocol == PROTOCOL else None
+    place = parse_hub_path(target.path) if target.store.protocol == PROTOCOL else None
     if place is None or place.path:
         return False
     return all(entry.name in BLANK and not entry.is_dir for entry in target.entries())
@@ -115,6 +115,6 @@ def _rows(sidecar: Sidecar) -> list[tuple[str, str]]:
 
 def inside(path: str) -> str:
     """The path in its repository of a path in the store."""
-    found = parsed(path)
+    found = parse_hub_path(path)
     assert found is not None, "the target is in a repository"
     return found.path

@@ -46,7 +46,7 @@ def in_use(uri: str) -> Generator[None]:
         uri: the checkpoint itself, as its detection names it.
     """
     location = locate(uri)
-    mark = _marked(location) if sidecar_location(location).exists() else None
+    mark = _hold_mark(location) if sidecar_location(location).exists() else None
     try:
         yield
     finally:
@@ -56,10 +56,10 @@ def in_use(uri: str) -> Generator[None]:
 
 def is_in_use(uri: str) -> bool:
     """Whether a running job reads the checkpoint."""
-    return bool(used([uri]))
+    return bool(uris_in_use([uri]))
 
 
-def used(uris: Iterable[str]) -> set[str]:
+def uris_in_use(uris: Iterable[str]) -> set[str]:
     """The checkpoints that running jobs read; all marks are watched at the same time, and void marks are removed."""
     marks = {mark: uri for uri in uris for mark in _marks(locate(uri))}
     found = judge(marks)
@@ -70,7 +70,7 @@ def used(uris: Iterable[str]) -> set[str]:
     return {marks[mark] for mark, judgement in found.items() if judgement.verdict is Verdict.ALIVE}
 
 
-def _marked(location: Location) -> Lease | None:
+def _hold_mark(location: Location) -> Lease | None:
     """A mark that is held; None if none could be created."""
     error: BaseException | None = None
     for made in (_beside, _at_home):

@@ -36,7 +36,7 @@ def journal_key() -> bytes:
     """
     given = os.environ.get(KEY_ENV)
     if given is None:
-        text = _kept()
+        text = _stored_key()
     elif len(given) >= _SHORTEST:
         text = os.fsencode(given)  # the variable may hold any bytes
     else:
@@ -47,11 +47,11 @@ def journal_key() -> bytes:
     return hashlib.sha256(b"wherry-journal-key" + text).digest()
 
 
-def _kept() -> bytes:
+def _stored_key() -> bytes:
     """The random key in the home; a key for this run alone if the home cannot store it."""
     try:
         path = ensure_home() / _NAME
-        return _read(path) or _made(path)
+        return _read(path) or _create_key(path)
     except OSError as error:
         _log.warning(
             "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
@@ -83,7 +83,7 @@ def _read(path: Path) -> bytes | None:
     return text
 
 
-def _made(path: Path) -> bytes:
+def _create_key(path: Path) -> bytes:
     """Create the key; if several runs create it at the same time, the first one wins."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -130,7 +130,7 @@ class Lease:
             TargetInUseError: another run has taken it over.
             OSError: the storage failed.
         """
-        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+        with _lock(self._descriptor, _LOCK_SECONDS) as locked:
             if not locked or not self.holds():
                 raise self.lost()
             yield
@@ -144,7 +144,7 @@ class Lease:
             draft = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
             self._open(draft)
             try:
-                if self._created(draft) or self._replaced(draft):
+                if self._create(draft) or self._replace(draft):
                     return
             except FileNotFoundError:  # the holder removed the draft, or the folder no longer exists
                 if not self._path.parent.is_dir():
@@ -177,7 +177,7 @@ class Lease:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _created(self, draft: Path) -> bool:
+    def _create(self, draft: Path) -> bool:
         """Take the lease if it is free; whether it was."""
         try:
             os.link(draft, self._path)
@@ -200,7 +200,7 @@ class Lease:
                 os.close(draft)
         return True
 
-    def _replaced(self, draft: Path) -> bool:
+    def _replace(self, draft: Path) -> bool:
         """Take over a lease whose owner has ended or does not renew it; False if the lease changed meanwhile.
 
         Raises:
@@ -233,7 +233,7 @@ class Lease:
 
     def _release(self) -> bool:
         """Remove the lease if it is still held; False if another run holds its lock."""
-        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+        with _lock(self._descriptor, _LOCK_SECONDS) as locked:
             if not locked:
                 return False
             if self.holds():
@@ -284,7 +284,7 @@ def _locked_path(path: Path) -> Generator[bool]:
         except OSError:
             continue  # another user's, a link, or a socket
         try:
-            with _locked(descriptor, 0) as locked:
+            with _lock(descriptor, 0) as locked:
                 yield locked
         finally:
             os.close(descriptor)
@@ -293,7 +293,7 @@ def _locked_path(path: Path) -> Generator[bool]:
 
 
 @contextmanager
-def _locked(descriptor: int, patience: float) -> Generator[bool]:
+def _lock(descriptor: int, patience: float) -> Generator[bool]:
     """Whether an exclusive lock was acquired within some seconds; True if the storage does not support locks."""
     deadline, supported = time.monotonic() + patience, True
     while True:

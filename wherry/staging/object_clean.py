@@ -23,7 +23,7 @@ from wherry.staging.lease_watch import MOST_BYTES, Verdict, owner_in, verdict_of
 from wherry.staging.object_journal import NAME, without_parts
 from wherry.staging.object_lease import ObjectLease
 from wherry.staging.object_staging import areas_of, is_committed
-from wherry.storage.ages import modified
+from wherry.storage.ages import modified_time
 from wherry.storage.folders import PREFIX, is_staging
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import sidecar_name
@@ -171,7 +171,7 @@ def _age(left: Leftover) -> float:
     if left.lease and (lease := left.lease_place.stat()):
         names.append((left.lease_place.parent, lease))
     try:
-        times = [modified(folder, [entry]) for folder, entry in names]
+        times = [modified_time(folder, [entry]) for folder, entry in names]
     except (UnsupportedError, NotFoundError):
         return time.time()
     return (datetime.now(UTC) - max(times)).total_seconds() if times else time.time()
@@ -197,7 +197,7 @@ def _remove(left: Leftover, store: ObjectStore) -> int:
 def _orphans(left: Leftover, store: ObjectStore) -> Iterator[tuple[str, StoredObject]]:
     """The objects of an uncommitted target, with the sidecar of a file, that runs of the journals have made."""
     for area in left.areas:
-        runs, members = _told(area)
+        runs, members = _journal_facts(area)
         if members is None or is_committed(left.target, members):
             continue
         below = (left.target.join(entry.name) for entry in without_parts(objects_below(left.target)))
@@ -208,7 +208,7 @@ def _orphans(left: Leftover, store: ObjectStore) -> Iterator[tuple[str, StoredOb
                 yield path, found
 
 
-def _told(area: Location) -> tuple[set[str], tuple[str, ...] | None]:
+def _journal_facts(area: Location) -> tuple[set[str], tuple[str, ...] | None]:
     """The runs that a journal names, and the commit members of its target; None if it cannot be read."""
     runs, members = set[str](), None
     for entry in area.entries():

@@ -113,7 +113,7 @@ class ObjectLease:
 
     def _take(self) -> None:
         for _attempt in range(_ATTEMPTS):
-            mark = self._judged()
+            mark = self._judge()
             with suppress(FileExistsError):  # another run was faster
                 self._mark = self._store.put_object(
                     self._place.path, self._text(0), self.token, replaces=mark
@@ -121,7 +121,7 @@ class ObjectLease:
                 return
         raise self._in_use(None)
 
-    def _judged(self) -> str:
+    def _judge(self) -> str:
         """The mark of a lease that may be replaced; empty if there is none.
 
         Raises:

@@ -17,7 +17,7 @@ from wherry.staging.area import (
     SIDECAR,
     SPILL,
     copy_area,
-    distrusted,
+    distrust_reason,
     left_for,
     set_aside,
     take_up,
@@ -67,7 +67,7 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Area
     same = [left for left in left_for(area.parent, name) if left.identity and left.identity == identity]
     for left in sorted(same, key=lambda left: _progress(left, lease), reverse=True):
         with suppress(FileNotFoundError):  # the former owner resumed and removed it
-            reason = distrusted(left.path)
+            reason = distrust_reason(left.path)
             if reason is None:
                 opening.former = take_up(left, area, lease.dead)
                 opening.is_new = opening.former is not None
@@ -101,7 +101,7 @@ def complete(opening: AreaHistory, area: Path) -> None:
 def _progress(left: FormerArea, lease: Lease) -> tuple[int, bool]:
     """The order in which areas are resumed: most recorded moves first, then those that need no copy."""
     try:
-        lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
+        lines = [] if distrust_reason(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
     except FileNotFoundError:
         return 0, False
     return len(lines), left.is_abandoned(lease.dead)

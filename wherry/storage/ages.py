@@ -26,7 +26,7 @@ def age_of(location: Location) -> float | None:
     return max(time.time() - max(marks) / _NANOSECONDS, 0.0) if marks else None
 
 
-def modified(place: Location, members: Iterable[Entry]) -> datetime:
+def modified_time(place: Location, members: Iterable[Entry]) -> datetime:
     """When the newest file of a checkpoint was written; UTC.
 
     Raises:

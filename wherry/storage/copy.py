@@ -49,7 +49,7 @@ _NOT_HERE = (
 )
 
 
-def listed(folder: Location) -> dict[str, Entry]:
+def list_files(folder: Location) -> dict[str, Entry]:
     """Every file below a folder by its relative name.
 
     Raises:
@@ -116,8 +116,8 @@ def carry_file(
         target.open("xb", buffering=0) as writing,
     ):
         size = os.fstat(reading.fileno()).st_size
-        way = REFLINK if _cloned(reading.fileno(), writing.fileno()) else COPY
-        pieces = [size] if way == REFLINK else _copied(reading.fileno(), writing.fileno(), 0, size)
+        way = REFLINK if _clone(reading.fileno(), writing.fileno()) else COPY
+        pieces = [size] if way == REFLINK else _copy_range(reading.fileno(), writing.fileno(), 0, size)
         for count in pieces:
             report(count)
         os.fsync(writing.fileno())
@@ -130,7 +130,7 @@ def carry_file(
     return way, size
 
 
-def _cloned(reading: int, writing: int) -> bool:
+def _clone(reading: int, writing: int) -> bool:
     try:
         fcntl.ioctl(writing, _FICLONE, reading)
     except OSError as error:
@@ -153,15 +153,15 @@ def copy_written(source: Path, target: Path) -> None:
     """
     with source.open("rb", buffering=0) as reading, target.open("xb", buffering=0) as writing:
         size = os.fstat(reading.fileno()).st_size
-        if not _cloned(reading.fileno(), writing.fileno()):
-            for start, stop in _written(reading.fileno(), size):
-                for _count in _copied(reading.fileno(), writing.fileno(), start, stop):
+        if not _clone(reading.fileno(), writing.fileno()):
+            for start, stop in _written_ranges(reading.fileno(), size):
+                for _count in _copy_range(reading.fileno(), writing.fileno(), start, stop):
                     pass
             os.ftruncate(writing.fileno(), size)
         os.fsync(writing.fileno())
 
 
-def _written(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+def _written_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
     """The ranges of a file that hold data; the whole file if the file system cannot report them."""
     start = 0
     while start < size:
@@ -178,7 +178,7 @@ def _written(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _copied(reading: int, writing: int, at: int, stop: int) -> Iterator[int]:
+def _copy_range(reading: int, writing: int, at: int, stop: int) -> Iterator[int]:
     """Copy piece by piece; yields the number of bytes of each piece."""
     inside = True
     while at < stop:

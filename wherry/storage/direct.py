@@ -77,13 +77,13 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
     body = buffer[parts.body - offset : parts.tail - offset]
     with opened_regular(path, root=root) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
-            return _filled(plain, offset, buffer)
+            return _fill(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
-        done = _filled(plain, offset, buffer[: parts.body - offset])
+        done = _fill(plain, offset, buffer[: parts.body - offset])
         if done < parts.body - offset:
             return done
         done += _straight(path, root, plain, parts.body, body)
-        return done if done < parts.tail - offset else done + _filled(plain, parts.tail, buffer[done:])
+        return done if done < parts.tail - offset else done + _fill(plain, parts.tail, buffer[done:])
 
 
 def _straight(path: str, root: Root | None, plain: int, offset: int, body: memoryview) -> int:
@@ -99,10 +99,10 @@ def _straight(path: str, root: Root | None, plain: int, offset: int, body: memor
     except OSError as error:
         if error.errno not in NO_DIRECT:
             raise
-    return done + _filled(plain, offset + done, body[done:])
+    return done + _fill(plain, offset + done, body[done:])
 
 
-def _filled(file: int, offset: int, buffer: memoryview) -> int:
+def _fill(file: int, offset: int, buffer: memoryview) -> int:
     done = 0
     while done < len(buffer):
         count = os.preadv(file, [buffer[done:]], offset + done)

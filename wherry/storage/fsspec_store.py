@@ -17,12 +17,18 @@ from wherry.errors import (
 )
 from wherry.remote import azure, hub
 from wherry.remote.buffer_fill import BufferFill
-from wherry.remote.errors import bucket_not_found, library_errors, translated
+from wherry.remote.errors import bucket_not_found, library_errors, translate_error
 from wherry.remote.failures import FORBIDDEN
-from wherry.remote.filesystems import awaited, in_thread, open_filesystem, refresh_login, timed
+from wherry.remote.filesystems import (
+    call_async,
+    call_with_deadline,
+    in_thread,
+    open_filesystem,
+    refresh_login,
+)
 from wherry.remote.listings import PAGES
 from wherry.remote.range_reads import FILLS, fill
-from wherry.remote.retries import RetryPolicy, attempted, storage_timeout
+from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.location import Entry
 from wherry.storage.protocols import protocol_of
 
@@ -69,7 +75,7 @@ class FsspecStore:
             EOFError: a range begins at the end of the file, or after it.
             WherryError: see `translated`.
         """
-        return self._attempted(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
+        return self._attempt(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
 
     def request(self, path: str, function: Callable[[Any], Awaitable[_T]], nbytes: int = 0) -> _T:
         """Await a function of the asynchronous file system, as often as the policy allows.
@@ -87,9 +93,9 @@ class FsspecStore:
         def once(seconds: float) -> _T:
             with self._named_errors(path):
                 refresh_login(self.fs, seconds)
-                return awaited(self.fs, lambda: function(self.fs), seconds)
+                return call_async(self.fs, lambda: function(self.fs), seconds)
 
-        return self._attempted(path, once, nbytes)
+        return self._attempt(path, once, nbytes)
 
     def transfer(self, path: str, once: Callable[[float], _T], nbytes: int) -> _T:
         """Call a function in this thread, as often as the policy allows.
@@ -107,7 +113,7 @@ class FsspecStore:
                 refresh_login(self.fs, seconds)
                 return once(seconds)
 
-        return self._attempted(path, named, nbytes)
+        return self._attempt(path, named, nbytes)
 
     def run(self, path: str, call: Callable[[], _T], nbytes: int = 0) -> _T:
         """Call a function in a thread, as often as the policy allows.
@@ -126,7 +132,7 @@ class FsspecStore:
             with self._named_errors(path):
                 return in_thread(call, seconds)
 
-        return self._attempted(path, once, nbytes)
+        return self._attempt(path, once, nbytes)
 
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
@@ -137,7 +143,7 @@ class FsspecStore:
 
         try:
             full = self._full(path)
-            return self._entry(self._attempted(path, once, 0))
+            return self._entry(self._attempt(path, once, 0))
         except FileNotFoundError:
             self.require_bucket(path)
             return None
@@ -258,7 +264,7 @@ class FsspecStore:
             except FileNotFoundError as error:
                 raise bucket_not_found(self.protocol, path) from error
 
-        self._attempted(path, once, len(data))
+        self._attempt(path, once, len(data))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Delete an object, or everything below a prefix.
@@ -279,12 +285,12 @@ class FsspecStore:
                 if sent == 1:
                     raise  # else an attempt whose answer was lost has deleted it
 
-        self._attempted(path, once, 0)
+        self._attempt(path, once, 0)
 
-    def _attempted(self, path: str, once: Callable[[float], Any], nbytes: int) -> Any:
+    def _attempt(self, path: str, once: Callable[[float], Any], nbytes: int) -> Any:
         if protocol_of(self.protocol).in_process:
             return once(self.policy.timeout)
-        result = attempted(
+        result = call_with_retries(
             once,
             f"{self.protocol}://{path}",
             self.policy,
@@ -299,7 +305,7 @@ class FsspecStore:
             if isinstance(name, str) and protocol_of(self.protocol).in_process:
                 return getattr(self.fs, name)(*args, **kwargs)
             refresh_login(self.fs, seconds)
-            return timed(self.fs, name, seconds, *args, **kwargs)
+            return call_with_deadline(self.fs, name, seconds, *args, **kwargs)
 
     @contextmanager
     def _named_errors(self, path: str) -> Generator[None]:
@@ -342,13 +348,13 @@ class FsspecStore:
     def _bucket(self, path: str) -> str:
         return f"{self.protocol}://{path.partition('/')[0]}"
 
-    def _pinned(self, path: str) -> str:
-        place = hub.parsed(path)
+    def _pin(self, path: str) -> str:
+        place = hub.parse_hub_path(path)
         if place is None:
             return path
         root = replace(place, path="")
         if root not in self._commits:
-            seek = partial(hub.pinned, self.fs, root)
+            seek = partial(hub.pin_revision, self.fs, root)
             self._commits[root] = self.run(path, seek)
         return replace(self._commits[root], path=place.path).text
 
@@ -359,7 +365,7 @@ class FsspecStore:
     def _full(self, path: str) -> str:
         """A path as the library takes it; on hf://, in the commit that was seen first."""
         if self.protocol == hub.PROTOCOL:
-            return self._pinned(path)
+            return self._pin(path)
         return f"{self.protocol}://{path}" if protocol_of(self.protocol).whole_uris else path
 
     def _entry(self, row: dict[str, Any]) -> Entry:
@@ -387,7 +393,7 @@ def remote_store(protocol: str) -> FsspecStore:
             f"unknown storage protocol {protocol}://", cure="use file, gs, s3, az, hf, https or memory"
         ) from error
     except Exception as error:
-        raise translated(error, protocol, "") or error from error
+        raise translate_error(error, protocol, "") or error from error
 
 
 def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:

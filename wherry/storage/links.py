@@ -71,7 +71,7 @@ def allowed_roots() -> tuple[str, ...]:
     folders = (
         [one for one in stated.split(os.pathsep) if one]
         if stated
-        else service("settings").configured("links") or ()
+        else service("settings").configured_value("links") or ()
     )
     return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
 

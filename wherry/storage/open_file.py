@@ -50,7 +50,7 @@ def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONL
         HostileError: it is a FIFO, a socket or a device, or a link points to a forbidden place.
         OSError: it cannot be opened; `IsADirectoryError` for a folder.
     """
-    descriptor = _opened(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
+    descriptor = _open(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
     try:
         _require_admitted(descriptor, path, root)
         _require_regular(descriptor, path)
@@ -83,7 +83,7 @@ def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
         HostileError: a link points to a forbidden place.
         OSError: it cannot be opened; `NotADirectoryError` for a file.
     """
-    descriptor = _opened(path, os.O_RDONLY | os.O_DIRECTORY, 0)
+    descriptor = _open(path, os.O_RDONLY | os.O_DIRECTORY, 0)
     try:
         _require_admitted(descriptor, path, root)
         yield descriptor
@@ -132,7 +132,7 @@ def written_link_refusal(path: str) -> HostileError:
     return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
 
 
-def _opened(path: str, flags: int, mode: int) -> int:
+def _open(path: str, flags: int, mode: int) -> int:
     try:
         return os.open(path, flags | _ALWAYS, mode)
     except OSError as error:

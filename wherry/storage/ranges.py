@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GAP = 1 << 20  # a smaller gap between two ranges is read with them
 LARGEST = 8 << 20  # bytes of one request at most; the parts of a larger range have at least half
-MOST_REQUESTS = 12  # at a time: 96 MiB, so that a conversion stays within 250 MB
+MOST_REQUESTS = 10  # at a time: 80 MiB, so that a conversion stays within 250 MB
 _DEFAULT_MEMORY = 64 << 20
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()

@@ -22,9 +22,9 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.text.json_scan import scan_json
-from wherry.text.limits import JsonLimits, beyond, scaled
+from wherry.text.limits import JsonLimits, beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,8 +121,8 @@ def read_sidecar(location: Location) -> Sidecar | None:
     """
     place = sidecar_location(location)
     try:
-        with uncollected():
-            data = _scanned(place)
+        with without_collection():
+            data = _scan(place)
     except NotFoundError:
         return None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -132,7 +132,7 @@ def read_sidecar(location: Location) -> Sidecar | None:
     return _decode(data, place.uri)
 
 
-def _scanned(place: Location) -> Any:
+def _scan(place: Location) -> Any:
     """The JSON of a sidecar, with tensors and leaves already decoded."""
     counted = 0
 
@@ -140,12 +140,12 @@ def _scanned(place: Location) -> Any:
         nonlocal counted
         found = _leaves(text)
         counted += len(found)
-        if counted > scaled(_MOST_LEAVES):
-            raise beyond("the sidecar", scaled(_MOST_LEAVES), "leaves", uri=place.uri)
+        if counted > scale_limit(_MOST_LEAVES):
+            raise beyond("the sidecar", scale_limit(_MOST_LEAVES), "leaves", uri=place.uri)
         return found
 
     rows: Rows = {"manifest": {"tensors": lambda _number, row: tensor_row(row)}, "leaves": {"*": leaves}}
-    pieces = place.metadata(scaled(MOST_SIDECAR))
+    pieces = place.metadata(scale_limit(MOST_SIDECAR))
     return scan_json(pieces, "the sidecar", rows, uri=place.uri, limits=_LIMITS, cure=_CURE)
 
 
@@ -157,7 +157,7 @@ def readable_sidecar(location: Location) -> Sidecar | None:
         return None
 
 
-def unrecorded(sidecar: Sidecar, found: Manifest) -> list[str]:
+def unrecorded_companions(sidecar: Sidecar, found: Manifest) -> list[str]:
     """Names of companion files that were added after the sidecar was written; signatures do not count."""
     known = {companion.name for companion in sidecar.manifest.companions}
     return sorted({companion.name for companion in found.companions} - known - {SIGNATURE_NAME})

@@ -67,7 +67,7 @@ class LocalStore:
     def entries(self, path: str) -> list[Entry]:
         """See Store. A broken link has size -1, so that it is not mistaken for a missing file."""
         with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
-            return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
+            return sorted((self._scan_folder(path, entry) for entry in found), key=lambda entry: entry.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
@@ -95,7 +95,7 @@ class LocalStore:
             file.flush()
             os.fsync(file.fileno())
 
-    def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
+    def _scan_folder(self, folder: str, entry: os.DirEntry[str]) -> Entry:
         try:
             status = entry.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -218,11 +218,11 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
         UsageError: the URI is empty, is a model URI, or carries credentials.
         MissingExtraError: the package for its protocol is not installed.
     """
-    found = _located(os.fspath(uri))
+    found = _locate(os.fspath(uri))
     return replace(found, opaque=opaque) if opaque else found
 
 
-def _located(text: str) -> Location:
+def _locate(text: str) -> Location:
     if not text:
         raise UsageError("empty URI", cure="pass a path or a storage URI")
     if text.startswith(("models:/", "wherry://")):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wherry.errors import WherryError
 from wherry.runtime.child import command
-from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replaced, small_steps
+from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replace_value, small_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +152,7 @@ def _supervise(request: dict[str, Any], stopped: dict[int, int]) -> Outcome:
             os.close(reading)
             _be_child(order, writing)
         os.close(writing)
-    outcome = _awaited(child, reading, after)
+    outcome = _await_child(child, reading, after)
     if outcome.stopped:
         stopped[child] = reading
     else:
@@ -160,7 +160,7 @@ def _supervise(request: dict[str, Any], stopped: dict[int, int]) -> Outcome:
     return outcome
 
 
-def _awaited(child: int, reading: int, after: float | None) -> Outcome:
+def _await_child(child: int, reading: int, after: float | None) -> Outcome:
     """Wait for a child; its report is read while it is written."""
     deadline, report = time.monotonic() + (after or 0), b""
     while True:
@@ -227,12 +227,12 @@ def _surround(order: Order, stack: ExitStack) -> None:
     """Set up the environment of an order."""
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
-        stack.enter_context(replaced("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
+        stack.enter_context(replace_value("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
     if not order.locks:
-        stack.enter_context(replaced("fcntl:flock", failing(errno.ENOLCK)))
+        stack.enter_context(replace_value("fcntl:flock", failing(errno.ENOLCK)))
     if order.ahead:
         now = time.time
-        stack.enter_context(replaced("time:time", lambda: now() + order.ahead))
+        stack.enter_context(replace_value("time:time", lambda: now() + order.ahead))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import sidecar_name
-from wherry.testing.faults import replaced
+from wherry.testing.faults import replace_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,7 +142,9 @@ class Disk:
     def __enter__(self) -> Self:
         self._adopt(self._root)
         for name in (*_SYNCS, *_REMOVALS, *_RENAMES, *_OTHERS):
-            self._stack.enter_context(replaced(f"os:{name}", partial(self._called, name, getattr(os, name))))
+            self._stack.enter_context(
+                replace_value(f"os:{name}", partial(self._call, name, getattr(os, name)))
+            )
         return self
 
     def __exit__(
@@ -164,23 +166,23 @@ class Disk:
 
     # System calls.
 
-    def _called(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         with self._lock:
             self._look(name)
             if name in _SYNCS:
-                return self._synced(name, function, arguments[0])
+                return self._sync(name, function, arguments[0])
             if name in (*_REMOVALS, *_RENAMES):
-                return self._removed(name, function, arguments, options)
+                return self._remove(name, function, arguments, options)
         return function(*arguments, **options)
 
-    def _synced(self, name: str, function: Callable[..., Any], file: Any) -> Any:
+    def _sync(self, name: str, function: Callable[..., Any], file: Any) -> Any:
         """Record the state before the sync: data that is written while it runs may be lost."""
         descriptor = file if isinstance(file, int) else file.fileno()
         place = Path(f"/proc/self/fd/{descriptor}")
         path, status = place.readlink(), os.fstat(descriptor)
         if not path.is_relative_to(self._root):
             return function(file)
-        names = self._listed(path) if stat.S_ISDIR(status.st_mode) else {}
+        names = self._list_nodes(path) if stat.S_ISDIR(status.st_mode) else {}
         contents = self._bytes(place) if stat.S_ISREG(status.st_mode) else _LOST
         done = function(file)
         node = self._node(status)
@@ -189,7 +191,7 @@ class Disk:
             self._keep(f"{name} {path.relative_to(self._root)}")
         return done
 
-    def _removed(
+    def _remove(
         self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """Forget the node of a removed file, since its inode number will be reused."""
@@ -238,7 +240,7 @@ class Disk:
 
     def _differing(self, folder: Path, node: _FileNode, rule: str, call: str) -> None:
         """Report names of a folder that are not durable, or whose removal is not durable."""
-        now = self._listed(folder)
+        now = self._list_nodes(folder)
         for name in {*now, *node.names}:
             if now.get(name) is not node.names.get(name) and not is_staging(name):
                 self._break(rule, folder / name, call)
@@ -261,7 +263,7 @@ class Disk:
         yield path, status
         if not stat.S_ISDIR(status.st_mode):
             return
-        for entry in _scanned(path):
+        for entry in _scan(path):
             if not (visible and is_staging(entry.name)):
                 try:
                     found = entry.stat(follow_symlinks=False)
@@ -279,13 +281,13 @@ class Disk:
         status = path.lstat()
         node = self._node(status)
         if stat.S_ISDIR(status.st_mode):
-            node.names = {entry.name: self._adopt(Path(entry.path)) for entry in _scanned(path)}
+            node.names = {entry.name: self._adopt(Path(entry.path)) for entry in _scan(path)}
         elif stat.S_ISREG(status.st_mode):
             node.contents = self._bytes(path)
         return node
 
-    def _listed(self, folder: Path) -> dict[str, _FileNode]:
-        return {entry.name: self._node(entry.stat(follow_symlinks=False)) for entry in _scanned(folder)}
+    def _list_nodes(self, folder: Path) -> dict[str, _FileNode]:
+        return {entry.name: self._node(entry.stat(follow_symlinks=False)) for entry in _scan(folder)}
 
     def _contents(self, target: Path) -> dict[str, bytes]:
         return {
@@ -312,7 +314,7 @@ class Disk:
         """The trees in which all, none, one, or all but one of the changed names of a target's folder are durable."""
         folders = {target.parent for target in self._targets} or {self._root}
         for folder in sorted(folder for folder in folders if folder.is_dir()):
-            now, then = self._listed(folder), self._node(folder.stat()).names
+            now, then = self._list_nodes(folder), self._node(folder.stat()).names
             changes = _changes(then, now)
             some = [changes, [], *([one] for one in changes)]
             some += [[other for other in changes if other is not one] for one in changes]
@@ -324,9 +326,9 @@ class Disk:
 
     def _tree(self, at: Path, folder: Path, entries: Mapping[str, _FileNode], *, durable: bool) -> Tree:
         """The tree in which `folder` has the given entries; other folders have their durable or current names."""
-        now = {id(self._node(entry.stat(follow_symlinks=False))): Path(entry.path) for entry in _scanned(at)}
+        now = {id(self._node(entry.stat(follow_symlinks=False))): Path(entry.path) for entry in _scan(at)}
         tree: Tree = {}
-        for name, node in (entries if at == folder else self._listed(at)).items():
+        for name, node in (entries if at == folder else self._list_nodes(at)).items():
             if node.is_folder and folder.is_relative_to(at / name):
                 tree[name] = node.kept(self._tree(at / name, folder, entries, durable=durable))
             else:
@@ -338,7 +340,7 @@ class Disk:
         node = self._node(path.lstat())
         if not node.is_folder:
             return node.kept()
-        return node.kept({entry.name: self._named(Path(entry.path)) for entry in _scanned(path)})
+        return node.kept({entry.name: self._named(Path(entry.path)) for entry in _scan(path)})
 
 
 def _never(_name: str, _path: Path) -> bool:
@@ -365,7 +367,7 @@ def _durable(node: _FileNode) -> KeptEntry:
     return node.kept({name: _durable(inner) for name, inner in node.names.items()})
 
 
-def _scanned(folder: Path) -> list[os.DirEntry[str]]:
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         return list(found)
 

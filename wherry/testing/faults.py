@@ -111,7 +111,7 @@ class Faults:
         for place in self._places:
             module, name = place.split(":")
             self._stack.enter_context(
-                replaced(place, self._watched(place, getattr(importlib.import_module(module), name)))
+                replace_value(place, self._watch(place, getattr(importlib.import_module(module), name)))
             )
         return self
 
@@ -120,8 +120,8 @@ class Faults:
     ) -> None:
         self._stack.close()
 
-    def _watched(self, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **options: Any) -> Any:
+    def _watch(self, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*arguments: Any, **options: Any) -> Any:
             with self._lock:
                 self.calls[place] += 1
                 fault = self._fault
@@ -131,11 +131,11 @@ class Faults:
                 *arguments, **options
             )  # fmt: skip
 
-        return watched
+        return watch
 
 
 @contextmanager
-def replaced(place: str, value: object) -> Generator[None]:
+def replace_value(place: str, value: object) -> Generator[None]:
     """Replace `module:name` by another value while the block runs."""
     module_name, name = place.split(":")
     module = importlib.import_module(module_name)
@@ -155,8 +155,8 @@ def small_steps(workers: int | None = 1) -> Generator[None]:
         workers: threads of the mover; with one, the order of all calls is the same in each run. None for the default.
     """
     with ExitStack() as stack:
-        stack.enter_context(replaced("wherry.mover.output:_GROUP_BYTES", 1))
-        stack.enter_context(replaced("wherry.mover.move:RAW_BYTES", LEAF))
+        stack.enter_context(replace_value("wherry.mover.output:_GROUP_BYTES", 1))
+        stack.enter_context(replace_value("wherry.mover.move:RAW_BYTES", LEAF))
         if workers is not None:
-            stack.enter_context(replaced("wherry.runtime.threads:worker_count", lambda: workers))
+            stack.enter_context(replace_value("wherry.runtime.threads:worker_count", lambda: workers))
         yield

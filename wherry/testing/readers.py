@@ -79,7 +79,7 @@ def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> N
     _check_extents(checkpoint, spec, expected)
     _check_access(checkpoint, spec, expected)
     if dtypes.opaque(spec.dtype):
-        refused(UsageError, lambda: checkpoint.read(spec.path))
+        assert_refuses(UsageError, lambda: checkpoint.read(spec.path))
         return
     array = checkpoint.read(spec.path)
     assert array.shape == spec.shape, f"{spec.name}: expected shape {spec.shape}, got {array.shape}"
@@ -93,9 +93,9 @@ def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> N
 
 def check_refusals(checkpoint: Checkpoint) -> None:
     """Unknown key paths and invalid regions are errors."""
-    refused(NotFoundError, lambda: checkpoint.read(("no", "such", "tensor")))
-    refused(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
-    refused(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read(0, 1))
+    assert_refuses(NotFoundError, lambda: checkpoint.read(("no", "such", "tensor")))
+    assert_refuses(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
+    assert_refuses(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read(0, 1))
     for path, spec in checkpoint.manifest.tensors.items():
         if not dtypes.opaque(spec.dtype):
             _check_bad_regions(checkpoint, path, spec)
@@ -108,7 +108,7 @@ def _check_bad_regions(checkpoint: Checkpoint, path: KeyPath, spec: TensorSpec) 
         outside = (slice(0, spec.shape[0] + 1), slice(-1, spec.shape[0]), slice(0, spec.shape[0], 2))
         bad += [rest, *((part, *rest) for part in outside)]
     for region in bad:
-        refused(UsageError, lambda region=region: checkpoint.read(path, region))
+        assert_refuses(UsageError, lambda region=region: checkpoint.read(path, region))
 
 
 def check_threads(
@@ -207,7 +207,7 @@ def _file_range(file: str, offset: int, length: int) -> bytes:
         return opened.read(length)
 
 
-def refused(kind: type[WherryError], act: Callable[[], object]) -> None:
+def assert_refuses(kind: type[WherryError], act: Callable[[], object]) -> None:
     """Assert that a call raises this error."""
     try:
         act()

@@ -85,7 +85,7 @@ def sample(
         seed: of the contents.
     """
     shapes = [*_specs(row, row.holds.dtypes), *(_large(row) if large else ())]
-    return _sampled(row, shapes, checked_options(row, options or {}), seed)
+    return _make_sample(row, shapes, checked_options(row, options or {}), seed)
 
 
 def source(
@@ -103,12 +103,12 @@ def source(
         options: its options, as a user passes them.
     """
     few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES) or {_narrowest(row)})
-    return _sampled(
+    return _make_sample(
         row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, options or {}), seed
     )
 
 
-def _sampled(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
+def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
     generator = random.Random(seed)  # noqa: S311  contents, not secrets
     specs = [replace(spec, path=path) for spec, path in zip(shapes, _paths(row.holds), strict=False)]
     companions = {**_COMPANIONS, **row.holds.needs} if row.holds.companions else {}

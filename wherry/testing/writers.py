@@ -72,7 +72,7 @@ def write_pieces(writer: Writer, parts: Sequence[Piece]) -> None:
         list(executor.map(one, enumerate(parts)))
 
 
-def repeated(parts: Sequence[Piece], seed: int = 0) -> list[Piece]:
+def repeat_parts(parts: Sequence[Piece], seed: int = 0) -> list[Piece]:
     """Parts in random order, a quarter of them twice."""
     generator = random.Random(seed)  # noqa: S311
     some = [*parts, *(piece for piece in parts if generator.random() < _TWICE)]
@@ -98,7 +98,7 @@ def check_writer(sample: Sample, folder: Path, seed: int = 0) -> str:
     writer = start(sample, place)
     check_grids(sample, writer)
     parts = pieces(sample, seed)
-    write_pieces(writer, repeated(parts, seed))
+    write_pieces(writer, repeat_parts(parts, seed))
     check_unfinished(sample, place)
     finish_twice(writer)
     return check_written(sample, place, seed)

@@ -13,7 +13,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from wherry.text.json_document import parse_json, require_size
-from wherry.text.limits import SMALL, JsonLimits, beyond, scaled
+from wherry.text.limits import SMALL, JsonLimits, beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def read_config(path: str | PathLike[str]) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         require_size(status.st_size, "the file", SMALL, os.fspath(path))
-        return file.read(scaled(SMALL.nbytes))
+        return file.read(scale_limit(SMALL.nbytes))
 
 
 def parse_toml(data: bytes, what: str, *, uri: str | None = None) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def parse_config_text(
         HostileError: it exceeds a limit.
     """
     require_size(len(data), what, limits, uri)
-    most = scaled(limits.nodes)
+    most = scale_limit(limits.nodes)
     if len(data) > most and sum(map(data.count, before)) > most:
         raise beyond(what, most, "values", uri=uri)
     try:

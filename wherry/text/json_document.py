@@ -12,7 +12,7 @@ from json.decoder import JSONDecoder
 from typing import Any
 
 from wherry.errors import CorruptError, HostileError
-from wherry.text.limits import DOCUMENT, JsonLimits, beyond, scaled
+from wherry.text.limits import DOCUMENT, JsonLimits, beyond, scale_limit
 
 BEFORE_VALUES = ",:[{"
 _NESTING = frozenset({dict, list})
@@ -65,7 +65,7 @@ def require_nodes(data: bytes, what: str, limits: JsonLimits = DOCUMENT, uri: st
     Raises:
         HostileError: it could.
     """
-    most = scaled(limits.nodes)
+    most = scale_limit(limits.nodes)
     if len(data) > most and sum(data.count(sign) for sign in BEFORE_VALUES.encode()) > most:
         raise beyond(what, most, "JSON values", uri=uri)
 
@@ -107,8 +107,8 @@ def require_size(size: int, what: str, limits: JsonLimits, uri: str | None) -> N
     Raises:
         HostileError: it is.
     """
-    if size > scaled(limits.nbytes):
-        raise beyond(what, scaled(limits.nbytes), "bytes", uri=uri)
+    if size > scale_limit(limits.nbytes):
+        raise beyond(what, scale_limit(limits.nbytes), "bytes", uri=uri)
 
 
 def too_deep(what: str, limits: JsonLimits, uri: str | None) -> HostileError:

@@ -25,7 +25,7 @@ from wherry.text.json_document import (
     require_size,
     too_deep,
 )
-from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, scaled
+from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,10 +78,10 @@ def scan_json(
         HostileError: it exceeds a limit.
     """
     head, rest = _head(pieces)
-    most = min(_MOST_WHOLE, scaled(limits.nodes))
+    most = min(_MOST_WHOLE, scale_limit(limits.nodes))
     if rest is None and sum(head.count(sign) for sign in BEFORE_VALUES.encode()) <= most:
         whole = parse_json(head, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
-        return _converted(whole, rows, what, uri, limits)
+        return _convert(whole, rows, what, uri, limits)
     pieces = chain(file_pieces(lambda start, stop: head[start:stop], 0, len(head)), rest or ())
     scanner = _Scanner(pieces, what, uri, limits, decoder(unique=unique, constants=constants), unique=unique)
     try:
@@ -105,19 +105,19 @@ def _head(pieces: Iterable[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
     return b"".join(parts), None
 
 
-def _converted(found: Any, rows: Rows, what: str, uri: str | None, limits: JsonLimits) -> Any:
+def _convert(found: Any, rows: Rows, what: str, uri: str | None, limits: JsonLimits) -> Any:
     """A small document, which was parsed as a whole, with its entries converted."""
     if rows is DROPPED or type(found) not in (dict, list):
         return DROPPED if rows is DROPPED else found
-    if len(found) > scaled(limits.rows):
-        raise beyond(what, scaled(limits.rows), "entries", uri=uri)
+    if len(found) > scale_limit(limits.rows):
+        raise beyond(what, scale_limit(limits.rows), "entries", uri=uri)
     kept: dict[Any, Any] = {}
     for key, value in found.items() if type(found) is dict else enumerate(found):
         if callable(rows):
             entry = rows(key, value)
         else:
             row = _row_of(rows, str(key)) if type(found) is dict else rows.get("*")
-            entry = value if row is None else _converted(value, row, what, uri, limits)
+            entry = value if row is None else _convert(value, row, what, uri, limits)
         if entry is not DROPPED:
             kept[key] = entry
     return kept if type(found) is dict else list(kept.values())
@@ -157,11 +157,11 @@ class _Scanner:
             return self._skip_string()
         if rows is not None and rows is not DROPPED and first in ("{", "["):
             return self._object(rows) if first == "{" else self._array(rows)
-        found, end = self._scanned()
+        found, end = self._scan_value()
         if rows is not DROPPED:
             self._nodes += 1 + sum(self._text.count(sign, self._at, end) for sign in BEFORE_VALUES)
-            if self._nodes > scaled(self._limits.nodes):
-                raise beyond(self._what, scaled(self._limits.nodes), "JSON values", uri=self._uri)
+            if self._nodes > scale_limit(self._limits.nodes):
+                raise beyond(self._what, scale_limit(self._limits.nodes), "JSON values", uri=self._uri)
             require_depth(found, self._what, self._limits, self._uri)
         self._at = end
         return DROPPED if rows is DROPPED else found
@@ -194,13 +194,13 @@ class _Scanner:
         if self._sign() == "}":
             self._at += 1
             return found
-        most = scaled(self._limits.rows)
+        most = scale_limit(self._limits.rows)
         while True:
             if callable(rows):
                 self._entries(rows, found, most)
             key = self._key()
             if callable(rows):
-                value, self._at = self._scanned()
+                value, self._at = self._scan_value()
                 value = rows(key, value)
             else:
                 value = self.value(_row_of(cast("Mapping[str, Rows]", rows), key))
@@ -254,11 +254,11 @@ class _Scanner:
         if self._sign() == "]":
             self._at += 1
             return found
-        most, number = scaled(self._limits.rows), 0
+        most, number = scale_limit(self._limits.rows), 0
         while True:
             if callable(rows):
                 self._sign()
-                value, self._at = self._scanned()
+                value, self._at = self._scan_value()
                 value = rows(number, value)
             else:
                 value = self.value(rows.get("*"))
@@ -274,8 +274,8 @@ class _Scanner:
         self._names += names
         if self._rows > most:
             raise beyond(self._what, most, "entries", uri=self._uri)
-        if self._names > scaled(MOST_NAME_TEXT):
-            raise beyond(self._what, scaled(MOST_NAME_TEXT), "characters of names", uri=self._uri)
+        if self._names > scale_limit(MOST_NAME_TEXT):
+            raise beyond(self._what, scale_limit(MOST_NAME_TEXT), "characters of names", uri=self._uri)
 
     def _goes_on(self, end: str) -> bool:
         """Whether another entry follows; the position is then that of its first character."""
@@ -305,7 +305,7 @@ class _Scanner:
         self._sign()
         return key
 
-    def _scanned(self) -> tuple[Any, int]:
+    def _scan_value(self) -> tuple[Any, int]:
         """The value at the position and its end; a value at the end of the window may go on behind it."""
         while True:
             try:
@@ -358,9 +358,9 @@ class _Scanner:
         return len(self._text) > len(kept)
 
     def _require_window(self, text: str) -> None:
-        if len(text) > scaled(_MOST_WINDOW):
-            raise beyond(f"one entry of {self._what}", scaled(_MOST_WINDOW), "characters", uri=self._uri)
-        most = scaled(self._limits.nodes)
+        if len(text) > scale_limit(_MOST_WINDOW):
+            raise beyond(f"one entry of {self._what}", scale_limit(_MOST_WINDOW), "characters", uri=self._uri)
+        most = scale_limit(self._limits.nodes)
         if len(text) > most and sum(map(text.count, BEFORE_VALUES)) > most:
             raise beyond(f"one entry of {self._what}", most, "JSON values", uri=self._uri)
 

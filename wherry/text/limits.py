@@ -59,7 +59,7 @@ def factor() -> float:
     return found
 
 
-def scaled(limit: int) -> int:
+def scale_limit(limit: int) -> int:
     """A limit, multiplied by the factor of the user."""
     return int(limit * factor())
 

@@ -51,7 +51,7 @@ class AxisStatement:
     rules: Rules
 
 
-def settled(options: Mapping[str, Any]) -> dict[str, Any]:
+def settle_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with file names replaced by the contents of the files, so that a plan's digest covers them.
 
     Raises:
@@ -59,7 +59,7 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     done = dict(options)
     if isinstance(done.get("axes"), str):
-        done["axes"] = _parsed(done["axes"])
+        done["axes"] = _parse(done["axes"])
     if isinstance(done.get("rules"), str):
         done["rules"] = [[name, axes] for name, axes in rules_of(done["rules"])]
     return done
@@ -76,8 +76,8 @@ def named(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
         UsageError: a file cannot be read, or a pattern matches nothing.
         MismatchError: the names contradict the tensor's rank or the names in the container.
     """
-    given = settled(options)
-    stated = _stated(given.get("axes") or {})
+    given = settle_options(options)
+    stated = _parse_statement(given.get("axes") or {})
     rules = rules_of(given["rules"]) if given.get("rules") is not None else stated.rules
     if not (stated.axes or stated.boxes or rules):
         return manifest
@@ -118,7 +118,7 @@ def rules_of(value: Any) -> Rules:
         UsageError: the rules are invalid.
     """
     if isinstance(value, str) and value.endswith((".toml", ".json")):
-        value = _parsed(value).get("rules")
+        value = _parse(value).get("rules")
     if isinstance(value, str):
         pairs = [pair.partition(":") for pair in value.split(",")]
         value = [[name.strip(), _mesh_text(text)] for name, colon, text in pairs if colon]
@@ -158,7 +158,7 @@ def _several(entry: AxisName) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
-def _parsed(path: str) -> dict[str, Any]:
+def _parse(path: str) -> dict[str, Any]:
     try:
         data = parse_table(read_config(path), "the file of axes", json=path.endswith(".json"), uri=path)
     except (OSError, ValueError) as error:
@@ -171,7 +171,7 @@ def _parsed(path: str) -> dict[str, Any]:
     return data
 
 
-def _stated(data: Mapping[str, Any]) -> AxisStatement:
+def _parse_statement(data: Mapping[str, Any]) -> AxisStatement:
     unknown = sorted(set(data) - {"axes", "boxes", "rules"})
     if unknown:
         raise UsageError(f"axes: unknown key {', '.join(unknown)}", cure="use only axes, boxes and rules")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.tree.renames import parse_rules, renamed
+from wherry.tree.renames import parse_rules, rename_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ class Leaves:
         return sorted(self.tensors | self.others)
 
 
-def respelled(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath]:
+def respell(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath]:
     """Key path → key path in the requested form, for everything in a tree.
 
     Args:
@@ -94,7 +94,7 @@ def _now(leaves: Leaves, names: Mapping[KeyPath, KeyPath]) -> tuple[frozenset[Ke
     )
 
 
-def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
+def wrapped_leaves(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
     """The leaves that are the only child of their node and are called `word`."""
     every = list(paths)
     children: dict[KeyPath, int] = {}
@@ -111,10 +111,10 @@ def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
 
 
 def _wrapped_tensors(leaves: Leaves, word: str) -> set[KeyPath]:
-    return wrapped(leaves.every, word) & leaves.tensors
+    return wrapped_leaves(leaves.every, word) & leaves.tensors
 
 
-def _unboxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+def _unbox(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     return {path: path[:-1] for path in _wrapped_tensors(leaves, BOX)} if _word(asked) == "false" else {}
 
 
@@ -128,7 +128,7 @@ def _plain(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     return {path: path[:-1] for word in words for path in _wrapped_tensors(leaves, word)}
 
 
-def _unnested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+def _unnest(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     collections = [part.strip() for part in str(asked).split(",") if part.strip()]
     roots = {path[0] for path in leaves.every if path}
     absent = sorted(set(collections) - roots)
@@ -147,7 +147,7 @@ def _unnested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     return {path: path[1:] for path in leaves.every}
 
 
-def _nested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+def _nest(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     rows = _patterns(str(asked))
     names: dict[KeyPath, KeyPath] = {}
     used: set[str] = set()
@@ -185,8 +185,8 @@ def _patterns(text: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _ruled(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    return renamed(leaves.every, parse_rules(rule_texts(asked)))
+def _apply_rules(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    return rename_paths(leaves.every, parse_rules(rule_texts(asked)))
 
 
 def rule_texts(asked: Any) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _wrapped_again(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     return {path: (*path, asked) for path in left} if asked != "none" else {}
 
 
-def _boxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+def _box(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     word = _word(asked)
     if word == "false":
         return {}
@@ -244,11 +244,11 @@ def _require_apart(names: Mapping[KeyPath, KeyPath]) -> None:
 
 # The removals, in order; then the additions, in the reverse order.
 _STEPS: tuple[tuple[str, Callable[[Leaves, Any], dict[KeyPath, KeyPath]]], ...] = (
-    ("boxed", _unboxed),
+    ("boxed", _unbox),
     ("nnx", _plain),
-    ("unnest", _unnested),
-    ("rename", _ruled),
-    ("nest", _nested),
+    ("unnest", _unnest),
+    ("rename", _apply_rules),
+    ("nest", _nest),
     ("nnx", _wrapped_again),
-    ("boxed", _boxed),
+    ("boxed", _box),
 )

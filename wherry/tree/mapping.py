@@ -25,11 +25,11 @@ from wherry.tree.spelling import (
     NAMES,
     RENAMED,
     carried_lists,
+    changes_key_paths,
     record,
     recut,
     renamed_spec,
     spell,
-    spelled,
     with_renames,
 )
 
@@ -98,7 +98,7 @@ def map_tree(
     tree = with_renames(tree, renames)
     kept, ignored = _select(source, only, uri)
     chosen = replace(source, tensors={path: source.tensors[path] for path in kept})
-    adapted = None if spelled(tree) or row.adapt is None else row.adapt(chosen, uri)
+    adapted = None if changes_key_paths(tree) or row.adapt is None else row.adapt(chosen, uri)
     changed = spell(chosen, tree, rules | ({"values", "empties"} if only else frozenset[str]()))
     if adapted and any(old != new for old, new in adapted.names.items()):
         changed = {**adapted.names}
@@ -108,8 +108,8 @@ def map_tree(
     manifest = replace(
         source,
         tensors={names[path]: renamed_spec(source.tensors[path], names[path]) for path in kept},
-        values=_carried(source.values, rename),
-        empties=_carried(source.empties, rename),
+        values=_carry(source.values, rename),
+        empties=_carry(source.empties, rename),
         lists=adapted.lists if adapted else lists,
         custom={**source.custom, **adapted.custom} if adapted else source.custom,
         origin=source.origin if changed is None else {**source.origin, NAMES: record(tree, changed)},
@@ -196,7 +196,7 @@ def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
     return names
 
 
-def _carried(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]) -> dict[KeyPath, _Held]:
+def _carry(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]) -> dict[KeyPath, _Held]:
     return {rename(path): value for path, value in held.items()}
 
 
@@ -258,7 +258,7 @@ def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
     for spec in manifest.tensors.values():
         if spec.dtype not in holds.dtypes:
             yield f"dtype {spec.dtype} (tensor {spec.name})"
-        if not dtypes.known(spec.dtype):
+        if not dtypes.is_known(spec.dtype):
             yield f"unknown dtype {spec.dtype} (tensor {spec.name})"
         if holds.depth is not None and len(spec.path) > holds.depth:
             yield f"a key path of {len(spec.path)} parts (tensor {spec.name})"

@@ -80,7 +80,7 @@ class Rule:
                 path=render(path),
                 cure="put a character that occurs nowhere else between the two names, or spell one of them out",
             )
-        return _parts(tuple(symbol for piece in self.template for symbol in _filled(piece, found[0])))
+        return _parts(tuple(symbol for piece in self.template for symbol in _fill(piece, found[0])))
 
     @property
     def inverse(self) -> Rule:
@@ -98,7 +98,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     return tuple(_rule(text.strip()) for text in texts)
 
 
-def renamed(paths: Iterable[KeyPath], rules: Sequence[Rule]) -> dict[KeyPath, KeyPath]:
+def rename_paths(paths: Iterable[KeyPath], rules: Sequence[Rule]) -> dict[KeyPath, KeyPath]:
     """Key path → new key path.
 
     Args:
@@ -134,7 +134,7 @@ def inverse_rules(names: dict[KeyPath, KeyPath], rules: Sequence[Rule]) -> tuple
     """
     back = [rule.inverse for rule in rules]
     try:
-        given = renamed(names.values(), back)
+        given = rename_paths(names.values(), back)
     except UsageError:
         return None
     whole = all(given[new] == old for old, new in names.items())
@@ -226,7 +226,7 @@ def _parts(symbols: Symbols) -> KeyPath:
     return tuple(parts)
 
 
-def _filled(piece: Piece, values: dict[str, Symbols]) -> Symbols:
+def _fill(piece: Piece, values: dict[str, Symbols]) -> Symbols:
     return values[piece.name] if isinstance(piece, Hole) else piece
 
 

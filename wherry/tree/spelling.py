@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UsageError
 from wherry.tree.axes import BOX_TAG, BOXES
-from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respelled, rule_texts
+from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respell, rule_texts
 from wherry.tree.renames import inverse_rules, parse_rules
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
     return lambda path: path
 
 
-def spelled(tree: Mapping[str, Any]) -> bool:
+def changes_key_paths(tree: Mapping[str, Any]) -> bool:
     """Whether options change key paths; they then replace the naming scheme of the format."""
     return any(tree.get(option) is not None for option in (*CUT_OPTIONS, *FORM_OPTIONS))
 
@@ -79,7 +79,7 @@ def spell(chosen: Manifest, tree: Mapping[str, Any], left: frozenset[str]) -> di
     values = chosen.values if "values" not in left else {}
     empties = chosen.empties if "empties" not in left else {}
     every = (*chosen.tensors, *values, *empties)
-    names = respelled(
+    names = respell(
         Leaves(
             tensors=frozenset(before(path) for path in chosen.tensors),
             others=frozenset(before(path) for path in (*values, *empties)),

@@ -82,7 +82,7 @@ class Claims:
             HostileError: a claim was signed with another key.
             StorageError: the storage failed.
         """
-        attempts = sorted(attempt for number, attempt in claimed(names) if number == unit.number)
+        attempts = sorted(attempt for number, attempt in claims_among(names) if number == unit.number)
         earlier = [Claim(unit.number, attempt, "").name for attempt in attempts]
         rows = [self.records.read(name) for name in earlier]
         if earlier and not (self._is_ours(rows[-1]) or self._has_ended(earlier[-1])):
@@ -143,7 +143,7 @@ class Claims:
         return None if row is None else Sighting(0, 0, 0, row["beat"], row["owner"].encode())
 
 
-def claimed(names: Iterable[str]) -> list[tuple[int, int]]:
+def claims_among(names: Iterable[str]) -> list[tuple[int, int]]:
     """Unit and attempt of every claim among the names of records."""
     found = (_CLAIM.fullmatch(name) for name in names)
     return [(int(one["unit"]), int(one["attempt"])) for one in found if one]
@@ -151,4 +151,6 @@ def claimed(names: Iterable[str]) -> list[tuple[int, int]]:
 
 def claims_of(unit: Unit, names: Iterable[str]) -> list[str]:
     """The names of the claims on a unit among the names of records."""
-    return [Claim(number, attempt, "").name for number, attempt in claimed(names) if number == unit.number]
+    return [
+        Claim(number, attempt, "").name for number, attempt in claims_among(names) if number == unit.number
+    ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from wherry.converter.convert import convert_all
 from wherry.converter.job import inside
 from wherry.core.keypath import render
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.readback import ReadBefore
 from wherry.objects.stores import heads
@@ -39,10 +39,10 @@ from wherry.units.split_job import opened_job
 from wherry.units.unit_proof import proof_from, proofs_in
 from wherry.units.unit_receipt import (
     UnitReceipt,
-    done,
     merged_hashes,
     merged_moves,
     receipt_from,
+    receipts_by_unit,
     require_equal,
     require_whole,
 )
@@ -115,7 +115,7 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
         IncompleteError: units are not made.
         MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
     """
-    finished = done(split.records.names())
+    finished = receipts_by_unit(split.records.names())
 
     def found_of(unit: Unit) -> UnitReceipt | None:
         return receipt_of(split, unit, finished.get(unit.number, []), shared)
@@ -136,7 +136,7 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
                 split.records.remove(shared_record(unit.files[0].name))
     more = ", …" if len(missing) > _NAMED else ""
     raise IncompleteError(
-        f"{len(missing)} of {counted(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
+        f"{len(missing)} of {plural(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
         uri=split.uri,
         cure=f"run `wherry work {split.job.committed.uri}`",
     )
@@ -261,7 +261,7 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
     other = next(differences(proofs, merged_moves(receipts, split.uri)), None)
     if other is None:
         return lambda staged: replace(
-            read_before(split, proofs, receipts, staged), changed=_watched(split, receipts, staged)
+            read_before(split, proofs, receipts, staged), changed=_watch_files(split, receipts, staged)
         )
     by_name = {receipt.name: receipt for receipt in receipts}
     odd = [by_name[name] for name in other.proof.receipts]
@@ -278,7 +278,9 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
     )
 
 
-def _watched(split: SplitJob, receipts: list[UnitReceipt], staged: Location) -> Callable[[], frozenset[str]]:
+def _watch_files(
+    split: SplitJob, receipts: list[UnitReceipt], staged: Location
+) -> Callable[[], frozenset[str]]:
     """A function that tells which files of a staged target are no longer as their receipts say, by their paths."""
     store = split.records.store
     rows = [(member(staged, file.name), one, file) for one in receipts for file in one.files]
@@ -336,7 +338,7 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads
         try:
             draft.rename(area.path)
         except OSError as error:  # another commit was faster
-            raise _taken(split) from error
+            raise _taken_error(split) from error
         sync_folder(Path(area.path).parent)
         for receipt in receipts:
             for file in receipt.files:  # files of an area have one name each
@@ -359,7 +361,7 @@ def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
             try:
                 os.link(made, place)
             except FileNotFoundError as error:  # another commit was faster
-                raise _taken(split) from error
+                raise _taken_error(split) from error
         _gather_logs(origin, draft)
 
 
@@ -372,7 +374,7 @@ def _gather_logs(origin: Path, draft: Path) -> None:
             file.write(log.read_bytes())
 
 
-def _taken(split: SplitJob) -> TargetInUseError:
+def _taken_error(split: SplitJob) -> TargetInUseError:
     return TargetInUseError(
         "another process commits this job",
         uri=split.uri,

@@ -63,7 +63,7 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
         tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
     ]
     moved = [sum(part.nbytes for part in (*own, *more)) for own, more in zip(parts, beside, strict=True)]
-    hashed = _hashed(contents, sources, moved) if contents.is_view else [[] for _ in groups]
+    hashed = _assign_hashing(contents, sources, moved) if contents.is_view else [[] for _ in groups]
     return tuple(
         Unit(
             number=number,
@@ -80,7 +80,7 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
     )
 
 
-def _hashed(
+def _assign_hashing(
     contents: PlanContents, sources: list[tuple[KeyPath, ...]], moved: list[int]
 ) -> list[list[KeyPath]]:
     """The stored tensors that each unit hashes: each by the unit that reads least, of those that need it or of all."""

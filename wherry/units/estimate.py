@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.plan import joint_moves, plan_target
 from wherry.converter.traffic import traffic_of
-from wherry.core.units import counted, parse_size, show_seconds, show_size
+from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
@@ -69,7 +69,7 @@ class WorkerPlan:
         sizes = [unit.nbytes for unit in self.units]
         least, most = show_size(min(sizes, default=0)), show_size(max(sizes, default=0))
         return [
-            ("units", f"{counted(len(sizes), 'unit')} of {least} to {most}" if sizes else ""),
+            ("units", f"{plural(len(sizes), 'unit')} of {least} to {most}" if sizes else ""),
             ("one worker", self.whole),
             ("large files", self.large),
             ("workers", f"{self.workers}, {show_size(self.rate)}/s each: {show_seconds(self.seconds)}"),

@@ -104,7 +104,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         where = Pass(area.staged, area.spill, (output,))
         _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
         finish(writer) if unit.region is None else finish_region(writer, area.staged)
-        files = tuple(_made(split, unit, area.staged, file.name) for file in unit.files)
+        files = tuple(_describe_file(split, unit, area.staged, file.name) for file in unit.files)
         notes, parts = _notes(area.staged), _parts(job, area.staged, unit)
     _require_moved(unit, journal.rows)
     hashed = {
@@ -198,7 +198,7 @@ def _object_area(store: ObjectStore, split: SplitJob, unit: Unit, claim: Claim) 
             if unit.region is None:
                 _remove_earlier(store, run.place(path), claim)
             else:
-                run.before = {run.place(path): _shared(split, unit, run.place(path), claim)}
+                run.before = {run.place(path): _shared_upload(split, unit, run.place(path), claim)}
         yield Location(SelectedObjects(job.committed.store, run, paths, unit.region), staged.path)
     except (Exception, KeyboardInterrupt, SystemExit):
         sender.stop()
@@ -226,12 +226,12 @@ def _remove_earlier(store: ObjectStore, path: str, claim: Claim) -> None:
         store.remove_object(path, found.mark)
 
 
-def _shared(split: SplitJob, unit: Unit, path: str, claim: Claim) -> SentBefore:
+def _shared_upload(split: SplitJob, unit: Unit, path: str, claim: Claim) -> SentBefore:
     """The upload of a shared file, of which this attempt has sent nothing."""
     return SentBefore(shared_upload(split, unit, path, claim))
 
 
-def _made(split: SplitJob, unit: Unit, staged: Location, name: str) -> MadeFile:
+def _describe_file(split: SplitJob, unit: Unit, staged: Location, name: str) -> MadeFile:
     place = member(staged, name)
     if unit.region is not None and isinstance(staged.store, SelectedObjects):
         upload = shared_upload(split, unit, staged.store.run.place(place.path))

@@ -30,7 +30,7 @@ from wherry.units.commit import object_path, receipt_of
 from wherry.units.make import member, staged_at, this_worker
 from wherry.units.target_files import ROOT, name_at
 from wherry.units.unit_proof import BlockHash, UnitProof
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 from wherry.upload.selection import FileSketch
 from wherry.version import __version__
 
@@ -99,7 +99,7 @@ class _MadeFiles:
     """
 
     def __init__(self, split: SplitJob, names: Sequence[str]) -> None:
-        self._split, self._finished = split, done(names)
+        self._split, self._finished = split, receipts_by_unit(names)
         self._units = {file.name: unit for unit in split.units for file in unit.files}
         self.receipts: dict[int, UnitReceipt] = {}
         self.names: dict[str, str] = {}

@@ -68,7 +68,7 @@ class Records:
         Raises:
             StorageError: the storage failed.
         """
-        data = _signed(row)
+        data = _signed_bytes(row)
         if self.store is None:
             with storage_errors(self.folder.uri):
                 return self._link(name, data)
@@ -87,12 +87,12 @@ class Records:
         place = self.folder.join(name)
         if self.store is None:
             with storage_errors(place.uri):
-                return self._renew(Path(place.path), _signed(row))
+                return self._renew(Path(place.path), _signed_bytes(row))
         found = self.store.head(place.path)
         if found is None:
             return False
         try:
-            self.store.put_object(place.path, _signed(row), run, replaces=found.mark)
+            self.store.put_object(place.path, _signed_bytes(row), run, replaces=found.mark)
         except FileExistsError:
             return False
         return True
@@ -201,7 +201,7 @@ def target_of(place: Location) -> Location:
     return place.parent.join(place.name[len(PREFIX) : -len(SUFFIX)]) if named else place
 
 
-def _signed(row: Mapping[str, Any]) -> bytes:
+def _signed_bytes(row: Mapping[str, Any]) -> bytes:
     text = json.dumps(row).encode()
     return b"%b\t%b\n" % (text, next_mac(journal_key(), FIRST_MAC, text).hex().encode())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, TargetExistsError
 from wherry.objects.uploads import Part, Upload
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def shared_token(split: SplitJob, unit: Unit, claim: Claim | None = None) -> str
     name = shared_record(unit.files[0].name)
     row = split.records.read(name)
     if row is None and claim is not None:
-        row = _recorded(split.records, name, {"token": claim.token}, claim)
+        row = _record(split.records, name, {"token": claim.token}, claim)
     return "" if row is None else row["token"]
 
 
@@ -72,13 +72,13 @@ def shared_upload(split: SplitJob, unit: Unit, path: str, claim: Claim | None = 
     row = split.records.read(name)
     if row is None and claim is not None:
         own = store.begin(path, claim.token)
-        row = _recorded(split.records, name, {"upload": asdict(own)}, claim)
+        row = _record(split.records, name, {"upload": asdict(own)}, claim)
         if row["upload"]["key"] != own.key:  # another worker was faster
             store.abort(own)
     return None if row is None else Upload(**row["upload"])
 
 
-def _recorded(records: Records, name: str, row: dict[str, Any], claim: Claim) -> dict[str, Any]:
+def _record(records: Records, name: str, row: dict[str, Any], claim: Claim) -> dict[str, Any]:
     """The record of a shared file: this one, or that of a worker that was faster."""
     records.create(name, {**row, "run": claim.token}, claim.token)
     found = records.read(name)
@@ -101,7 +101,7 @@ def late_guard(split: SplitJob, unit: Unit) -> Callable[[], None]:
         if now - last < _LOOK_SECONDS:
             return
         last = now
-        if unit.number in done(split.records.names()):
+        if unit.number in receipts_by_unit(split.records.names()):
             raise TargetExistsError(
                 f"unit {unit.name} was made by another worker", uri=split.uri, cure="there is nothing to do"
             )

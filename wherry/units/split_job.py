@@ -108,7 +108,7 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
         WherryError: what planning raises.
     """
     asked = replace(request, source=named(request.source))
-    with _planned(asked.anchored, unit_bytes) as made:
+    with _plan_job(asked.anchored, unit_bytes) as made:
         if made.records.read(JOB) is None:
             _require_absent(made)
             made.records.begin()
@@ -139,7 +139,7 @@ def opened_job(uri: str) -> Generator[SplitJob]:
             uri=uri,
             cure=f"install wherry {row['header']['version']} for this worker",
         )
-    with _planned(ConvertRequest.from_json(row["request"]), row["unit_bytes"]) as made:
+    with _plan_job(ConvertRequest.from_json(row["request"]), row["unit_bytes"]) as made:
         if other := _difference(row, made):
             raise MismatchError(
                 f"this process sees {other} than the one that made the job",
@@ -150,7 +150,7 @@ def opened_job(uri: str) -> Generator[SplitJob]:
 
 
 @contextmanager
-def _planned(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
+def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
     """The job that this process would make of a request."""
     with settled_checkpoint(lambda: open_source(named(request.source))) as checkpoint, in_use(checkpoint.uri):
         [job] = plan_jobs(checkpoint, request, RunContext.begun())

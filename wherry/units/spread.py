@@ -49,14 +49,14 @@ def shares(rows: Sequence[FilesOfMove], unit_of: Mapping[str, int]) -> Iterator[
         own = mine[unit]
         more: set[int] = set()
         if not rows[0].box:  # boxes are hashed when the target is read back
-            for span in _joined(rows, own):
+            for span in _join_spans(rows, own):
                 first = bisect_right(stops, span.start // LEAF * LEAF)
                 last = bisect_left(starts, -(-span.stop // LEAF) * LEAF)
                 more.update(range(first, last))
-        yield Share(unit, _joined(rows, own), _joined(rows, sorted(more.difference(own))))
+        yield Share(unit, _join_spans(rows, own), _join_spans(rows, sorted(more.difference(own))))
 
 
-def _joined(rows: Sequence[FilesOfMove], numbers: Sequence[int]) -> list[Span]:
+def _join_spans(rows: Sequence[FilesOfMove], numbers: Sequence[int]) -> list[Span]:
     """The ranges of some moves, adjacent ones joined."""
     found: list[Span] = []
     for number in numbers:

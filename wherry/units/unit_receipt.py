@@ -125,7 +125,7 @@ def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
         raise CorruptError(f"invalid receipt of a unit: {error!r}", uri=uri, cure="remove it") from error
 
 
-def done(names: Iterable[str]) -> dict[int, list[str]]:
+def receipts_by_unit(names: Iterable[str]) -> dict[int, list[str]]:
     """Number of each unit that has receipts → the names of their records."""
     found: dict[int, list[str]] = {}
     for name in names:
@@ -136,7 +136,7 @@ def done(names: Iterable[str]) -> dict[int, list[str]]:
 
 def unit_of(name: str) -> int:
     """The number of the unit of a receipt's record."""
-    return next(iter(done([name])))
+    return next(iter(receipts_by_unit([name])))
 
 
 def require_equal(one: UnitReceipt, other: UnitReceipt, uri: str) -> None:

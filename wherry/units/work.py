@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
 from wherry.remote.waits import waiting
-from wherry.units.claims import EXPIRY_SECONDS, Claims, claimed
+from wherry.units.claims import EXPIRY_SECONDS, Claims, claims_among
 from wherry.units.make import make_unit, this_worker
 from wherry.units.prove import prove_unit
 from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
 from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import done
+from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +141,7 @@ def in_order(rest: Sequence[Unit], names: Sequence[str], worker: str = "") -> li
         names: of the records of the job.
         worker: id of the worker.
     """
-    taken = {number for number, _attempt in claimed(names)}
+    taken = {number for number, _attempt in claims_among(names)}
     held = [unit for unit in rest if unit.number in taken]
     free = [unit for unit in rest if unit.number not in taken]
     held.sort(key=lambda unit: blake2b(f"{worker}-{unit.number}".encode(), digest_size=8).digest())
@@ -169,7 +169,7 @@ class _Worker:
     def run(self) -> WorkReport:
         while True:
             with waiting(self._split.uri, what="units that other workers make"):
-                found = self._claimed()
+                found = self._claim_next()
             if isinstance(found, WorkReport):
                 return found
             unit, claim = found
@@ -178,13 +178,13 @@ class _Worker:
             else:
                 self._prove(self._split.units[unit.number - len(self._split.units)], claim)
 
-    def _claimed(self) -> tuple[Unit, Claim] | WorkReport:
+    def _claim_next(self) -> tuple[Unit, Claim] | WorkReport:
         """The next unit, once one can be claimed; the report if none is left."""
         while True:
             names = self._split.records.names()
             if JOB not in names:
                 return self._report(ended=True)
-            finished = done(names)
+            finished = receipts_by_unit(names)
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
                 return self._claimed_proof(names, finished) or self._report()
@@ -239,18 +239,18 @@ class _Worker:
             receipt = make_claimed(self._split, self._claims, unit, claim)
         except TargetExistsError:
             # An earlier attempt was not dead but slow, and has made the object after all.
-            self._failed(unit)
+            self._note_failure(unit)
         except WherryError as error:
             if not error.retryable:
                 raise
-            self._failed(unit, error)
+            self._note_failure(unit, error)
         else:
             self._failures = 0
             self._made.append(unit)
             if self._on_unit is not None:
                 self._on_unit(unit, receipt)
 
-    def _failed(self, unit: Unit, error: WherryError | None = None) -> None:
+    def _note_failure(self, unit: Unit, error: WherryError | None = None) -> None:
         self._failures += 1
         _log.warning("unit %s was not written: %s", unit.name, error or "another attempt has written it")
         if self._failures >= _MOST_FAILURES:

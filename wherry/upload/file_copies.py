@@ -47,8 +47,8 @@ def copy_to_store(
 
     def copy(file: CopiedFile) -> int:
         if _in_one_bucket(file):
-            return _copied(run, file, report)
-        return _sent(run, file, memory // _THREADS, report)
+            return _copy(run, file, report)
+        return _send(run, file, memory // _THREADS, report)
 
     with threads.executor(_THREADS, "wherry-fetch", numbers=False) as pool:
         try:
@@ -72,7 +72,7 @@ def _in_one_bucket(file: CopiedFile) -> bool:
     return place.store.capabilities.object_copy and bucket_of(source) == bucket_of(place)
 
 
-def _copied(run: UploadRun, file: CopiedFile, report: Callable[[int, str], object]) -> int:
+def _copy(run: UploadRun, file: CopiedFile, report: Callable[[int, str], object]) -> int:
     """Let the store copy a file; returns the bytes that were there."""
     source, place, entry = file
     found = run.using.store.head(source.path)
@@ -81,7 +81,7 @@ def _copied(run: UploadRun, file: CopiedFile, report: Callable[[int, str], objec
     return resumed
 
 
-def _sent(run: UploadRun, file: CopiedFile, memory: int, report: Callable[[int, str], object]) -> int:
+def _send(run: UploadRun, file: CopiedFile, memory: int, report: Callable[[int, str], object]) -> int:
     """Send a file; returns the bytes that the store had before."""
     source, place, entry = file
     if entry.size <= min(_PROVED_BYTES, PART_BYTES):

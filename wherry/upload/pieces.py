@@ -51,11 +51,11 @@ class PartPieces:
             start, stop = min(one.start for one in pieces), max(one.stop for one in pieces)
             found[whole] = start, whole.bytes_of(start, stop)
 
-        def loaded(one: StoredPiece) -> memoryview:
+        def load(one: StoredPiece) -> memoryview:
             start, data = found[one.whole]
             return data[one.start - start : one.stop - start]
 
-        return [loaded(one) if isinstance(one, StoredPiece) else one for one in self._pieces]
+        return [load(one) if isinstance(one, StoredPiece) else one for one in self._pieces]
 
     def move_out(self, whole: StoredBytes) -> None:
         """Let an object that is not put yet have the pieces that are in memory."""

@@ -330,7 +330,7 @@ class UploadRun:
     def drop_staged(self) -> None:
         """Remove the staging objects of what the commit has copied."""
         for path in filter(self._is_held_back, self.paths()):
-            self.using.store.remove_object(self.place(path), self._stored(path).mark)
+            self.using.store.remove_object(self.place(path), self._stored_object(path).mark)
 
     def _relieve(self) -> bool:
         """Put pieces of the fullest incomplete parts aside, until they are as many bytes as a part has.
@@ -358,7 +358,7 @@ class UploadRun:
         before = self.before.get(path)  # of a run that was killed in its commit
         if before and before.found:
             self.using.store.remove_object(path, before.found.mark)
-        self._published[path] = self._copy(self.place(path), self._stored(path).mark, path, path)
+        self._published[path] = self._copy(self.place(path), self._stored_object(path).mark, path, path)
 
     def _copy(self, source: str, mark: str, place: str, path: str) -> StoredObject:
         """Let the store copy an object to a place, where it is not visible yet or is the file at a path."""
@@ -373,7 +373,7 @@ class UploadRun:
                 cure="run the conversion again",
             ) from error
 
-    def _stored(self, path: str) -> StoredObject:
+    def _stored_object(self, path: str) -> StoredObject:
         found = self._small[path][0] if path in self._small else self._files[path].stored
         assert found is not None, "`finish` has checked"
         return found

@@ -60,7 +60,7 @@ class Sender:
         Raises:
             WherryError: sending a part has failed.
         """
-        while not self._reserved(nbytes):
+        while not self._reserve(nbytes):
             if not self.relieve():
                 self.hold(nbytes)
                 return
@@ -115,7 +115,7 @@ class Sender:
             self._stopped = True
         self._pool.shutdown(wait=True)
 
-    def _reserved(self, nbytes: int) -> bool:
+    def _reserve(self, nbytes: int) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._error or not self._sending or self._fits(nbytes))
             self._require_sound()

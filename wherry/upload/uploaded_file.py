@@ -235,9 +235,9 @@ class UploadedFile:
 
     def _send(self, number: int, part: PartPieces) -> None:
         act = self._put_part if self._count > 1 else self._put_whole
-        self._using.sender.send(part.in_memory, lambda: self._loaded(number, part, act))
+        self._using.sender.send(part.in_memory, lambda: self._load_part(number, part, act))
 
-    def _loaded(self, number: int, part: PartPieces, act: Callable[[int, list[memoryview]], None]) -> None:
+    def _load_part(self, number: int, part: PartPieces, act: Callable[[int, list[memoryview]], None]) -> None:
         """Act on all bytes of a part, of which some may wait in the store."""
         sender, missing = self._using.sender, part.nbytes - part.in_memory
         sender.hold(missing)
@@ -261,7 +261,7 @@ class UploadedFile:
             raise using.occupied(self.path) from error
 
     def _put_part(self, number: int, views: list[memoryview]) -> None:
-        upload = self._begun()
+        upload = self._begin_upload()
         try:
             sent = self._using.store.put_part(upload, number, views)
         except FileNotFoundError as error:
@@ -279,14 +279,14 @@ class UploadedFile:
         if whole:
             self._assemble()
 
-    def _begun(self) -> Upload:
+    def _begin_upload(self) -> Upload:
         with self._beginning:
             if self._upload is None:
                 self._upload = self._using.store.begin(self.path, self._using.run)
             return self._upload
 
     def _assemble(self) -> None:
-        using, upload = self._using, self._begun()
+        using, upload = self._using, self._begin_upload()
         parts = [self._parts[number] for number in sorted(self._parts)]
         try:
             self.stored = using.store.assemble(upload, parts, create_only=True)

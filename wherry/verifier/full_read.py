@@ -17,7 +17,7 @@ from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.keypath import render
 from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.formats.companions import digested
+from wherry.formats.companions import digest_companion
 from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.open import named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
@@ -28,7 +28,7 @@ from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 from wherry.units.cut import UNIT_BYTES
-from wherry.verifier.records import LedgerEntry, contradictions, entry_at, replaced
+from wherry.verifier.records import LedgerEntry, contradictions, entry_at, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,9 +109,9 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
     """
     sidecar, entry = read_sidecar(locate(checkpoint.uri)), entry_at(checkpoint.uri)
     pin = object_pin(checkpoint)
-    found = hashed(checkpoint, _algorithm(sidecar, entry), how)
+    found = hash_tensors(checkpoint, _algorithm(sidecar, entry), how)
     present = _present(checkpoint, sidecar, found)
-    failed = [] if sidecar is None else list(_recorded(checkpoint, found, sidecar))
+    failed = [] if sidecar is None else list(_compare_with_sidecar(checkpoint, found, sidecar))
     word, changed = _with_the_ledger(checkpoint, sidecar, entry, present, how)
     failed += changed
     if against is not None:
@@ -136,7 +136,7 @@ def _algorithm(sidecar: Sidecar | None, entry: LedgerEntry) -> str:
     return digest_choice().algorithm if entry.node is None else entry.node.algorithm
 
 
-def hashed(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
+def hash_tensors(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
     """The digests of all tensors, read by this process or by the workers of a carrier."""
     if how.on == THREADS or how.source is None:
         return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
@@ -148,11 +148,11 @@ def _present(checkpoint: Checkpoint, sidecar: Sidecar | None, found: Hashes) -> 
     """The manifest with the digests that identify it: those of its sidecar, or those that were read."""
     if sidecar is not None:
         return sidecar.manifest
-    companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
+    companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
     return checkpoint.manifest.with_digests(found.digests, companions)
 
 
-def _recorded(checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar) -> Iterator[Failure]:
+def _compare_with_sidecar(checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar) -> Iterator[Failure]:
     """The differences from the sidecar, and of the sidecar from itself."""
     yield from contradictions(sidecar)
     yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
@@ -174,11 +174,11 @@ def _with_the_ledger(
     if name != node.format:
         return f"not compared: it has the checkpoint as {node.format}; pass --from {node.format}", []
     if sidecar is not None and sidecar.algorithm != node.algorithm:
-        present = present.with_digests(hashed(checkpoint, node.algorithm, how).digests)
+        present = present.with_digests(hash_tensors(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
     recorded = sidecar is not None
-    failed = list(replaced(entry, digest, same_weights=same_weights, tensors_recorded=recorded))
+    failed = list(replacement(entry, digest, same_weights=same_weights, tensors_recorded=recorded))
     return (DIFFERENT if failed else EQUAL), failed
 
 
@@ -299,7 +299,7 @@ def _differences(
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
     for companion in sidecar.manifest.companions:
         try:
-            found = digested(checkpoint, companion)
+            found = digest_companion(checkpoint, companion)
         except NotFoundError:
             yield Failure(companion.name, "companion file not found")
             continue

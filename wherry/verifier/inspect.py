@@ -23,7 +23,7 @@ from wherry.core.request import SourceRequest
 from wherry.core.units import parse_budget
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
-from wherry.formats.companions import digested
+from wherry.formats.companions import digest_companion
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.ledger.open import named
 from wherry.ledger.resolve import proved_digest
@@ -182,7 +182,7 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     lacking = next((path for path in checkpoint.manifest.tensors if path not in hashes.digests), None)
     if lacking is not None:
         raise IncompleteError("the tensor has no digest", uri=uri, path=render(lacking))
-    companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
+    companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
     mark = present_fingerprint(checkpoint)
     pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)

@@ -80,7 +80,7 @@ class NativeReport:
         return {"devices": self.devices, "checked": self.checked, "evidence": self.evidence, **more}
 
 
-def said(
+def run_check(
     level: str, checkpoint: Checkpoint, against: str | None, *, family_file: str | None, memory: int
 ) -> NativeReport:
     """Run the check of a level, `native` or `logits`; raises what these do."""
@@ -127,7 +127,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         }
         answer = _ask(request, checkpoint.manifest.nbytes, source.variables)
     evidence = f"{loader.evidence}; {source.note}" if source.note else loader.evidence
-    return replace(_seen(answer), evidence=evidence)
+    return replace(_report(answer), evidence=evidence)
 
 
 def _digests(checkpoint: Checkpoint, memory: int) -> Mapping[KeyPath, str]:
@@ -166,7 +166,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
             "target": _as_hub(checkpoint, Path(folder) / "target", family_file),
         }
         nbytes = checkpoint.manifest.nbytes + other.manifest.nbytes
-        return replace(_seen(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
+        return replace(_report(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
 
 
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
@@ -229,7 +229,7 @@ def _memory(nbytes: int) -> int:
     return wanted if free is None else max(_LEAST_MEMORY, min(wanted, free))
 
 
-def _seen(answer: dict[str, Any]) -> NativeReport:
+def _report(answer: dict[str, Any]) -> NativeReport:
     if "refused" in answer:
         return NativeReport(
             (Failure("", f"the library cannot load the checkpoint: {answer['refused']}"),),

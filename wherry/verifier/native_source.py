@@ -73,7 +73,7 @@ def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generat
         yield NativeSource(checkpoint.uri, _variables(protocol), f"it reads {protocol}:// itself")
     else:
         with tempfile.TemporaryDirectory(prefix="wherry-native-") as folder:
-            nbytes, path = _copied(checkpoint, local_location(folder))
+            nbytes, path = _copy(checkpoint, local_location(folder))
             note = f"it reads no {protocol}://: {show_size(nbytes)} were copied to a temporary folder"
             yield NativeSource(path, note=note)
 
@@ -84,7 +84,7 @@ def _variables(protocol: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(begin)}
 
 
-def _copied(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:
+def _copy(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:
     """Copy the files of a checkpoint; returns their bytes, and the path of the copy."""
     pin = take_pin(checkpoint)
     nbytes = sum(entry.size for entry in pin.members.values())
@@ -102,7 +102,7 @@ def _places(pin: Pin, folder: Location) -> tuple[Location, Location]:
 
 
 def _require_room(nbytes: int, uri: str, folder: Path) -> None:
-    stated = os.environ.get(_VARIABLE) or service("settings").configured("child.disk")
+    stated = os.environ.get(_VARIABLE) or service("settings").configured_value("child.disk")
     most = parse_size(stated) if stated else _MOST_BYTES
     if nbytes > most:
         raise UnsupportedError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import ledger_url
-from wherry.core.algorithms import labelled
+from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import weights_digest
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.units import short
@@ -121,13 +121,13 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
         ("weights", stated.weights_digest, weights_digest(digests, sidecar.algorithm)),
     )
     for what, says, has in computed:
-        if labelled(says) != has:
+        if with_algorithm(says) != has:
             reason = f"digest mismatch in the sidecar: it states {what} {short(says)}, its manifest has {short(has)}"
             yield Failure("", reason)
             return
 
 
-def replaced(
+def replacement(
     entry: LedgerEntry, found: str, *, same_weights: bool, tensors_recorded: bool
 ) -> Iterator[Failure]:
     """The difference from the checkpoint that the ledger last recorded at the place.
@@ -143,7 +143,7 @@ def replaced(
     assert entry.node is not None
     expected = entry.node.checkpoint_digest
     if expected != found:
-        part = "" if tensors_recorded else f"; {_unnamed(entry.node.uri)}"
+        part = "" if tensors_recorded else f"; {_unnamed_reason(entry.node.uri)}"
         part = "; its tensors are the same, a companion file or a value is not" if same_weights else part
         yield Failure(
             "",
@@ -152,7 +152,7 @@ def replaced(
         )
 
 
-def _unnamed(uri: str) -> str:
+def _unnamed_reason(uri: str) -> str:
     """Why no tensor is named, and what names them: another checkpoint with the same tensors."""
     return (
         "the ledger has no digests of single tensors: name those that differ with "

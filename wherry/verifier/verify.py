@@ -30,7 +30,7 @@ from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import counted, parse_budget
+from wherry.core.units import parse_budget, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -95,7 +95,7 @@ class Verification:
     lineage: str = ""
 
     def __repr__(self) -> str:
-        return f"<Verification: {self.verdict} at level {self.level}, {counted(self.checked, 'tensor')} of {self.uri}>"
+        return f"<Verification: {self.verdict} at level {self.level}, {plural(self.checked, 'tensor')} of {self.uri}>"
 
     def _repr_html_(self) -> str:
         return html_table(repr(self), ("failed", "reason"), [(one.path, one.reason) for one in self.failed])
@@ -211,13 +211,15 @@ def verify_source(
     clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress, on, unit_bytes, source)
     other = None if against is None else Other(source.beside(against), family_file)
     try:
-        found = _pinned(source, level, other, how) if record else _opened(source, level, other, how)
+        found = (
+            _verify_pinned(source, level, other, how) if record else _verify_opened(source, level, other, how)
+        )
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(error.uri or source.uri, level, error.verdict, checked=0, failed=(failure,))
     compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
     found = replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
-    return recorded(found) if record else found
+    return record_verification(found) if record else found
 
 
 def _require_sensible(source: SourceRequest, level: str, against: object) -> None:
@@ -243,26 +245,30 @@ def _require_one_reading(level: str, against: object, on: str) -> None:
         )
 
 
-def _opened(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
+def _verify_opened(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
     with open_source(named(source)) as checkpoint:
-        return _checked(checkpoint, level, other, how)
+        return _verify_checkpoint(checkpoint, level, other, how)
 
 
-def _pinned(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
+def _verify_pinned(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
     """The same of files that must not change meanwhile, as the ledger will have their digests."""
     with settled_checkpoint(lambda: open_source(named(source))) as checkpoint:
         pin = take_pin(checkpoint)
-        found = _checked(checkpoint, level, other, how)
+        found = _verify_checkpoint(checkpoint, level, other, how)
         pin.require_unchanged(checkpoint)
         return found
 
 
-def _checked(checkpoint: Checkpoint, level: str, other: Other | None, how: ReadOptions) -> Verification:
+def _verify_checkpoint(
+    checkpoint: Checkpoint, level: str, other: Other | None, how: ReadOptions
+) -> Verification:
     found = _look(checkpoint, level, other, how)
-    return _told(found, checkpoint, other, how.memory) if level in _OTHERS_SAY and found.ok else found
+    return (
+        _native_result(found, checkpoint, other, how.memory) if level in _OTHERS_SAY and found.ok else found
+    )
 
 
-def recorded(found: Verification) -> Verification:
+def record_verification(found: Verification) -> Verification:
     """Record an outcome in the ledger, about the checkpoint that is known at its place or that was read there.
 
     Returns:
@@ -309,10 +315,12 @@ def _verdict(read: FullRead) -> str:
     return "altered" if read.failed else "ok" if read.proved else READ_ONLY
 
 
-def _told(found: Verification, checkpoint: Checkpoint, other: Other | None, memory: int) -> Verification:
+def _native_result(
+    found: Verification, checkpoint: Checkpoint, other: Other | None, memory: int
+) -> Verification:
     """The result of the system's own software for a checkpoint without missing parts."""
-    from wherry.verifier.native import said  # starts a child
+    from wherry.verifier.native import run_check  # starts a child
 
     source, file = (other.source.uri, other.family_file) if other else (None, None)
-    seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
+    seen = run_check(found.level, checkpoint, source, family_file=file, memory=memory)
     return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)

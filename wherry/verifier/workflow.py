@@ -13,7 +13,7 @@ from wherry.errors import IncompleteError, MismatchError, NotFoundError, WherryE
 from wherry.ledger.replay import READ_ONLY
 from wherry.storage.sidecar import readable_sidecar
 from wherry.storage.stores import locate
-from wherry.verifier.verify import recorded, verify
+from wherry.verifier.verify import record_verification, verify
 
 if TYPE_CHECKING:
     from wherry.verifier.verify import Verification
@@ -22,7 +22,7 @@ _COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
 def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
-    """The arguments of `verified` after a conversion: the level, and its data about the source.
+    """The arguments of `verify_and_record` after a conversion: the level, and its data about the source.
 
     Args:
         level: one of `wherry.verifier.verify.LEVELS`.
@@ -32,7 +32,7 @@ def comparison(level: str, source: str, family_file: str | None) -> dict[str, An
     return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
 
 
-def verified(uri: str, **how: Any) -> tuple[Verification, str]:
+def verify_and_record(uri: str, **how: Any) -> tuple[Verification, str]:
     """Verify a checkpoint and record the outcome.
 
     Args:
@@ -50,14 +50,14 @@ def verified(uri: str, **how: Any) -> tuple[Verification, str]:
     """
     outcome = verify(uri, **how)
     if outcome.verdict == READ_ONLY:
-        raise unproved(outcome)
-    done = recorded(outcome)
+        raise unproved_error(outcome)
+    done = record_verification(outcome)
     if not outcome.ok:
         raise failure_of(outcome, cure=_cure(outcome.uri))
     return outcome, done.lineage
 
 
-def unproved(outcome: Verification) -> NotFoundError:
+def unproved_error(outcome: Verification) -> NotFoundError:
     """The error for a checkpoint that was read, but about which nothing is recorded."""
     where = shlex.quote(outcome.uri)
     return NotFoundError(

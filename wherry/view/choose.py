@@ -20,7 +20,7 @@ from wherry.core import dtypes
 from wherry.core.request import CONTAINERS, DEQUANTIZE, QUANTIZE, SCALES, SCAN
 from wherry.errors import UsageError
 from wherry.tree.mapping import TREE_OPTIONS
-from wherry.tree.spelling import spelled
+from wherry.tree.spelling import changes_key_paths
 from wherry.view.foreign import RENAME, in_form, require_own
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def relaid(
         IncompleteError: a layer is missing.
     """
     if QUANTIZE in options or SCALES in options:
-        return _quantised(checkpoint, row, options, wish, only, files=files)
+        return _quantised_view(checkpoint, row, options, wish, only, files=files)
     if DEQUANTIZE in options:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
         plain = _plain(checkpoint, wish, str(options[DEQUANTIZE]))
@@ -77,7 +77,7 @@ def relaid(
         return scanned_view(checkpoint, str(options[SCAN])), rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: _word(value) for name, value in options.items() if name not in own}
-    if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.known(wish.dtype)):
+    if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.is_known(wish.dtype)):
         raise UsageError(
             f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
@@ -92,12 +92,12 @@ def relaid(
     return checkpoint, {**own, **asked}, only
 
 
-def _quantised(
+def _quantised_view(
     checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None,
     *, files: bool,
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:  # fmt: skip
     """See `relaid`, with the weights of the result quantised."""
-    from wherry.quantized.coded_view import quantised
+    from wherry.quantized.coded_view import quantised_view
 
     if row.name != _QUANTISED or QUANTIZE not in options:
         raise UsageError(
@@ -107,16 +107,16 @@ def _quantised(
     rest = {name: value for name, value in options.items() if name not in (QUANTIZE, SCALES)}
     seen, own, only = relaid(checkpoint, row, rest, wish, only, files=files)
     scales = None if options.get(SCALES) is None else str(options[SCALES])
-    return quantised(seen, str(options[QUANTIZE]), scales, files=files), own, only
+    return quantised_view(seen, str(options[QUANTIZE]), scales, files=files), own, only
 
 
 def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoint:
     """The source with plain weights of an element type, as the user asks."""
     from wherry.quantized.ggml_view import without_blocks
-    from wherry.quantized.view import dequantized
+    from wherry.quantized.view import dequantized_view
     from wherry.view.model import config_of
 
-    found = dequantized(checkpoint, config_of(checkpoint, wish.config), dtype) or without_blocks(
+    found = dequantized_view(checkpoint, config_of(checkpoint, wish.config), dtype) or without_blocks(
         checkpoint, dtype
     )
     if found is None:
@@ -138,7 +138,7 @@ def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Ma
         return False
     if row.name == source or row.name in CONTAINERS:
         return True
-    return source in CONTAINERS and (spelled(own) or in_form(checkpoint, row))
+    return source in CONTAINERS and (changes_key_paths(own) or in_form(checkpoint, row))
 
 
 def _word(value: Any) -> str:

@@ -90,7 +90,11 @@ def no_layout(
     """
     from wherry.families import families_of_system
 
-    seen = f"family {family}" if family else _seen(checkpoint, tree or checkpoint.manifest, wish.config)
+    seen = (
+        f"family {family}"
+        if family
+        else _describe_source(checkpoint, tree or checkpoint.manifest, wish.config)
+    )
     form = f"; {row.name} restores {row.form.words}" if row.form else ""
     if not row.system:
         what = f"no family declares layouts for {seen}: a data type or an option of a layout needs them"
@@ -116,7 +120,7 @@ def _reason(checkpoint: Checkpoint, given: str | None) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _seen(checkpoint: Checkpoint, tree: Manifest, config: str | None) -> str:
+def _describe_source(checkpoint: Checkpoint, tree: Manifest, config: str | None) -> str:
     """What the source is, by its config, else by the system that wrote it and its first key paths."""
     from wherry.view.model import model_words
 

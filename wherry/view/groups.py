@@ -55,7 +55,7 @@ def groups(
         limit: bytes of a joined group.
     """
     held, room = MoveGroup([], []), limit
-    for one in _connected(needs, sizes):
+    for one in _connect(needs, sizes):
         nbytes = sum(sizes[path] for path in one.sources)
         if held.sources and nbytes > room:
             yield held
@@ -67,7 +67,7 @@ def groups(
         yield held
 
 
-def _connected(
+def _connect(
     needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]
 ) -> Iterator[MoveGroup]:
     head: dict[KeyPath, KeyPath] = {path: path for path in sizes}
@@ -92,7 +92,7 @@ def _connected(
 
 def _alone(needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]) -> Iterator[KeyPath]:
     """Sources whose whole connected group is small."""
-    for one in _connected(needs, sizes):
+    for one in _connect(needs, sizes):
         if sum(sizes[path] for path in one.sources) <= KEPT_BYTES:
             yield from one.sources
 
@@ -115,13 +115,13 @@ class _Stage:
     def last(self, tasks: Iterable[Task]) -> Iterator[Task]:
         """The same for the last tasks of the stage."""
         yield from self.counted(tasks)
-        self._done()
+        self._finish_task()
 
     def _do(self, task: Task) -> None:
         task()
-        self._done()
+        self._finish_task()
 
-    def _done(self) -> None:
+    def _finish_task(self) -> None:
         with self._lock:
             self._open -= 1
             last = not self._open
@@ -220,10 +220,10 @@ class ViewPass:
         work = [self._work(group) for group in groups(self._needs, self._sizes)]
         for one, following in zip(work, [*work[1:], None], strict=True):
             if one is work[0]:
-                yield from one.stage.counted(self._prepared(one))
+                yield from one.stage.counted(self._prepare(one))
             if following is not None:  # so that no task waits for a long decoding
-                yield from following.stage.counted(self._prepared(following))
-            yield from one.stage.last(self._carried(one, carrier, moves, used))
+                yield from following.stage.counted(self._prepare(following))
+            yield from one.stage.last(self._carry(one, carrier, moves, used))
             yield from left.tasks(digest_moves(one.unused, left.source))
             if all(output.error for output in carrier.outputs):
                 return
@@ -247,11 +247,11 @@ class ViewPass:
     def _in_file(self, spec: TensorSpec) -> bool:
         return self._decoded.decodes(spec) and not self._decoded.keeps(spec)
 
-    def _prepared(self, work: _Work) -> Iterator[Task]:
+    def _prepare(self, work: _Work) -> Iterator[Task]:
         """Decode tensors that are not kept in memory."""
         return (partial(self._decoded.prepare, spec) for spec in work.encoded if self._in_file(spec))
 
-    def _carried(self, work: _Work, carrier: Carrier, moves: JointMoves, used: Carrier) -> Iterator[Task]:
+    def _carry(self, work: _Work, carrier: Carrier, moves: JointMoves, used: Carrier) -> Iterator[Task]:
         """Carry the targets, and hash sources that were not hashed while they were decoded."""
         for path in work.targets:
             yield from carrier.tasks(moves.of(path))

@@ -74,7 +74,7 @@ def roundtrip(
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
                 yield Failure(render(path), "missing tensor: no target tensor holds it")
-        yield from _compared(view, source, forward, back, algorithm, memory, progress, measured=measured)
+        yield from _compare(view, source, forward, back, algorithm, memory, progress, measured=measured)
 
 
 @singledispatch
@@ -135,10 +135,10 @@ def _(
             known if source.source is source.original else None
         )  # of the stored tensors, not of a view of them
         own = mine if mine is None else Hashes(found.algorithm, mine)
-        return list(_compared(inverse, source.source, forward, back, found.algorithm, memory, progress, own))
+        return list(_compare(inverse, source.source, forward, back, found.algorithm, memory, progress, own))
 
 
-def _compared(
+def _compare(
     view: Checkpoint,
     source: Checkpoint,
     forward: Projection,
@@ -159,7 +159,7 @@ def _compared(
         theirs = Hashes(algorithm, {path: known.digests[path] for path in wanted})
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
-        yield from _measured(failure, view, source, back, bound, measured or MeasuredError())
+        yield from _measure(failure, view, source, back, bound, measured or MeasuredError())
 
 
 def _family(layout: Mapping[str, Any]) -> Family:
@@ -210,10 +210,10 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
         converted.manifest, forward.source.family, system.name, system.name,
         source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.told.facts,
     )  # fmt: skip
-    return replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
+    return replace(held, targets=_own_tensors(forward), scalars=_numbers(forward), ignored=(), lossy={})
 
 
-def _carried(forward: Projection) -> dict[KeyPath, StoredTensor]:
+def _own_tensors(forward: Projection) -> dict[KeyPath, StoredTensor]:
     """The source's own tensors that some target tensor contains, in whole or in part."""
     there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
     return {
@@ -228,7 +228,7 @@ def _numbers(forward: Projection) -> dict[KeyPath, KeyPath]:
     return {source: target for target, source in forward.scalars.items()}
 
 
-def _measured(
+def _measure(
     failure: Failure,
     view: Checkpoint,
     source: Checkpoint,

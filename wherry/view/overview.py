@@ -40,7 +40,7 @@ def overview(family: Family, *, own: bool) -> dict[str, Any]:
         family: the family.
         own: whether it comes with wherry, so that its conversions have judges.
     """
-    rows = judged().get(family.name, {}) if own else {}
+    rows = read_judges().get(family.name, {}) if own else {}
     return {
         "family": family.name,
         "parameters": side_by_side(family),
@@ -54,7 +54,7 @@ def overview(family: Family, *, own: bool) -> dict[str, Any]:
 
 
 @cache
-def judged() -> Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]:
+def read_judges() -> Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]:
     """Family → system → direction → by what its conversions are judged."""
     rows = tomllib.loads(_JUDGED.read_text(encoding="utf-8"))
     return {

@@ -86,7 +86,7 @@ def parse_scan(text: str) -> Scan:
     return Scan(place[1], _BRACE.sub(_AXIS, unrolled), int(place[2]), names[0], stacks)
 
 
-def scanned(manifest: Manifest, scan: Scan) -> Projection:
+def scan_projection(manifest: Manifest, scan: Scan) -> Projection:
     """The projection of a checkpoint with its layers stacked or unstacked.
 
     Args:
@@ -119,11 +119,11 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
         text: the scan option; see the module.
 
     Raises:
-        WherryError: see `scanned`.
+        WherryError: see `scan_projection`.
         UnrepresentableError: a leaf within the layers is not a tensor, or the layers have different empty nodes.
     """
     scan, source = parse_scan(text), checkpoint.manifest
-    projected = scanned(source, scan)
+    projected = scan_projection(source, scan)
     manifest = view_manifest(checkpoint, projected)
     moves = _Moves(scan, projected.source.solved.sizes[_LAYER])
     for path in source.values:
@@ -232,9 +232,9 @@ class _AxisNames:
             )
         names = axes.pop()
         rank = len(stored.spec.shape)
-        return replace(stored.spec, axes=self._changed(names, rank, sources[0]), tags=tags[0])
+        return replace(stored.spec, axes=self._change_names(names, rank, sources[0]), tags=tags[0])
 
-    def _changed(
+    def _change_names(
         self, names: tuple[AxisName, ...] | None, rank: int, source: TensorSpec
     ) -> tuple[AxisName, ...] | None:
         if names is None or rank == len(source.shape):

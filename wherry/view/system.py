@@ -88,12 +88,12 @@ def laid_out(
         UnrepresentableError: the target needs a layout, and the quantisation is not supported.
         WherryError: see `relaid`.
     """
-    from wherry.quantized.view import CHOICES, dequantized
+    from wherry.quantized.view import CHOICES, dequantized_view
 
     config = None if checkpoint.is_view else config_of(checkpoint, wish.config)
     seen = partial(view, row=row, asked=asked, wish=wish, only=only, renamed=renamed, files=files)
     try:
-        plain = dequantized(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
+        plain = dequantized_view(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
     except WherryError:
         if _keeps_tree(seen, checkpoint):
             return None
@@ -134,12 +134,12 @@ def view(
         WherryError: see `relaid`.
     """
     config = config_of(checkpoint, wish.config)
-    written = _written(checkpoint)
+    written = _written_layout(checkpoint)
     family = _family(checkpoint, row, wish, config, written, asked, renamed=renamed)
     if family is None and wish.dtype:
         raise no_layout(checkpoint, row, wish)
     pair = _systems(family, checkpoint, row, wish, renamed=renamed) if family else None
-    if family is None or pair is None or not _needed(*pair, row, checkpoint, wish, asked=bool(asked)):
+    if family is None or pair is None or not _is_needed(*pair, row, checkpoint, wish, asked=bool(asked)):
         return None
     source, target = pair
     theirs = {*target.forms, *target.conventions}
@@ -184,13 +184,13 @@ def _require_options(
         )
 
 
-def _needed(
+def _is_needed(
     source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
 ) -> bool:
-    return asked or wish.explicit or (source is not target and not _kept(checkpoint, row, wish))
+    return asked or wish.explicit or (source is not target and not _tree_stays(checkpoint, row, wish))
 
 
-def _kept(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
+def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
     """Whether the tree is kept: a config that the user names for a system's target says what the tensors are."""
     return _plain(checkpoint, row) and not (wish.config and row.system)
 
@@ -213,7 +213,7 @@ def _family(
     name = written.get("family") or (family_of_config(config) if config else None)
     if name in families():
         return load_family(name or "")
-    if _kept(checkpoint, row, wish) and not (asked or wish.explicit):
+    if _tree_stays(checkpoint, row, wish) and not (asked or wish.explicit):
         return None
     if name is not None:
         raise UsageError(
@@ -252,7 +252,7 @@ def _yields_to(family: Family, checkpoint: Checkpoint) -> str | None:
     return family.yields_in(source.name) if source else None
 
 
-def _written(checkpoint: Checkpoint) -> dict[str, str]:
+def _written_layout(checkpoint: Checkpoint) -> dict[str, str]:
     """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
     sidecar = read_sidecar(locate(checkpoint.uri))
     layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}

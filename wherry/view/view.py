@@ -92,9 +92,9 @@ class View(Checkpoint):
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The stored tensors of which a tensor is made."""
-        return {stored for taken in self._taken(path) for stored in self._source.made_of(taken)}
+        return {stored for taken in self._sources_of(path) for stored in self._source.made_of(taken)}
 
-    def _taken(self, path: KeyPath) -> Collection[KeyPath]:
+    def _sources_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The source's tensors of which a tensor is made."""
         taken = self.projected.scalars.get(path)
         if taken is not None:
@@ -158,7 +158,7 @@ class LayoutView(View):
             return self.projected.lossy
         found = dict(self.projected.lossy)
         for path in self.projected.targets:
-            bounds = [self._source.lossy[one] for one in self._taken(path) if one in self._source.lossy]
+            bounds = [self._source.lossy[one] for one in self._sources_of(path) if one in self._source.lossy]
             if bounds:
                 found[path] = max([*bounds, *([found[path]] if path in found else [])])
         return found
@@ -168,7 +168,8 @@ def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
     """The manifest of a source in the target's layout, with the grids on which its tensors should be cut."""
     manifest = target_manifest(projected, source.manifest)
     specs = {
-        path: _hinted(_banded(path, spec, projected), projected) for path, spec in manifest.tensors.items()
+        path: _with_chunk_grid(_with_bands(path, spec, projected), projected)
+        for path, spec in manifest.tensors.items()
     }
     return replace(manifest, tensors=specs)
 
@@ -281,7 +282,7 @@ class ViewReader(BaseReader):
         self._reader.close()
 
 
-def _banded(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpec:
+def _with_bands(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpec:
     """A target tensor with the grid on which it should be cut, so that no source row is read twice."""
     stored = projected.targets.get(path)
     if stored is None or spec.size == 0 or not spec.shape:
@@ -291,7 +292,7 @@ def _banded(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpe
     return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
 
 
-def _hinted(spec: TensorSpec, projected: Projection) -> TensorSpec:
+def _with_chunk_grid(spec: TensorSpec, projected: Projection) -> TensorSpec:
     """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats with chunks.
 
     It matters only if an unrolled axis comes after a transposed one, so that the grid does not consist of runs.

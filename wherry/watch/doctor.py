@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from wherry.config.digests import digest_choice
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, new_hash
-from wherry.core.units import counted, short, show_size
+from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
 from wherry.remote.probe import reason_of
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
@@ -159,7 +159,7 @@ def _ledger() -> Diagnosis:
     return Diagnosis(
         "ledger",
         "ok",
-        f"{uri}: {counted(chain.statements, 'statement')}, chain intact, head {short(chain.head)}",
+        f"{uri}: {plural(chain.statements, 'statement')}, chain intact, head {short(chain.head)}",
     )
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import config_file
-from wherry.config.settings import configured
+from wherry.config.settings import configured_value
 from wherry.core.progress import logger
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
-from wherry.ledger.replay import FAILURE, RUN, failed
+from wherry.ledger.replay import FAILURE, RUN, has_failed
 from wherry.storage.ages import age_of
 from wherry.storage.durable import replace
 from wherry.storage.sidecar import read_sidecar
@@ -55,7 +55,7 @@ def measure(roots: Sequence[str] | None = None) -> list[MetricSample]:
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        counted, sources = done(ledger)
+        counted, sources = ledger_samples(ledger)
     waiting = _of_routes() if roots is None else (_of_root(root, sources) for root in roots)
     return [*counted, *(sample for each in waiting for sample in each)]
 
@@ -87,7 +87,7 @@ def publish() -> str | None:
         StorageError: the ledger cannot be read, or the file cannot be written.
         UsageError: the configuration is invalid.
     """
-    file = os.environ.get("WHERRY_METRICS") or configured("metrics.file")
+    file = os.environ.get("WHERRY_METRICS") or configured_value("metrics.file")
     if file:
         write(measure(), file)
     return file or None
@@ -149,14 +149,14 @@ def _of_routes() -> Iterator[list[MetricSample]]:
 def _of_root(root: str, sources: set[str]) -> list[MetricSample]:
     try:
         found = [
-            one.uri for one in discover(root, newest=True) if one.uri not in sources and not _made(one.uri)
+            one.uri for one in discover(root, newest=True) if one.uri not in sources and not _is_ours(one.uri)
         ]
     except WherryError:
         return _waiting("root", root, [], reachable=False)
     return _waiting("root", root, found, reachable=True)
 
 
-def _made(uri: str) -> bool:
+def _is_ours(uri: str) -> bool:
     """Whether wherry wrote it, by its sidecar."""
     sidecar = read_sidecar(locate(uri))
     return sidecar is not None and sidecar.receipt is not None
@@ -174,11 +174,11 @@ def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> 
 
 
 def _line(sample: MetricSample) -> str:
-    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+    labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels)
     return f"{sample.name}{f'{{{labels}}}' if labels else ''} {sample.value:.17g}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     """Escape the value of a label; names come from storage and may contain any character."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -246,7 +246,7 @@ class _Tally:
         }
 
 
-def done(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
+def ledger_samples(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
     """Samples from the ledger, and the URIs that conversions read or wrote."""
     from wherry.ledger.record import head, statements
 
@@ -266,7 +266,7 @@ def _count(tally: _Tally, statement: Statement) -> None:
         _count_conversion(tally, body, statement.time)
     elif kind == "verification":
         outcome = body["verification"]
-        if failed(outcome):
+        if has_failed(outcome):
             tally.add("wherry_failures_total", stage="verification")
     elif kind == "note":
         _count_note(tally, body, statement.time)
@@ -292,19 +292,19 @@ def _count_note(tally: _Tally, body: dict[str, Any], time: str) -> None:
         flow = str(body["flow"])
         if not body["ok"]:
             tally.add("wherry_failures_total", stage=flow)
-        _ended(tally, flow, time, ok=body["ok"])
+        _end_flow(tally, flow, time, ok=body["ok"])
         tally.forget("wherry_last_run_count", flow=flow)
         for came, number in body["counts"].items():
             tally.set("wherry_last_run_count", number, flow=flow, outcome=came)
 
 
 def _count_audit(tally: _Tally, body: dict[str, Any], time: str) -> None:
-    _ended(tally, "audit", time, ok=body["ok"])
+    _end_flow(tally, "audit", time, ok=body["ok"])
     for severity in ("error", "warning", "note"):
         tally.set("wherry_audit_findings", body["counts"][f"{severity}s"], severity=severity)
 
 
-def _ended(tally: _Tally, flow: str, time: str, *, ok: bool) -> None:
+def _end_flow(tally: _Tally, flow: str, time: str, *, ok: bool) -> None:
     tally.set("wherry_last_run_timestamp_seconds", _seconds(time), flow=flow)
     tally.set("wherry_last_run_ok", int(ok), flow=flow)
     if ok:

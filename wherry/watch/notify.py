@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from wherry.config.settings import configured
+from wherry.config.settings import configured_value
 from wherry.core.emit import post
 from wherry.core.progress import logger
 from wherry.core.services import service
@@ -86,9 +86,9 @@ def channels() -> Channels:
     Raises:
         UsageError: the configuration is invalid.
     """
-    webhook = os.environ.get("WHERRY_NOTIFY_WEBHOOK") or configured("notify.webhook")
-    block = os.environ.get("WHERRY_NOTIFY_BLOCK") or configured("notify.block")
-    return Channels(webhook, block, configured("notify.on") or "failure")
+    webhook = os.environ.get("WHERRY_NOTIFY_WEBHOOK") or configured_value("notify.webhook")
+    block = os.environ.get("WHERRY_NOTIFY_BLOCK") or configured_value("notify.block")
+    return Channels(webhook, block, configured_value("notify.on") or "failure")
 
 
 def send(settings: Channels | None, notice: Notice, *, page: str | None = None) -> str:

@@ -56,7 +56,7 @@ def shared_paths() -> tuple[str, ...]:
     paths = (
         tuple(filter(None, text.split(os.pathsep)))
         if text
-        else tuple(settings.configured("shared_paths") or ())
+        else tuple(settings.configured_value("shared_paths") or ())
     )
     for path in paths:
         if not Path(path).is_absolute():
@@ -73,7 +73,9 @@ def stores() -> dict[str, str]:
     }
 
 
-def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str]) -> list[UnsharedPlace]:
+def unshared_places(
+    places: Mapping[str, str], pool_type: str, shared: Collection[str]
+) -> list[UnsharedPlace]:
     """The places that are on private disks of the workers of a pool.
 
     Args:
@@ -86,7 +88,7 @@ def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str])
     """
     if pool_type not in POOL_TYPES:
         raise UsageError(f"unknown work pool type {pool_type!r}", cure=choose(pool_type, POOL_TYPES))
-    return [] if POOL_TYPES[pool_type] else list(_kept(places, shared))
+    return [] if POOL_TYPES[pool_type] else list(_private_places(places, shared))
 
 
 def refuse_unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str] | None = None) -> None:
@@ -95,7 +97,7 @@ def refuse_unshared(places: Mapping[str, str], pool_type: str, shared: Collectio
     Raises:
         UsageError: there are such places; it names all of them.
     """
-    found = unshared(places, pool_type, shared_paths() if shared is None else shared)
+    found = unshared_places(places, pool_type, shared_paths() if shared is None else shared)
     if found:
         named = ", ".join(f"{one.what} {one.uri}" for one in found)
         raise UsageError(
@@ -138,7 +140,7 @@ def refuse_slice(topology: str, chips: int) -> None:
         )
 
 
-def _kept(places: Mapping[str, str], shared: Collection[str]) -> Iterator[UnsharedPlace]:
+def _private_places(places: Mapping[str, str], shared: Collection[str]) -> Iterator[UnsharedPlace]:
     roots = [os.path.normpath(root) for root in shared]
     for what, uri in places.items():
         path = _local_path(uri)

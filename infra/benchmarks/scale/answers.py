@@ -19,7 +19,7 @@ _CHANGED_HEADER = "Thu, 01 Jan 2026 00:00:00 GMT"
 _Row = tuple[str, "Served | Kept"]
 
 
-def described(found: Served | Kept) -> dict[str, str]:
+def object_headers(found: Served | Kept) -> dict[str, str]:
     """The headers that tell the state of an object."""
     headers = {
         "ETag": found.etag,
@@ -88,14 +88,14 @@ def uploads(found: Iterable[tuple[str, str]]) -> bytes:
     return _xml("ListMultipartUploadsResult", "<IsTruncated>false</IsTruncated>" + "".join(rows))
 
 
-def begun(path: str, upload: str) -> bytes:
+def begin_answer(path: str, upload: str) -> bytes:
     """CreateMultipartUpload."""
     bucket, _, key = path.partition("/")
     inner = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
     return _xml("InitiateMultipartUploadResult", inner)
 
 
-def completed(path: str, made: Kept) -> bytes:
+def complete_answer(path: str, made: Kept) -> bytes:
     """CompleteMultipartUpload."""
     bucket, _, key = path.partition("/")
     state = f"<ETag>{escape(made.etag)}</ETag><ChecksumCRC32C>{made.checksum}</ChecksumCRC32C>"
@@ -105,7 +105,7 @@ def completed(path: str, made: Kept) -> bytes:
     )
 
 
-def copied(body: Received) -> bytes:
+def copy_answer(body: Received) -> bytes:
     """UploadPartCopy."""
     checksum = f"<ChecksumCRC32C>{body.checksum}</ChecksumCRC32C>"
     return _xml(

@@ -72,7 +72,7 @@ def bench(
     file = results / f"{report.NAME}.json"
     if again:
         return report.write(results, json.loads(file.read_text()), docs=docs)
-    found = _begun(scratch, size, rate)
+    found = _begin_results(scratch, size, rate)
     if words and file.exists():
         found = json.loads(file.read_text())
     for row in rows(size, rate):
@@ -83,7 +83,7 @@ def bench(
     return report.write(results, found, docs=docs)
 
 
-def _begun(scratch: Path, size: int, rate: int) -> dict[str, Any]:
+def _begin_results(scratch: Path, size: int, rate: int) -> dict[str, Any]:
     return {"machine": machine.describe(scratch), "size": size, "rate": rate, "rows": [], "failed": []}
 
 

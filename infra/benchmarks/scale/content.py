@@ -17,7 +17,7 @@ import numpy as np
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.safetensors import header
-from wherry.integrations.formats.huggingface.sharding import spread
+from wherry.integrations.formats.huggingface.sharding import spread_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def checkpoint(size: int, seed: int = 0, layers: int = 64, files: int = _FILES) 
     """
     shapes = _shapes(size, layers)
     specs = [TensorSpec((name,), shape, "bfloat16") for name, shape in shapes.items()]
-    plan = spread(specs, -(-size // files), "model")
+    plan = spread_tensors(specs, -(-size // files), "model")
     block = block_of(seed)
     found: dict[str, GeneratedFile] = {}
     for number, (name, group) in enumerate(plan.files.items()):

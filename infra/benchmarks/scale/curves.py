@@ -32,7 +32,7 @@ def svg(found: Mapping[str, Any], place: str) -> str:
         found: the results, with `comparison` and `curves`.
         place: where and when they were measured.
     """
-    left = [*_measured(found, "measured", False), *_measured(found, "simulated", True)]
+    left = [*_measured_lines(found, "measured", False), *_measured_lines(found, "simulated", True)]
     right = [Line(one["title"], _speedups(one["points"], "seconds"), True) for one in found["curves"]]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
@@ -50,7 +50,7 @@ def svg(found: Mapping[str, Any], place: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _measured(found: Mapping[str, Any], field: str, simulated: bool) -> list[Line]:
+def _measured_lines(found: Mapping[str, Any], field: str, simulated: bool) -> list[Line]:
     lines: list[Line] = []
     for carrier in dict.fromkeys(row["carrier"] for row in found["comparison"]):
         rows = [row for row in found["comparison"] if row["carrier"] == carrier and not row["killed"]]

@@ -35,7 +35,7 @@ BEND = 0.85  # of the time of one worker divided by the number of workers
 GOAL_SECONDS = 720
 
 
-def fitted(one: RowResult) -> Setting:
+def fit_setting(one: RowResult) -> Setting:
     """The setting of a carrier, from its row of one worker."""
     row = one.row
     nbytes = layer_bytes(row.size, row.units)
@@ -47,7 +47,7 @@ def fitted(one: RowResult) -> Setting:
     )  # fmt: skip
 
 
-def predicted(base: Setting, result: RowResult) -> Simulated:
+def predict_row(base: Setting, result: RowResult) -> Simulated:
     """What the model says of a row."""
     row = result.row
     strikes = tuple((at, int(name.rpartition("-")[2]), state) for name, state, at in result.strikes)
@@ -62,11 +62,11 @@ def predicted(base: Setting, result: RowResult) -> Simulated:
 def comparison(results: Iterable[RowResult]) -> list[dict[str, Any]]:
     """Measured and simulated seconds of every row of workers."""
     rows = [one for one in results if one.row.carrier != "convert"]
-    bases = {one.row.carrier: fitted(one) for one in rows if one.row.workers == 1}
+    bases = {one.row.carrier: fit_setting(one) for one in rows if one.row.workers == 1}
     found: list[dict[str, Any]] = []
     for one in rows:
         if one.row.carrier in bases:
-            simulated = predicted(bases[one.row.carrier], one).seconds
+            simulated = predict_row(bases[one.row.carrier], one).seconds
             error = simulated / one.seconds - 1
             found.append({
                 "carrier": one.row.carrier, "workers": one.row.workers, "killed": one.row.killed,

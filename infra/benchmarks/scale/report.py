@@ -78,11 +78,11 @@ def docs_text(found: Mapping[str, Any]) -> str:
     """The tables of docs/many-machines.md."""
     parts = [
         f"Measured: {place(found)}.",
-        tables.measured(found),
+        tables.measured_table(found),
         tables.faults(found),
         *([_disk_words(found["disk"])] if "disk" in found else []),
         f"Simulated: {SIMULATED_BYTES / 1e12:g} TB, units of 1 GiB, 400 MB/s a worker, with read-back by the workers:",
-        tables.simulated(found),
+        tables.simulated_table(found),
         _goal_words(found["goal"]) + _model_words(found),
     ]
     return "\n\n".join(part for part in parts if part)

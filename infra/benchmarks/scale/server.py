@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         pieces = _pieces(found, start, stop)
         self._note("GetObject")
         self.send_response(206 if "Range" in self.headers else 200)
-        for name, value in answers.described(found).items():
+        for name, value in answers.object_headers(found).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(stop - start))
         if "Range" in self.headers:
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, b"")
             return
         found = self.server.objects.get(self._path)
-        self._send(200, b"", {**answers.described(found), "Content-Length": str(found.nbytes)})
+        self._send(200, b"", {**answers.object_headers(found), "Content-Length": str(found.nbytes)})
 
     def _put(self) -> None:
         name = self._path.rpartition("/")[2]
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
         for piece in _pieces(found, start, stop):
             body.add(bytes(piece))
         self.server.objects.add_part(self._query["uploadId"], int(self._query["partNumber"]), body)
-        self._send(200, answers.copied(body))
+        self._send(200, answers.copy_answer(body))
 
     def _body(self, kept: int) -> Received:
         """What is sent, at the rate of the worker."""
@@ -206,11 +206,13 @@ class Handler(BaseHTTPRequestHandler):
         if "uploads" in self._query:
             self._note("CreateMultipartUpload")
             name = self.server.objects.begin(self._path, self._metadata())
-            self._send(200, answers.begun(self._path, name))
+            self._send(200, answers.begin_answer(self._path, name))
         elif "uploadId" in self._query:
             self._note("CompleteMultipartUpload")
-            made = self.server.objects.complete(self._query["uploadId"], _completed(body), self.headers)
-            self._send(200, answers.completed(self._path, made))
+            made = self.server.objects.complete(
+                self._query["uploadId"], _parse_completion(body), self.headers
+            )
+            self._send(200, answers.complete_answer(self._path, made))
         elif "delete" in self._query:
             self._note("DeleteObjects")
             for path in _texts(body, "Key"):
@@ -272,7 +274,7 @@ def _seconds(record: bytes) -> float:
     return float(json.loads(record.rpartition(b"\t")[0])["seconds"])
 
 
-def _completed(body: bytes) -> list[tuple[int, str]]:
+def _parse_completion(body: bytes) -> list[tuple[int, str]]:
     numbers, etags = _texts(body, "PartNumber"), _texts(body, "ETag")
     return [(int(number), etag) for number, etag in zip(numbers, etags, strict=True)]
 

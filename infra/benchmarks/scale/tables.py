@@ -16,7 +16,7 @@ MOST_MOVED = 1.1  # of the bytes of a run without losses
 CARRIER_NAMES = {"work": "`wherry work`", "dask": "Dask", "convert": "one process"}
 
 
-def measured(found: Mapping[str, Any]) -> str:
+def measured_table(found: Mapping[str, Any]) -> str:
     """The rows of the curves, beside the simulation."""
     head = ("carrier", "workers", "units, s", "faster, for each worker", "simulated, s", "memory each, MB",
             "start, s", "commit, s", "CPU, s a GB", "same digest")  # fmt: skip
@@ -31,7 +31,7 @@ def faults(found: Mapping[str, Any]) -> str:
     return table(head, [_fault_cells(found, row) for row in found["rows"] if row["row"]["killed"]])
 
 
-def simulated(found: Mapping[str, Any]) -> str:
+def simulated_table(found: Mapping[str, Any]) -> str:
     """The curves of the simulation."""
     curves = found["curves"]
     head = (
@@ -67,7 +67,7 @@ def short(found: Mapping[str, Any]) -> str:
         lost = next(
             (row for row in found["rows"] if row["row"]["killed"] and row["row"]["carrier"] == carrier), None
         )
-        after = "" if lost is None else f"{moved(lost):.3f}× the bytes, {_same(found, lost)}"
+        after = "" if lost is None else f"{moved_ratio(lost):.3f}× the bytes, {_same(found, lost)}"
         cells = [
             f"{own[1]['seconds'] / own[count]['seconds']:.2f}×" if count in own else "" for count in fleets
         ]
@@ -89,7 +89,7 @@ def problems(found: Mapping[str, Any]) -> list[str]:
             f"speed-up of {words}": not _is_curve(row) or speedup(found, row) >= LEAST_SPEEDUP,
             f"memory of {words}": row["row"]["carrier"] == "convert" or row["peak"] <= MOST_MB * 1e6,
             f"digest of {words}": _same(found, row) == "same digest",
-            f"bytes moved by {words}": not row["row"]["killed"] or moved(row) <= MOST_MOVED,
+            f"bytes moved by {words}": not row["row"]["killed"] or moved_ratio(row) <= MOST_MOVED,
         }
         rows += [name for name, reached in checks.items() if not reached]
     if not found.get("disk", {"same_digest": True})["same_digest"]:
@@ -113,7 +113,7 @@ def speedup(found: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     )
 
 
-def moved(row: Mapping[str, Any]) -> float:
+def moved_ratio(row: Mapping[str, Any]) -> float:
     """Bytes that all workers read and wrote, divided by those of the checkpoint, each way."""
     whole = layer_bytes(row["row"]["size"], row["row"]["units"]) * row["row"]["units"]
     return (row["bytes_in"] + row["bytes_out"]) / (2 * whole)
@@ -149,7 +149,8 @@ def _fault_cells(found: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     return [
         CARRIER_NAMES[what["carrier"]], f"{what['size'] / 1e9:.2g}", str(what["workers"]), str(what["killed"]),
         str(what["paused"]), f"{row['seconds']:.1f}", _simulated_cell(found, row),
-        bold(f"{moved(row):.3f}×", moved(row) <= MOST_MOVED), bold(f"{peak:.0f}", peak <= MOST_MB), _yes(found, row),
+        bold(f"{moved_ratio(row):.3f}×", moved_ratio(row) <= MOST_MOVED),
+        bold(f"{peak:.0f}", peak <= MOST_MB), _yes(found, row),
     ]  # fmt: skip
 
 

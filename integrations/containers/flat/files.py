@@ -69,7 +69,7 @@ class FlatFiles:
             for name, size in sizes.items():
                 self.add(name, size)
             for parent in {(folder / name).parent for name in sizes}:
-                self._checked(lambda parent=parent: sync_folder(parent))
+                self._check(lambda parent=parent: sync_folder(parent))
         except BaseException:
             self.close()
             raise
@@ -81,7 +81,7 @@ class FlatFiles:
             StorageError: the storage is full or failed.
         """
         self._sizes[name] = size
-        self._guarded(name, lambda fd: _allocate(fd, size))
+        self._guard(name, lambda fd: _allocate(fd, size))
 
     def grow(self, name: str, size: int) -> None:
         """Allow writes up to a size. Space is allocated in large steps; `finish` frees what is unused.
@@ -91,7 +91,7 @@ class FlatFiles:
         """
         self._sizes[name] = size
         if size > self._room.get(name, 0):
-            self._guarded(name, lambda fd: self._enlarge(fd, name, size))
+            self._guard(name, lambda fd: self._enlarge(fd, name, size))
 
     def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
         """Write bytes at an offset of a file.
@@ -133,8 +133,8 @@ class FlatFiles:
         with self._syncing:  # a second caller returns when the writes of the first are durable
             with self._lock:
                 dirty, self._dirty = self._dirty, set()
-            self._checked(self._blocks.flush)
-            self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
+            self._check(self._blocks.flush)
+            self._check(lambda: [self._guard(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
         """Make the files and their names durable.
@@ -144,15 +144,15 @@ class FlatFiles:
         """
         self.sync()
         for name in self._room:
-            self._guarded(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
-        self._checked(lambda: [self._guarded(name, os.fsync) for name in self._sizes])
-        self._checked(lambda: sync_folder(self._folder))
+            self._guard(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
+        self._check(lambda: [self._guard(name, os.fsync) for name in self._sizes])
+        self._check(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
         """Close every descriptor."""
         self._open.close()
 
-    def _checked(self, act: Callable[[], object]) -> None:
+    def _check(self, act: Callable[[], object]) -> None:
         if self._failed is not None:
             raise self._failed
         try:
@@ -161,7 +161,7 @@ class FlatFiles:
             self._failed = storage_error(error, str(self._folder))
             raise self._failed from error
 
-    def _guarded(self, name: str, act: Callable[[int], None]) -> None:
+    def _guard(self, name: str, act: Callable[[int], None]) -> None:
         try:
             with self._open.using((name, False)) as descriptor:
                 act(descriptor)
@@ -239,7 +239,7 @@ class SharedFiles(FlatFiles):
             StorageError: the file has another size; or the storage is full or failed.
         """
         self._sizes[name] = size
-        self._guarded(name, lambda descriptor: require_size(descriptor, self._folder / name, size))
+        self._guard(name, lambda descriptor: require_size(descriptor, self._folder / name, size))
 
     def finish(self) -> None:
         """Make what was written durable."""

@@ -49,7 +49,7 @@ def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -
     import numpy as np
 
     result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-    read = _unpacked(spec, extents) if spec.dtype == PACKED else raw_bytes(extents, spec)
+    read = _unpacker(spec, extents) if spec.dtype == PACKED else raw_bytes(extents, spec)
     fill_region(spec, region, read, result.reshape(-1).view("u1").data)
     return result
 
@@ -61,7 +61,7 @@ def read_stored(spec: TensorSpec, extents: tuple[Extent, ...]) -> bytes:
     return bytes(buffer)
 
 
-def _unpacked(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:
+def _unpacker(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:
     """A function that fills a buffer from an element on; an element is a byte in memory and half a byte on disk."""
 
     def read(first: int, buffer: memoryview) -> None:

@@ -247,12 +247,12 @@ def _head(heads: Mapping[int, tuple[int, str]], count: int, width: int) -> bytes
     return bytes([code | count]) if width == 1 else struct.pack(form, code, count)
 
 
-def packed(value: Any) -> bytes:
+def pack_value(value: Any) -> bytes:
     """A plain value of a JSON type as a packer would write it."""
     if isinstance(value, dict):
-        return map_head(len(value)) + b"".join(text(key) + packed(child) for key, child in value.items())
+        return map_head(len(value)) + b"".join(text(key) + pack_value(child) for key, child in value.items())
     if isinstance(value, list):
-        return array_head(len(value)) + b"".join(packed(child) for child in value)
+        return array_head(len(value)) + b"".join(pack_value(child) for child in value)
     return b"\xc0" if value is None else scalar(value)
 
 

@@ -39,7 +39,7 @@ from wherry.integrations.containers.msgpack.tree import (
     leaves,
     sequences,
 )
-from wherry.text.limits import CURE, scaled
+from wherry.text.limits import CURE, scale_limit
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -77,7 +77,7 @@ class Walk:
         self.texts: list[str] = []
         self.arrays = 0
         self._nodes = 0
-        self._most_nodes = scaled(_MOST_NODES)
+        self._most_nodes = scale_limit(_MOST_NODES)
         self._text = 0
 
     def node(self, path: KeyPath, depth: int) -> Node:
@@ -120,7 +120,7 @@ class Walk:
                 self.paths.append(below)
             entries[key] = self.node(below, depth + 1)
         if CHUNKED in entries:
-            return self._joined(entries, path)
+            return self._join_array(entries, path)
         return Table(entries, head.width, mark)
 
     def _key(self, path: KeyPath) -> tuple[str, int]:
@@ -134,7 +134,7 @@ class Walk:
             )
         if head.length > _LONGEST_KEY:
             raise self._hostile(f"{_LONGEST_KEY} bytes for a key: {head.length}", path)
-        text = self._decoded(self._kept(head.length, path))
+        text = self._decode(self._keep(head.length, path))
         if text is None:
             raise self._corrupt("map key is not UTF-8", path)
         longer = head.kind == "str" and head.length <= _SHORTER.get(head.width, -1)
@@ -143,7 +143,7 @@ class Walk:
     def _text_or_blob(self, head: Head, path: KeyPath) -> Node:
         start = self.source.position
         if head.kind == "str":
-            text = self._decoded(self._kept(head.length, path))
+            text = self._decode(self._keep(head.length, path))
             if text is not None:
                 if self.paths is not None:
                     self.texts.append(text)
@@ -152,11 +152,11 @@ class Walk:
             self.source.skip(head.length)
         return Blob(BytePiece(start, head.length))
 
-    def _kept(self, length: int, path: KeyPath) -> bytes:
+    def _keep(self, length: int, path: KeyPath) -> bytes:
         self.source.require(length)
         self._text += length
-        if self._text > scaled(_MOST_TEXT):
-            raise self._hostile(f"{scaled(_MOST_TEXT)} bytes of text", path)
+        if self._text > scale_limit(_MOST_TEXT):
+            raise self._hostile(f"{scale_limit(_MOST_TEXT)} bytes of text", path)
         return self.source.take(length)
 
     def _ext(self, head: Head, path: KeyPath) -> Node:
@@ -207,9 +207,9 @@ class Walk:
         head = self.source.head()
         if head.kind not in ("str", "bin") or head.length > _LONGEST_DTYPE:
             raise self._corrupt("missing dtype name of an array", path)
-        stored = self._decoded(self.source.take(head.length)) or "?"
+        stored = self._decode(self.source.take(head.length)) or "?"
         name = _RENAMED.get(stored, stored)
-        if not dtypes.known(name) or dtypes.opaque(name):
+        if not dtypes.is_known(name) or dtypes.opaque(name):
             raise UnsupportedError(
                 f"unsupported dtype {stored!r} in msgpack",
                 uri=self.source.uri,
@@ -226,10 +226,12 @@ class Walk:
         real, imaginary = (float(part.value or 0) for part in parts)
         return Scalar(complex(real, imaginary))
 
-    def _joined(self, entries: dict[str, Node], path: KeyPath) -> Array:
+    def _join_array(self, entries: dict[str, Node], path: KeyPath) -> Array:
         """One array from the map into which flax splits an array above its limit."""
-        extents = [self._plain_extent(node, path) for node in self._numbered(entries.get("shape"), path)]
-        chunks = self._numbered(entries.get("chunks"), path)
+        extents = [
+            self._plain_extent(node, path) for node in self._numbered_children(entries.get("shape"), path)
+        ]
+        chunks = self._numbered_children(entries.get("chunks"), path)
         arrays = [chunk for chunk in chunks if isinstance(chunk, Array) and not chunk.chunked]
         if set(entries) != {CHUNKED, "shape", "chunks"} or len(arrays) != len(chunks) or not arrays:
             raise self._corrupt("missing shape or chunks of a chunked array", path)
@@ -240,7 +242,7 @@ class Walk:
             raise self._corrupt(f"chunked array has {found}", path)
         return Array(tuple(extents), kinds.pop(), tuple(array.pieces[0] for array in arrays), chunked=True)
 
-    def _numbered(self, node: Node | None, path: KeyPath) -> list[Node]:
+    def _numbered_children(self, node: Node | None, path: KeyPath) -> list[Node]:
         """The children of a list that flax turned into a map, in numeric order."""
         if isinstance(node, Sequence):
             return list(node.items)
@@ -272,7 +274,7 @@ class Walk:
             raise self._hostile(f"{self._most_nodes} nodes", path)
 
     @staticmethod
-    def _decoded(data: bytes) -> str | None:
+    def _decode(data: bytes) -> str | None:
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -366,11 +368,11 @@ def glance(head: bytes, size: int) -> Glance | None:
     source = MessageSource(lambda start, stop: head[start:stop], size, "")
     walk = Walk(source, paths=[])
     assert walk.paths is not None
-    state = _walked(walk)
+    state = _run_walk(walk)
     return Glance(tuple(walk.paths), tuple(walk.texts), walk.arrays, state) if walk.paths else None
 
 
-def _walked(walk: Walk) -> State:
+def _run_walk(walk: Walk) -> State:
     source = walk.source
     try:
         root = walk.node((), 0)

@@ -118,25 +118,25 @@ def _insert(root: _TreeNode, path: KeyPath, leaf: _ValueLeaf | TensorSpec, uri: 
     for part in path[:-1]:
         child = node.children.setdefault(part, _TreeNode())
         if not isinstance(child, _TreeNode):
-            raise _refused("it is below another leaf", path, uri)
+            raise _refusal("it is below another leaf", path, uri)
         node = child
     if not path or path[-1] in node.children:
-        raise _refused("other leaves are below it", path, uri)
+        raise _refusal("other leaves are below it", path, uri)
     node.children[path[-1]] = leaf
 
 
 def _require_keys(path: KeyPath, uri: str) -> None:
     if len(path) > DEEPEST:
-        raise _refused(f"its key path exceeds the limit of {DEEPEST} parts", path, uri)
+        raise _refusal(f"its key path exceeds the limit of {DEEPEST} parts", path, uri)
     if CHUNKED in path:
-        raise _refused(f"flax reserves the key {CHUNKED!r} for chunked arrays", path, uri)
+        raise _refusal(f"flax reserves the key {CHUNKED!r} for chunked arrays", path, uri)
     for part in path:
         try:
             length = len(part.encode())
         except UnicodeEncodeError:
-            raise _refused("its name cannot be encoded as UTF-8", path, uri) from None
+            raise _refusal("its name cannot be encoded as UTF-8", path, uri) from None
         if length > _LONGEST_KEY:
-            raise _refused(
+            raise _refusal(
                 f"a part of its name has {length} bytes, more than the limit of {_LONGEST_KEY}", path, uri
             )
 
@@ -145,18 +145,18 @@ def _value(value: object, path: KeyPath, uri: str) -> _ValueLeaf:
     if value is None:
         return _ValueLeaf(None, "none")
     if isinstance(value, int) and value not in _INTS:
-        raise _refused(f"{value} exceeds 64 bits", path, uri)
+        raise _refusal(f"{value} exceeds 64 bits", path, uri)
     if not path and not isinstance(value, str):
-        raise _refused("a single number cannot be distinguished from a tensor", path, uri)
+        raise _refusal("a single number cannot be distinguished from a tensor", path, uri)
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _refused("its text cannot be encoded as UTF-8", path, uri) from None
+            raise _refusal("its text cannot be encoded as UTF-8", path, uri) from None
     return _ValueLeaf(value)
 
 
-def _refused(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
+def _refusal(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
     return UnrepresentableError(
         f"flax msgpack cannot hold this leaf: {why}",
         uri=uri or None,
@@ -205,12 +205,12 @@ class _Layout:
     def _tensor(self, spec: TensorSpec) -> None:
         self._plan.slots[spec.path] = []
         if spec.nbytes > CHUNK_LIMIT:
-            self._chunked(spec)
+            self._add_chunks(spec)
             return
         lone = not spec.shape and dict(spec.tags or {}).items() >= SCALAR_TAG.items()
         self._array(spec, spec.shape, 0, spec.nbytes, SCALAR if lone else NDARRAY)
 
-    def _chunked(self, spec: TensorSpec) -> None:
+    def _add_chunks(self, spec: TensorSpec) -> None:
         width = dtypes.canonical_size(spec.dtype, 1)
         step = max(CHUNK_LIMIT // width, 1)
         starts = range(0, spec.size, step)

@@ -80,7 +80,7 @@ class NpzWriter(FlatFilesWriter):
         self._crcs: dict[KeyPath, int] = {}  # of the tensors, known when the archive is complete
         position = 0
         for spec in specs:
-            member = _placed(spec, position)
+            member = _place_member(spec, position)
             self._members[spec.path] = member
             position = member.data + member.crc.size
         self._directory = position
@@ -183,7 +183,7 @@ def leaves_folder(name: str) -> bool:
     return name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name)
 
 
-def _placed(spec: TensorSpec, at: int) -> _Member:
+def _place_member(spec: TensorSpec, at: int) -> _Member:
     name, head = (spec.path[0] + SUFFIX).encode(), build_header(spec.dtype, spec.shape)
     fixed = at + _LOCAL.size + len(name) + 20 + 4
     data = -(-fixed // ALIGNMENT) * ALIGNMENT + len(head)

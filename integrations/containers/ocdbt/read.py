@@ -17,7 +17,7 @@ from google_crc32c import value as crc32c
 
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
-from wherry.text.limits import MOST_CHUNKS, beyond, scaled
+from wherry.text.limits import MOST_CHUNKS, beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,12 +96,12 @@ def read_database(location: Location, check: Callable[[Reference], None]) -> Ite
         HostileError: a node exceeds a limit, or a file name points outside the folder.
         UnsupportedError: the version or the compression is unknown.
     """
-    manifest = _Body(_unsealed(location.join(MANIFEST), None, MANIFEST_MAGIC), location.uri)
+    manifest = _Body(_unseal(location.join(MANIFEST), None, MANIFEST_MAGIC), location.uri)
     if _configuration(manifest):
         numbered = sorted(entry.name for entry in location.entries() if _NUMBERED.fullmatch(entry.name))
         if not numbered:
             raise IncompleteError("file not found: manifest.<16 hex digits>", uri=location.uri, cure=_CURE)
-        manifest = _Body(_unsealed(location.join(numbered[-1]), None, MANIFEST_MAGIC), location.uri)
+        manifest = _Body(_unseal(location.join(numbered[-1]), None, MANIFEST_MAGIC), location.uri)
         _configuration(manifest)
     files = _files(manifest, "")
     count = manifest.varint()
@@ -110,7 +110,7 @@ def read_database(location: Location, check: Callable[[Reference], None]) -> Ite
     places = _references(manifest, count, files)
     if not count or not places[-1][0].length:
         return
-    most = scaled(MOST_CHUNKS)
+    most = scale_limit(MOST_CHUNKS)
     for number, entry in enumerate(_walk(location, check, places[-1], b"", b"", heights[-1])):
         if number >= most:
             raise beyond("the OCDBT database", most, "entries", uri=location.uri)
@@ -133,7 +133,7 @@ def _walk(
     """
     place, base = node
     check(place)
-    body = _Body(_unsealed(location.member(place.file), place, NODE_MAGIC), location.uri)
+    body = _Body(_unseal(location.member(place.file), place, NODE_MAGIC), location.uri)
     found = body.take(1)[0]
     if found != height or height > _MOST_HEIGHT:
         raise CorruptError(
@@ -143,8 +143,8 @@ def _walk(
         )
     files = _files(body, base)
     count = body.varint()
-    if count > scaled(_MOST_ENTRIES):
-        raise beyond("an OCDBT node", scaled(_MOST_ENTRIES), "entries", uri=location.uri)
+    if count > scale_limit(_MOST_ENTRIES):
+        raise beyond("an OCDBT node", scale_limit(_MOST_ENTRIES), "entries", uri=location.uri)
     keys, subtrees = _keys(body, count, prefix, interior=height > 0)
     if not keys or keys[0] < least or any(one >= other for one, other in pairwise(keys)):
         raise CorruptError(
@@ -158,7 +158,7 @@ def _walk(
         yield from _walk(location, check, child, key[: len(prefix) + cut], key, height - 1)
 
 
-def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
+def _unseal(location: Location, place: Reference | None, magic: int) -> bytes:
     """The body of a node or manifest, verified and decompressed."""
     if location.entry is None:
         raise IncompleteError(f"file not found: {location.name}", uri=location.uri, cure=_CURE)
@@ -188,10 +188,10 @@ def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
         raise UnsupportedError(
             f"unsupported OCDBT node: version {version}, compression {compression}", uri=location.uri
         )
-    return data[14:-4] if compression == _UNCOMPRESSED else _decompressed(data[14:-4], location.uri)
+    return data[14:-4] if compression == _UNCOMPRESSED else _decompress(data[14:-4], location.uri)
 
 
-def _decompressed(data: bytes, uri: str) -> bytes:
+def _decompress(data: bytes, uri: str) -> bytes:
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
             body = reader.read(_MOST_BYTES + 1)
@@ -220,11 +220,11 @@ def _files(body: _Body, base: str) -> list[tuple[str, str]]:
     suffixes, bases = body.column(count), body.column(count)
     names: list[str] = []
     found: list[tuple[str, str]] = []
-    path, left = b"", scaled(_MOST_KEY_BYTES)
+    path, left = b"", scale_limit(_MOST_KEY_BYTES)
     for cut, length, inner in zip(shared[:count], suffixes, bases, strict=True):
         left -= len(base) + cut + length
         if left < 0:
-            raise beyond("an OCDBT node", scaled(_MOST_KEY_BYTES), "bytes of file names", uri=body.uri)
+            raise beyond("an OCDBT node", scale_limit(_MOST_KEY_BYTES), "bytes of file names", uri=body.uri)
         path = path[:cut] + body.take(length)
         names.append(base + path.decode("utf-8", "surrogateescape"))
         found.append((names[-1], base + path[:inner].decode("utf-8", "surrogateescape")))
@@ -236,11 +236,11 @@ def _keys(body: _Body, count: int, prefix: bytes, *, interior: bool) -> tuple[li
     suffixes = body.column(count)
     subtrees = body.column(count) if interior else []
     keys: list[bytes] = []
-    key, left = b"", scaled(_MOST_KEY_BYTES)
+    key, left = b"", scale_limit(_MOST_KEY_BYTES)
     for cut, length in zip(shared[:count], suffixes, strict=True):
         left -= len(prefix) + cut + length
         if left < 0:
-            raise beyond("an OCDBT node", scaled(_MOST_KEY_BYTES), "bytes of keys", uri=body.uri)
+            raise beyond("an OCDBT node", scale_limit(_MOST_KEY_BYTES), "bytes of keys", uri=body.uri)
         key = key[:cut] + body.take(length)
         keys.append(prefix + key)
     return keys, subtrees

@@ -89,7 +89,7 @@ def _parts(entries: Sequence[_Entry]) -> Iterable[Sequence[_Entry]]:
 
 
 def _put(data: bytearray, file: str, body: bytes, child: _Child) -> _Child:
-    node = _sealed(NODE_MAGIC, body)
+    node = _seal(NODE_MAGIC, body)
     place = Reference(file, len(data), len(node))
     data += node
     return child._replace(place=place, tree_bytes=child.tree_bytes + len(node))
@@ -143,12 +143,10 @@ def _manifest(roots: Sequence[_Child], height: int, uuid: bytes, nanoseconds: in
     versions = b"".join((
         _varint(1), _varint(1), bytes([height]), _children(roots), struct.pack("<Q", nanoseconds),
     ))  # fmt: skip
-    return _sealed(
-        MANIFEST_MAGIC, config + _files([root.place.file for root in roots]) + versions + _varint(0)
-    )
+    return _seal(MANIFEST_MAGIC, config + _files([root.place.file for root in roots]) + versions + _varint(0))
 
 
-def _sealed(magic: int, body: bytes) -> bytes:
+def _seal(magic: int, body: bytes) -> bytes:
     packed = b"\x00" + _ZSTD + zstandard.compress(body, 1)
     whole = struct.pack(">I", magic) + struct.pack("<Q", 16 + len(packed)) + packed
     return whole + struct.pack("<I", crc32c(whole))

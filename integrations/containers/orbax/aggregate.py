@@ -42,7 +42,7 @@ def read_tree(location: Location, item: OrbaxItem, metadata: JsonObject) -> Item
     packed = msgpack_tree(location.join(MSGPACK)) if item.msgpack else None
     if described is None or packed is None:
         return described or packed or tree.ItemTree()
-    return _joined(described, packed, location.uri)
+    return _join(described, packed, location.uri)
 
 
 def msgpack_tree(file: Location) -> ItemTree:
@@ -85,7 +85,7 @@ def placeholder(value: object) -> str | None:
     return next((value[len(prefix) :] for prefix in PLACEHOLDERS if value.startswith(prefix)), None)
 
 
-def _joined(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
+def _join(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
     """`_METADATA` with the bytes of the msgpack tree, and with the leaves that only the latter has."""
     leaves = {*described.arrays, *described.strings}
     clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)

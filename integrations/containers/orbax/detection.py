@@ -21,7 +21,7 @@ from wherry.errors import AmbiguousError, IncompleteError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location
@@ -72,12 +72,12 @@ def _look(glimpse: Glimpse) -> FoundItem | None:
     item = layout.look_at_item(glimpse)
     if item is not None:
         return _found_item(glimpse, item)
-    if layout.uncommitted(glimpse.location.name):
+    if layout.is_uncommitted(glimpse.location.name):
         return _remains(glimpse, "not committed: the folder name has the suffix of a save in progress")
     return _found_step(glimpse)
 
 
-@uncollected()
+@without_collection()
 def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     location, names = glimpse.location, set(glimpse.entries)
     marks_of_step = (layout.COMMITTED, layout.V1_MARKER, layout.CHECKPOINT)
@@ -181,7 +181,7 @@ def _found_step(glimpse: Glimpse) -> FoundItem | None:
         }
         items = {name: item for name, item in items.items() if step_number(name) is None}
     if not items:
-        remains = marked or any(layout.uncommitted(name) for name in glimpse.entries)
+        remains = marked or any(layout.is_uncommitted(name) for name in glimpse.entries)
         return _remains(glimpse, "no item with arrays found") if remains else None
     name = _choose(glimpse, sorted(items))
     found = _found_item(Glimpse(glimpse.location.join(name)), items[name])

@@ -20,7 +20,7 @@ from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 
 
-@uncollected()
+@without_collection()
 def open_item(
     location: Location, detection: Detection, *, partial: bool = False, uncommitted: bool = False
 ) -> Opened:
@@ -65,7 +65,7 @@ def open_item(
     metadata = tree.read_tree(location) if item.tree else {}
     leaves = aggregate.read_tree(location, item, metadata)
     parts = processes.list_processes(location, () if item.merged else item.processes)
-    together = processes.merged(location, parts) if parts else None
+    together = processes.merge_listings(location, parts) if parts else None
     arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
@@ -131,7 +131,7 @@ def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
     Raises:
         IncompleteError: it was never committed, has no tree, or its OCDBT databases were never merged.
     """
-    if any(layout.uncommitted(name) for name in (location.name, location.parent.name)):
+    if any(layout.is_uncommitted(name) for name in (location.name, location.parent.name)):
         raise IncompleteError(
             "not committed: the folder name has the suffix of a save in progress",
             uri=location.uri,

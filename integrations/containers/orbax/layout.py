@@ -22,7 +22,7 @@ from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 from wherry.text.json_scan import scan_json
-from wherry.text.limits import LARGE, scaled
+from wherry.text.limits import LARGE, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -124,7 +124,7 @@ def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
         msgpack=_is_msgpack_tree(glimpse),
         merged=MANIFEST in entries,
         processes=tuple(name for name in entries if name.startswith(PROCESS_PREFIX)),
-        folders=any(entry.is_dir and not reserved(name) for name, entry in entries.items()),
+        folders=any(entry.is_dir and not is_reserved(name) for name, entry in entries.items()),
     )
     bare_ocdbt = item.merged and ("d" in entries or bool(item.processes))
     if item.tree or item.msgpack or bare_ocdbt or item.processes or SHARDING in entries:
@@ -139,16 +139,16 @@ def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
         for name, entry in glimpse.entries.items()
         if entry.is_dir and not is_staging(name)
     }
-    looks = {name: look_at_item(child) for name, child in children.items() if not uncommitted(name)}
+    looks = {name: look_at_item(child) for name, child in children.items() if not is_uncommitted(name)}
     return {name: look for name, look in looks.items() if look is not None and look.has_arrays}
 
 
-def reserved(name: str) -> bool:
+def is_reserved(name: str) -> bool:
     """Whether Orbax or wherry reserves a name in an item folder, so that no array can have it."""
     return name in RESERVED or name.startswith(PROCESS_PREFIX)
 
 
-def uncommitted(name: str) -> bool:
+def is_uncommitted(name: str) -> bool:
     """Whether a folder name is that of a save that was never committed."""
     return _UNCOMMITTED.fullmatch(name) is not None
 
@@ -204,7 +204,7 @@ def read_json(location: Location, rows: Rows | None = None) -> JsonObject:
         CorruptError: it is not a JSON object.
         HostileError: it exceeds a limit.
     """
-    pieces = location.metadata(scaled(LARGE.nbytes))
+    pieces = location.metadata(scale_limit(LARGE.nbytes))
     first = next(pieces, b"")
     if not first.strip():
         raise IncompleteError(

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Evidence
-from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wherry.core.keypath import KeyPath
 
-__all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped", "wrappers"]
+__all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped_leaves", "wrappers"]
 NAMED_ARRAY = "data_array"
 _PARAMS = "params"
 _OF_MODULES = (".weight", ".bias")
@@ -29,7 +29,7 @@ _OF_MODULES = (".weight", ".bias")
 def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
     """Evidence of boxes and wrappers in a tree."""
     every = list(paths)
-    boxes, old, named = (len(wrapped(every, word)) for word in (BOX, OLD_VARIABLE, NAMED_ARRAY))
+    boxes, old, named = (len(wrapped_leaves(every, word)) for word in (BOX, OLD_VARIABLE, NAMED_ARRAY))
     found: list[Evidence] = []
     if old:
         found.append(

@@ -51,7 +51,7 @@ def other_items(item: Location, home: Location, read: Collection[str] = ()) -> t
         if name not in skipped
         and not name.startswith(".")
         and not is_staging(name)
-        and not layout.uncommitted(name)
+        and not layout.is_uncommitted(name)
         if whole or (entry.is_dir and name in layout.PREFERRED_ITEMS)
     ]
     return tuple(row for row in rows if row is not None)

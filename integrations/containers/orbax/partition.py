@@ -179,10 +179,10 @@ def _entries(spec: TensorSpec, partition: Partition) -> tuple[Entry, ...]:
     found = next((entries for pattern, entries in partition.specs if fnmatchcase(spec.name, pattern)), None)
     if found is not None:
         return found
-    return tuple(_ruled(axis, partition.rules) for axis in spec.axes or ())
+    return tuple(_apply_rules(axis, partition.rules) for axis in spec.axes or ())
 
 
-def _ruled(axis: AxisName, rules: dict[str, Entry]) -> Entry:
+def _apply_rules(axis: AxisName, rules: dict[str, Entry]) -> Entry:
     names = axis if isinstance(axis, tuple) else (axis,)
     return tuple(mesh_axis for name in names for mesh_axis in rules.get(str(name), ()))
 

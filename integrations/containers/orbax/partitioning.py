@@ -22,7 +22,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import UsageError, WherryError
 from wherry.tree.axes import BOX_TAG, BOXES, axis_name, rules_of
-from wherry.tree.forms import BOX, COLLECTION, wrapped
+from wherry.tree.forms import BOX, COLLECTION, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ class BoxNames:
     spec: tuple[AxisName, ...] = ()
 
 
-def noted(item: Any) -> dict[KeyPath, BoxNames]:
+def noted_boxes(item: Any) -> dict[KeyPath, BoxNames]:
     """The rows of free metadata, by key path without the box; empty if it has none.
 
     Raises:
@@ -72,12 +72,12 @@ def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
     Metadata that cannot be read, or that fits no tree, becomes evidence and gives no names.
     """
     try:
-        rows = noted(manifest.custom.get("item"))
+        rows = noted_boxes(manifest.custom.get("item"))
     except WherryError as error:
         return manifest, (Evidence(FIELD, f"cannot read axis names: {error.what}"),)
     if not rows:
         return manifest, ()
-    found = placed(rows, manifest.tensors)
+    found = place_boxes(rows, manifest.tensors)
     if not found:
         return manifest, (Evidence(FIELD, "axis names do not fit the tree"),)
     tensors = {path: _named(spec, found.get(path)) for path, spec in manifest.tensors.items()}
@@ -85,7 +85,7 @@ def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
     return replace(manifest, tensors=tensors), (seen,)
 
 
-def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, BoxNames]:
+def place_boxes(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, BoxNames]:
     """The tensors that the rows apply to.
 
     Args:
@@ -101,7 +101,7 @@ def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, B
 
 
 def rows_of(manifest: Manifest) -> dict[str, Any]:
-    """The rows of all boxed tensors, as they are stored; the inverse of `noted` and `placed`."""
+    """The rows of all boxed tensors, as they are stored; the inverse of `noted_boxes` and `place_boxes`."""
     rows = {path: manifest.tensors[stored] for path, stored in _plain(manifest.tensors).items()}
     return {
         render(path): _row(spec)
@@ -114,12 +114,14 @@ def item_metadata(manifest: Manifest) -> dict[str, Any]:
     """The free metadata of an item with the names of its boxes; unchanged if it already has them."""
     item: dict[str, Any] = dict(manifest.custom.get("item") or {})
     wanted = {
-        path: _known(spec) for path, spec in manifest.tensors.items() if _box(spec) and spec.axes is not None
+        path: _known_box(spec)
+        for path, spec in manifest.tensors.items()
+        if _box(spec) and spec.axes is not None
     }
     if not wanted:
         return item
     try:
-        if placed(noted(item), manifest.tensors) == wanted:
+        if place_boxes(noted_boxes(item), manifest.tensors) == wanted:
             return item
     except WherryError:
         item.pop(FIELD, None)  # it cannot be read, so it gave no names, and is replaced
@@ -128,7 +130,7 @@ def item_metadata(manifest: Manifest) -> dict[str, Any]:
     return {**item, FIELD: rows_of(manifest)}
 
 
-def ruled(sharding: Sharding | None) -> Sharding | None:
+def rules_only(sharding: Sharding | None) -> Sharding | None:
     """The part of a sharding that is kept beside the names: that from rules. Devices are not stored here."""
     return Sharding(spec=sharding.spec, rules=sharding.rules) if sharding and sharding.rules else None
 
@@ -146,7 +148,7 @@ def _names(row: Any) -> BoxNames:
 
 
 def _row(spec: TensorSpec) -> dict[str, Any]:
-    known = _known(spec)
+    known = _known_box(spec)
     row: dict[str, Any] = {"type": known.box, "names": _json(known.axes)}
     row |= {"rules": [[name, *_json((axes,))] for name, axes in known.rules]} if known.rules else {}
     return row | ({"spec": _json(known.spec)} if known.spec else {})
@@ -156,7 +158,7 @@ def _json(axes: tuple[AxisName, ...]) -> list[Any]:
     return [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
 
 
-def _known(spec: TensorSpec) -> BoxNames:
+def _known_box(spec: TensorSpec) -> BoxNames:
     """The box of a tensor, from its spec; the partition spec counts only if it is from rules."""
     rules = spec.sharding.rules if spec.sharding else ()
     return BoxNames(
@@ -177,7 +179,7 @@ def _named(spec: TensorSpec, names: BoxNames | None) -> TensorSpec:
 
 def _plain(tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, KeyPath]:
     """Key path without the box → key path."""
-    boxed = wrapped(tensors, BOX)
+    boxed = wrapped_leaves(tensors, BOX)
     return {path[:-1] if path in boxed else path: path for path in tensors}
 
 

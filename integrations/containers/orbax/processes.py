@@ -36,7 +36,7 @@ def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, List
     return {name: list_ocdbt(folder.join(name)) for name in databases}
 
 
-def merged(folder: Location, listings: Mapping[str, Listing]) -> Listing:
+def merge_listings(folder: Location, listings: Mapping[str, Listing]) -> Listing:
     """Their contents together, with files relative to the folder above them."""
     together = Listing(folder, {})
     for name, listing in listings.items():
@@ -56,7 +56,7 @@ class UnmergedReader(ArrayReader):
         inline: PlacedReader | None,
     ) -> None:
         """See ArrayReader; `listings` as `list_processes` gives them."""
-        together = merged(location, listings)
+        together = merge_listings(location, listings)
         super().__init__(location, arrays, together, None, ocdbt=True, zeros_stored=True, inline=inline)
         self._parts = [
             ArrayReader(location.join(name), arrays, listing, None, ocdbt=True, zeros_stored=True)

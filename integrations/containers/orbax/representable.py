@@ -8,7 +8,7 @@ from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.tensorspec import GRID
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers.orbax import partition
-from wherry.integrations.containers.orbax.layout import reserved
+from wherry.integrations.containers.orbax.layout import is_reserved
 from wherry.integrations.containers.orbax.tree import stored_name
 from wherry.integrations.containers.zarr import metadata, new
 
@@ -79,7 +79,7 @@ def _refuse_file_names(names: dict[str, KeyPath], uri: str, *, top: bool, cure: 
         inside_another = any("/".join(parts[:depth]) in names for depth in range(1, len(parts)))
         odd = any(map(_unfit, parts)) or (top and parts[0].endswith(_WEIGHTS))
         alone = not name and len(names) == 1
-        if not alone and (odd or inside_another or reserved(parts[0])):
+        if not alone and (odd or inside_another or is_reserved(parts[0])):
             raise UnrepresentableError(
                 f"{name[:_SHOWN]!r} cannot be the folder of an array", uri=uri, path=render(path), cure=cure
             )

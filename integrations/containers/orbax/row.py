@@ -9,7 +9,7 @@ from wherry.formats.format import Option
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.layout import DATA_FILE_SIZE
-from wherry.integrations.containers.orbax.partitioning import ruled
+from wherry.integrations.containers.orbax.partitioning import rules_only
 from wherry.integrations.containers.zarr.new import IN_STORE
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
 
     refuse_unrepresentable(manifest, options)
     specs = {
-        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=ruled(spec.sharding))
+        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=rules_only(spec.sharding))
         for path, spec in manifest.tensors.items()
     }
     return replace(manifest, tensors=specs)

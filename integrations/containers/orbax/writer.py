@@ -69,7 +69,7 @@ class OrbaxWriter(BaseWriter):
             path: new.text(spec.dtype, spec.shape, self._chunks[path], self._version, compression)
             for path, spec in manifest.tensors.items()
         }
-        self._arrays = {path: self._parsed(text) for path, text in self._metadata.items()}
+        self._arrays = {path: self._parse_array(text) for path, text in self._metadata.items()}
         self._scalars = {path: value for path, value in manifest.values.items() if type(value) in _SCALARS}
         self._encoder = ChunkEncoder(options["compression"], self._version)
         make_folder(staging)
@@ -180,9 +180,9 @@ class OrbaxWriter(BaseWriter):
             metadata = new.text(spec.dtype, (), (), self._version, "none")
             yield f"{_prefix(path)}{name}", metadata
             data = numpy.asarray(value, dtypes.numpy_dtype(spec.dtype)).tobytes()
-            yield f"{_prefix(path)}{self._parsed(metadata).key(())}", data
+            yield f"{_prefix(path)}{self._parse_array(metadata).key(())}", data
 
-    def _parsed(self, metadata: bytes) -> zarr.ZarrArray:
+    def _parse_array(self, metadata: bytes) -> zarr.ZarrArray:
         return zarr.parse(metadata, self._version, self._staging.uri)
 
     def _small_files(self) -> Iterator[tuple[str, str]]:

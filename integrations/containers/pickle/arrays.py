@@ -55,7 +55,7 @@ class Latin:
         page = bisect_right(self._begins, start) - 1
         while page < len(self._begins) and self._begins[page] < stop:
             begin = self._begins[page]
-            pieces.append(self._decoded(page)[max(start - begin, 0) : stop - begin])
+            pieces.append(self._decode(page)[max(start - begin, 0) : stop - begin])
             page += 1
         return b"".join(pieces)
 
@@ -75,7 +75,7 @@ class Latin:
         stop = min(start + PAGE + more, self._far.length)
         return self._file.read(self._far.start + start, self._far.start + stop)
 
-    def _decoded(self, page: int) -> bytes:
+    def _decode(self, page: int) -> bytes:
         """The characters that begin in a page; the last one may end in the next."""
         raw = self._page(page, 1)
         first = 1 if page and raw[:1] and raw[0] & _MASK == _CONTINUED else 0

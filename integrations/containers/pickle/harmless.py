@@ -58,7 +58,7 @@ _OMEGACONF_HIDDEN = ("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadat
 _DATE_BYTES, _DATETIME_BYTES, _TIME_BYTES = 4, 10, 6
 
 
-def unwrapped(record: CallRecord) -> tuple[str, Any] | None:
+def unwrap_config(record: CallRecord) -> tuple[str, Any] | None:
     """Class name and contents of an OmegaConf object (no name for a plain node); None for other objects."""
     kind = str(record.kind)
     state: Any = record.state
@@ -78,7 +78,7 @@ def _bare(kind: str) -> Maker:
     return lambda args: Attributes(kind, dict_of(args[1:]) if args[1:] else None)
 
 
-def _told(kind: str, tell: Callable[..., Any]) -> Maker:
+def _with_notice(kind: str, tell: Callable[..., Any]) -> Maker:
     def make(args: tuple[Any, ...]) -> Opaque:
         try:
             return Opaque(kind, tell(*args))
@@ -94,7 +94,7 @@ def _told(kind: str, tell: Callable[..., Any]) -> Maker:
 def _date(packed: Any, *rest: Any) -> str:
     if type(packed) is int:
         return dt.date(packed, *rest).isoformat()
-    data = _packed(packed, _DATE_BYTES)
+    data = _pack(packed, _DATE_BYTES)
     return dt.date(data[0] * 256 + data[1], data[2], data[3]).isoformat()
 
 
@@ -102,7 +102,7 @@ def _datetime(packed: Any, zone: Any = None, *rest: Any) -> str:
     if type(packed) is int:
         day, clock = dt.date(packed, zone, *rest[:1]), dt.time(*rest[1:])
         return dt.datetime.combine(day, clock).isoformat()
-    data = _packed(packed, _DATETIME_BYTES)
+    data = _pack(packed, _DATETIME_BYTES)
     micro = int.from_bytes(data[7:], "big")
     # The highest bit of the month is `fold`, which is dropped.
     clock = dt.time(data[4], data[5], data[6], micro)
@@ -113,12 +113,12 @@ def _datetime(packed: Any, zone: Any = None, *rest: Any) -> str:
 def _time(packed: Any, zone: Any = None, *rest: Any) -> str:
     if type(packed) is int:
         return dt.time(packed, zone, *rest).isoformat()
-    data = _packed(packed, _TIME_BYTES)
+    data = _pack(packed, _TIME_BYTES)
     moment = dt.time(data[0] & 0x7F, data[1], data[2], int.from_bytes(data[3:], "big"))
     return moment.isoformat() + (f" {zone.value}" if isinstance(zone, Opaque) else "")
 
 
-def _packed(packed: Any, length: int) -> bytes:
+def _pack(packed: Any, length: int) -> bytes:
     data = packed.encode("latin-1") if isinstance(packed, str) else packed
     if type(data) is not bytes or len(data) != length:
         raise ValueError(length)
@@ -141,7 +141,7 @@ def path_text(parts: tuple[Any, ...]) -> str:
     return "/".join(words)
 
 
-def _encoded(args: tuple[Any, ...]) -> bytes:
+def _encode(args: tuple[Any, ...]) -> bytes:
     text, *encoding = args
     if encoding not in (["latin1"], ["latin-1"]):
         raise CorruptError("invalid encoding of bytes in the pickle: expected latin1")
@@ -205,23 +205,26 @@ HARMLESS: Allowed = {
     **{(module, "set"): lambda args: set(set_of(args)) for module in _BUILTINS},
     **{(module, "frozenset"): set_of for module in _BUILTINS},
     **{(module, "bytes"): _no_bytes for module in _BUILTINS},
-    **{(module, "bytearray"): _told("bytearray", lambda *args: _no_bytes(args)) for module in _BUILTINS},
-    **{(module, "complex"): _told("complex", _complex) for module in _BUILTINS},
-    ("_codecs", "encode"): _encoded,
+    **{
+        (module, "bytearray"): _with_notice("bytearray", lambda *args: _no_bytes(args))
+        for module in _BUILTINS
+    },
+    **{(module, "complex"): _with_notice("complex", _complex) for module in _BUILTINS},
+    ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): dict_of,
     ("collections", "defaultdict"): _bare("collections.defaultdict"),
     ("collections", "Counter"): _attributes("collections.Counter"),
-    ("collections", "deque"): _told("collections.deque", _deque),
+    ("collections", "deque"): _with_notice("collections.deque", _deque),
     ("argparse", "Namespace"): _attributes("argparse.Namespace"),
     ("types", "SimpleNamespace"): _attributes("types.SimpleNamespace"),
-    ("datetime", "date"): _told("datetime.date", _date),
-    ("datetime", "datetime"): _told("datetime.datetime", _datetime),
-    ("datetime", "time"): _told("datetime.time", _time),
-    ("datetime", "timedelta"): _told("datetime.timedelta", _timedelta),
-    ("datetime", "timezone"): _told("datetime.timezone", _timezone),
-    ("decimal", "Decimal"): _told("decimal.Decimal", str),
+    ("datetime", "date"): _with_notice("datetime.date", _date),
+    ("datetime", "datetime"): _with_notice("datetime.datetime", _datetime),
+    ("datetime", "time"): _with_notice("datetime.time", _time),
+    ("datetime", "timedelta"): _with_notice("datetime.timedelta", _timedelta),
+    ("datetime", "timezone"): _with_notice("datetime.timezone", _timezone),
+    ("decimal", "Decimal"): _with_notice("decimal.Decimal", str),
     **{
-        (module, name): _told(f"pathlib.{name}", lambda *args: path_text(args))
+        (module, name): _with_notice(f"pathlib.{name}", lambda *args: path_text(args))
         for module in ("pathlib", "pathlib._local")
         for name in _PATHS
     },

@@ -21,7 +21,7 @@ from wherry.integrations.containers.pickle.values import (
     Rules,
     checked_key,
 )
-from wherry.text.limits import beyond, scaled
+from wherry.text.limits import beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ class Machine:
         self.marks: list[list[Any]] = []
         self.memo: list[Any] | SparseMemo = []
         self.made = 0
-        self._most = scaled(_MOST_BYTES)
+        self._most = scale_limit(_MOST_BYTES)
         self._far = rules.far or MAX_PIECE
         self._work = 0
 
@@ -126,7 +126,7 @@ class Machine:
                         return self._result()
                     act = table.get(opcode)
                     if act is None or (opcode in _HOSTILE and self.rules.survey is None):
-                        raise _refused(opcode, position - 1)
+                        raise _refusal(opcode, position - 1)
                     act(self)
                     position, stack, memo = self.position, self.stack, self.memo
         raise HostileError(
@@ -349,7 +349,7 @@ _AGAIN = "restore the file from a backup or download it again"
 _SIZED = frozenset({str, bytes, list, tuple, dict, set, frozenset, Attributes})
 
 
-def _refused(opcode: int, position: int) -> WherryError:
+def _refusal(opcode: int, position: int) -> WherryError:
     where = f"opcode {bytes([opcode])!r} at byte {position}"
     if opcode in _HOSTILE:
         return HostileError(f"the pickle creates objects of classes: {where}", cure="do not use this file")

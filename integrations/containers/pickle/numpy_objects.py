@@ -178,7 +178,7 @@ def _jax_array(args: tuple[Any, ...]) -> PickledArray:
     return array
 
 
-def _encoded(args: tuple[Any, ...]) -> bytes | Far:
+def _encode(args: tuple[Any, ...]) -> bytes | Far:
     text, *encoding = args
     if encoding not in (["latin1"], ["latin-1"]):
         raise CorruptError(
@@ -200,7 +200,7 @@ _KNOWN = frozenset({("numpy.ma.core", "_mareconstruct"), ("numpy.matrixlib.defma
 _RECONSTRUCTS = tuple((f"{package}.multiarray", "_reconstruct") for package in (_OLD, _NEW))
 _ALLOWED: Allowed = {
     **HARMLESS,
-    ("_codecs", "encode"): _encoded,
+    ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): None,
     ("numpy", "dtype"): None,
     **dict.fromkeys(_RECONSTRUCTS, _reconstruct),

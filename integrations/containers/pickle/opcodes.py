@@ -102,7 +102,7 @@ def _number(form: struct.Struct) -> Callable[[Machine], None]:
     return push
 
 
-def _quoted(m: Machine) -> None:
+def _quote(m: Machine) -> None:
     text = m.line(MAX_PIECE, "latin-1")
     if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":  # noqa: PLR2004
         raise CorruptError(
@@ -227,7 +227,7 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("\x8c"): _text(U1),
     ord("\x8d"): _text(U8),
     ord("V"): _line,
-    ord("S"): _quoted,
+    ord("S"): _quote,
     ord("B"): _bytes(_U4),
     ord("C"): _bytes(U1),
     ord("\x8e"): _bytes(U8),

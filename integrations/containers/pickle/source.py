@@ -73,7 +73,7 @@ class PagedFile:
 
 
 @contextmanager
-def walked(location: Location) -> Generator[PickleSource]:
+def open_for_walk(location: Location) -> Generator[PickleSource]:
     """The bytes of a file, for random access.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
 from wherry.storage.stores import locate
@@ -85,13 +85,13 @@ class _GlobalNames:
 
     def wanted(self) -> tuple[WantedGlobal, ...]:
         return tuple(
-            WantedGlobal(str(name), places[0], len(places), known=_known(name))
+            WantedGlobal(str(name), places[0], len(places), known=_is_known(name))
             for name, places in self.seen.items()
         )
 
 
 @cache
-def _known(name: Global) -> bool:
+def _is_known(name: Global) -> bool:
     return any(name in row.pickle_globals() for row in formats().values())
 
 
@@ -122,7 +122,7 @@ def survey_file(location: Location, name: str) -> Iterator[Stream]:
     elif head.startswith(_NPY):
         yield from _object_array(location, name, head)
     elif _looks_pickled(head, name):
-        with walked(location) as data:
+        with open_for_walk(location) as data:
             yield from streams(data, name)
 
 
@@ -164,15 +164,15 @@ def _members(location: Location, name: str) -> Iterator[Stream]:
     try:
         members = read_directory(location).members.values()
     except WherryError:
-        yield from _scanned(location, name)
+        yield from _scan_pickles(location, name)
         return
     for member in members:
         yield from _member(location, member, f"{name}!{member.name}")
 
 
-def _scanned(location: Location, name: str) -> Iterator[Stream]:
+def _scan_pickles(location: Location, name: str) -> Iterator[Stream]:
     """Pickles of consecutive archives (the items of DCP files) and of truncated ones, found by their local headers."""
-    with walked(location) as data:
+    with open_for_walk(location) as data:
         size, at = len(data), data.find(LOCAL_MAGIC, 0, len(data))
         while 0 <= at < size:
             member, start, compressed = local_member(data[at : at + _HEADER])
@@ -188,7 +188,7 @@ def _scanned(location: Location, name: str) -> Iterator[Stream]:
 
 def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
     try:
-        data = _inflated(location, member)
+        data = _inflate(location, member)
     except (WherryError, zlib.error) as error:
         if name.endswith(_PICKLE_ENDINGS):
             yield Stream(name, 0, (), error.what if isinstance(error, WherryError) else str(error))
@@ -201,7 +201,7 @@ def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
         yield from streams(data, name)
 
 
-def _inflated(location: Location, member: Member) -> bytes:
+def _inflate(location: Location, member: Member) -> bytes:
     start = data_place(location, member)
     raw = location.read(start, start + min(member.size, _LARGEST_MEMBER))
     looks = raw[:1] == b"\x80" or raw.startswith(_NPY) or member.name.endswith(_PICKLE_ENDINGS)
@@ -213,7 +213,7 @@ def _inflated(location: Location, member: Member) -> bytes:
 def _object_array(location: Location, name: str, head: bytes) -> Iterator[Stream]:
     start = _after_header(head)
     if _OBJECTS.search(location.read(0, min(start, _LARGEST_MEMBER))):
-        with walked(location) as data:
+        with open_for_walk(location) as data:
             yield from streams(data, name, start)
 
 

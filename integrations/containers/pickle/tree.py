@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Value
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.integrations.containers.pickle.harmless import unwrapped
+from wherry.integrations.containers.pickle.harmless import unwrap_config
 from wherry.integrations.containers.pickle.values import Attributes, CallRecord, Far, Global, Opaque
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class _TreeWalk:
         elif type(value) in (list, tuple):
             self._sequence(path, value)
         elif isinstance(value, (set, frozenset)):
-            self._typed(path, type(value).__name__, sorted(value, key=repr))
+            self._add_typed(path, type(value).__name__, sorted(value, key=repr))
         elif isinstance(value, CallRecord):
             self._record(path, value)
         elif isinstance(value, Opaque):
-            self._typed(path, value.kind, value.value)
+            self._add_typed(path, value.kind, value.value)
         elif value is None:
             self.tree.empties[path] = "none"
         else:
@@ -120,7 +120,7 @@ class _TreeWalk:
             )
         self.tree.values[path] = value
 
-    def _typed(self, path: KeyPath, kind: str, value: Any) -> None:
+    def _add_typed(self, path: KeyPath, kind: str, value: Any) -> None:
         self.tree.types[path] = kind
         self.node(path, value)
 
@@ -130,12 +130,12 @@ class _TreeWalk:
             self.tree.values[path] = f"<the {record.kind} above>"
             return
         self._above.add(id(record))
-        inner = unwrapped(record)
+        inner = unwrap_config(record)
         if inner is None:
             said = {"args": record.args, "state": record.state, "items": record.items}
-            self._typed(path, str(record.kind), {name: part for name, part in said.items() if part})
+            self._add_typed(path, str(record.kind), {name: part for name, part in said.items() if part})
         elif inner[0]:
-            self._typed(path, *inner)
+            self._add_typed(path, *inner)
         else:
             self.node(path, inner[1])
         self._above.discard(id(record))

@@ -29,7 +29,7 @@ from wherry.core.keypath import render
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
 from wherry.formats.reader import Extent
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.text.json_scan import file_pieces, scan_json
 from wherry.text.limits import JsonLimits
 
@@ -128,7 +128,7 @@ def parse(location: Location) -> Header:
     def entry_of(name: str, fields: Any) -> HeaderEntry | dict[str, str] | None:
         return _metadata(fields, uri) if name == METADATA else _slot(name, fields, base, uri)
 
-    with uncollected():
+    with without_collection():
         rows = scan_json(
             file_pieces(location.read, 8, base), _WHAT, entry_of, uri=uri, limits=_LIMITS, unique=True,
             constants=False, cure=_CURE,

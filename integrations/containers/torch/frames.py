@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.zip.write import frame, patched
+from wherry.integrations.containers.zip.write import frame, patch_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,5 +88,5 @@ class StreamedFrames:
         found = runs[:1] if index == 0 else []
         if index + 1 < len(plan.paths):
             offset, run = runs[index + 1]
-            found.append((offset, patched(run, crc)))
+            found.append((offset, patch_descriptor(run, crc)))
         return found

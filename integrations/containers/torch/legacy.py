@@ -18,7 +18,7 @@ from wherry.core import dtypes
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.flat.strides import require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.values import Rules
 from wherry.integrations.containers.torch.archive import Archive, PlacedStorage, place_view
 from wherry.integrations.containers.torch.values import RULES, flatten, storage_of
@@ -58,7 +58,7 @@ def read_legacy(location: Location) -> Archive:
         HostileError: a pickle has a forbidden global, or sizes are impossible.
         CorruptError: it is truncated or invalid.
     """
-    with walked(location) as data:
+    with open_for_walk(location) as data:
         seen = _StorageIds(location)
         tree, keys, end = _pickles(data, seen, location)
         stored = _storages(data, end, keys, seen.said, location)

@@ -261,7 +261,7 @@ class _Finish:
         return self._keys.get(render(path), path[-1]) if self._keys else path[-1]
 
 
-def pickled(root: Any) -> tuple[bytes, list[TensorSpec]]:
+def pickle_object(root: Any) -> tuple[bytes, list[TensorSpec]]:
     """The pickle of an object, and its tensors in the order in which it numbers their storages."""
     out, specs = PickleWriter(), list[TensorSpec]()
     _emit(out, root, specs)
@@ -269,15 +269,15 @@ def pickled(root: Any) -> tuple[bytes, list[TensorSpec]]:
 
 
 def alike(node: Any) -> tuple[bytes, list[TensorSpec]]:
-    """As `pickled`; the pickles of tensors of one dtype and shape are equal, and made once."""
+    """As `pickle_object`; the pickles of tensors of one dtype and shape are equal, and made once."""
     if isinstance(node, TensorSpec):
         return _tensor_pickle(node.dtype, node.shape), [node]
-    return pickled(node)
+    return pickle_object(node)
 
 
 @lru_cache(1 << 12)
 def _tensor_pickle(dtype: str, shape: tuple[int, ...]) -> bytes:
-    return pickled(TensorSpec((), shape, dtype))[0]
+    return pickle_object(TensorSpec((), shape, dtype))[0]
 
 
 def _emit(out: PickleWriter, node: Any, specs: list[TensorSpec]) -> None:

@@ -58,7 +58,7 @@ class ChunkEncoder:
         """
         if self.unchanged(region, chunks):
             return data
-        whole = padded(data, region, chunks, dtype)
+        whole = pad_chunk(data, region, chunks, dtype)
         return whole if self.plain else self._compress(whole)
 
     def _compress(self, data: memoryview) -> memoryview:
@@ -71,7 +71,7 @@ class ChunkEncoder:
         return own.compress(data, own.buffer)
 
 
-def padded(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
+def pad_chunk(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
     """A chunk as it is stored: at the edge of the tensor it is padded with zeros."""
     shape = region_shape(region)
     if shape == chunks:

@@ -130,9 +130,9 @@ def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
     import tensorstore
 
     try:
-        return awaited(tensorstore.KvStore.open(spec, context=using), uri)
+        return await_result(tensorstore.KvStore.open(spec, context=using), uri)
     except (ValueError, OSError) as error:
-        raise translated(error, uri) from error
+        raise translate_error(error, uri) from error
 
 
 def read_value(store: Store, key: str, uri: str) -> bytes:
@@ -142,9 +142,9 @@ def read_value(store: Store, key: str, uri: str) -> bytes:
         DamagedError, StorageError: it cannot be read.
     """
     try:
-        return awaited(store.read(key), uri).value
+        return await_result(store.read(key), uri).value
     except (ValueError, OSError) as error:
-        raise translated(error, uri) from error
+        raise translate_error(error, uri) from error
 
 
 def array_spec(spec: JsonObject, name: str, version: int, metadata: JsonObject | None = None) -> JsonObject:
@@ -171,12 +171,12 @@ def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Ar
             read=True,
             assume_metadata="metadata" in spec,
         )
-        return awaited(begun, uri)
+        return await_result(begun, uri)
     except (ValueError, OSError) as error:
-        raise translated(error, uri, path) from error
+        raise translate_error(error, uri, path) from error
 
 
-def translated(error: Exception, uri: str, path: str | None = None) -> WherryError:
+def translate_error(error: Exception, uri: str, path: str | None = None) -> WherryError:
     """The wherry error for an exception of tensorstore.
 
     A status about the data becomes a DamagedError; every other status becomes a StorageError.
@@ -209,12 +209,12 @@ def _first_sentence(text: str) -> str:
 
 
 def read_whole(array: Any, region: tuple[slice, ...], uri: str) -> Any:
-    """Elements of a region as a C-order array; raises what tensorstore raises, and StorageError as `awaited`."""
+    """Elements of a region as a C-order array; raises what tensorstore raises, and StorageError as `await_result`."""
     view = array[region] if region else array
-    return awaited(view.read(order="C"), uri, view.size * view.dtype.numpy_dtype.itemsize)
+    return await_result(view.read(order="C"), uri, view.size * view.dtype.numpy_dtype.itemsize)
 
 
-def awaited(begun: ts.Future[Any], uri: str, nbytes: int = 0) -> Any:
+def await_result(begun: ts.Future[Any], uri: str, nbytes: int = 0) -> Any:
     """The result of a call of tensorstore, which repeats its requests itself; on a remote store within a deadline.
 
     Args:

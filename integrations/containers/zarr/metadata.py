@@ -213,10 +213,10 @@ class ZarrArray:
 
     def keys(self, region: Region | None = None) -> Iterator[str]:
         """Keys of the chunks that a region touches (all by default), lazily, in C order."""
-        for index in _indices([self._touched(axis, region) for axis in range(len(self.shape))]):
+        for index in _indices([self._touched_chunks(axis, region) for axis in range(len(self.shape))]):
             yield self.key(index)
 
-    def _touched(self, axis: int, region: Region | None) -> range:
+    def _touched_chunks(self, axis: int, region: Region | None) -> range:
         if region is None:
             return range(self.grid[axis])
         start, stop, chunk = region[axis].start, region[axis].stop, self.chunks[axis]

@@ -127,7 +127,7 @@ class ArrayReader(BaseReader):
         try:
             data = numpy.asarray(kvstore.read_whole(handle, region, self.location.uri), order="C")
         except (ValueError, OSError) as error:
-            raise kvstore.translated(error, self.location.uri, spec.name) from error
+            raise kvstore.translate_error(error, self.location.uri, spec.name) from error
         return data if data.dtype == wanted else data.view(wanted)
 
     def access(self, spec: TensorSpec) -> Access:
@@ -175,7 +175,11 @@ class ArrayReader(BaseReader):
         array = self.arrays.get(spec.path)
         if array is None:
             return None
-        return zarr_stream.held(array.zarr, self._stored(array, spec, cell)) if array.zarr.streams else None
+        return (
+            zarr_stream.held_bytes(array.zarr, self._stored_chunk(array, spec, cell))
+            if array.zarr.streams
+            else None
+        )
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
         """Decode the one chunk of a cell piece by piece.
@@ -185,9 +189,9 @@ class ArrayReader(BaseReader):
             CorruptError: it does not decode to what its metadata promises.
         """
         array = self.arrays[spec.path]
-        return zarr_stream.blocks(array.zarr, cell, self._stored(array, spec, cell))
+        return zarr_stream.blocks(array.zarr, cell, self._stored_chunk(array, spec, cell))
 
-    def _stored(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.StoredChunk:
+    def _stored_chunk(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.StoredChunk:
         """The stored bytes of the one chunk of a cell."""
         self._require(array, cell, spec)
         assert self.listing is not None
@@ -209,13 +213,15 @@ class ArrayReader(BaseReader):
             return None
         found: list[EncodedChunk] = []
         for key, cell in zip(array.chunk_keys(), cells(spec.whole, array.zarr.chunks), strict=True):
-            chunk = self._encoded(array, listing, key, cell)
+            chunk = self._encoded_chunk(array, listing, key, cell)
             if chunk is None:
                 return None
             found.append(chunk)
         return tuple(found)
 
-    def _encoded(self, array: StoredArray, listing: Listing, key: str, cell: Region) -> EncodedChunk | None:
+    def _encoded_chunk(
+        self, array: StoredArray, listing: Listing, key: str, cell: Region
+    ) -> EncodedChunk | None:
         value = listing.values.get(key)
         if value is None or value.file is None or listing.lack(key):
             return None
@@ -262,7 +268,7 @@ class ArrayReader(BaseReader):
         value = self.listing.values[key]
         if value.file is None and value.inline is None:
             return None
-        stored = self._stored(array, spec, spec.whole)
+        stored = self._stored_chunk(array, spec, spec.whole)
         (block,) = zarr_stream.blocks(zarr, spec.whole, stored)
         data = b"".join(bytes(piece) for piece in block.pieces)
         return numpy.frombuffer(data, dtypes.numpy_dtype(zarr.dtype)).reshape(zarr.shape)

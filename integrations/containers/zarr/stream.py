@@ -104,7 +104,7 @@ class StoredChunk:
         return CorruptError(f"chunk {self.name} {reason}", uri=self.uri, cure=cure)
 
 
-def held(array: ZarrArray, stored: StoredChunk) -> int:
+def held_bytes(array: ZarrArray, stored: StoredChunk) -> int:
     """Bytes of memory for decoding one chunk; of zstd, from the header of its first frame."""
     extents, state = array.chunks, 0
     if array.inner is not None:
@@ -212,13 +212,13 @@ def _pieces(codec: str, stored: StoredChunk, nbytes: int, at_once: int = AT_ONCE
     """
     stored = stored.in_order()
     if codec == "none":
-        return _copied(stored, nbytes)
+        return _copy(stored, nbytes)
     if codec not in _WBITS:
-        return _unpacked(stored, nbytes)
-    return _inflated_at_once(codec, stored, nbytes) if nbytes <= at_once else _inflated(codec, stored, nbytes)
+        return _unpack(stored, nbytes)
+    return _inflated_at_once(codec, stored, nbytes) if nbytes <= at_once else _inflate(codec, stored, nbytes)
 
 
-def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
+def _copy(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     if stored.length != nbytes:
         stored.corrupt(f"has a size mismatch: expected {nbytes} bytes, got {stored.length}")
     for start in range(0, nbytes, PIECE):
@@ -228,7 +228,7 @@ def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
         yield memoryview(data)
 
 
-def _unpacked(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
+def _unpack(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     window = max(_window(stored), 1 << 10)
     if window > _MOST_WINDOW:
         stored.corrupt(f"cannot be decoded: a window of {window} bytes; zstd has {_MOST_WINDOW} at most")
@@ -260,7 +260,7 @@ def _inflated_at_once(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[
         whole = b""
     if len(whole) == nbytes and len(data) == stored.length and data.endswith(_ending(codec, whole)):
         return iter([memoryview(whole)])
-    return _inflated(codec, stored, nbytes)
+    return _inflate(codec, stored, nbytes)
 
 
 def _ending(codec: str, decoded: bytes | bytearray) -> bytes:
@@ -270,7 +270,7 @@ def _ending(codec: str, decoded: bytes | bytearray) -> bytes:
     return zlib.adler32(decoded).to_bytes(4, "big")
 
 
-def _inflated(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
+def _inflate(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     engine, left, position, data = zlib.decompressobj(_WBITS[codec]), nbytes, 0, b""
     try:
         while not engine.eof:

@@ -155,7 +155,7 @@ def _frame(start: int, form: ArchiveForm, crcs: Iterator[int]) -> Iterator[tuple
     yield start + at, bytes(run + directory + _ending(form, len(directory)))
 
 
-def patched(run: bytes, crc: int) -> bytes:
+def patch_descriptor(run: bytes, crc: int) -> bytes:
     """A run of a frame that begins with the descriptor of a tensor, with this CRC-32 in it."""
     changed = bytearray(run)
     _CRC.pack_into(changed, _CRC_IN_DESCRIPTOR, crc)

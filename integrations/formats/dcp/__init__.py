@@ -55,13 +55,13 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         AmbiguousError: a step has several models.
         IncompleteError: it has only optimizers.
     """
-    evidence = seen(glimpse)
+    evidence = find_evidence(glimpse)
     if evidence is not None:
         found = _detection(glimpse.location, evidence)
         committed = metadata_names(glimpse.entries)
         return found if committed else replace(found, verdict="incomplete", reason=UNCOMMITTED)
     model = model_of_step(glimpse)
-    found = seen(Glimpse(glimpse.location.join(model))) if model else None
+    found = find_evidence(Glimpse(glimpse.location.join(model))) if model else None
     if model is None or found is None:
         return None
     return _detection(glimpse.location.join(model), item_evidence(model), found)
@@ -79,7 +79,7 @@ def _detection(location: Location, *evidence: Evidence) -> Detection:
     )
 
 
-def seen(glimpse: Glimpse) -> Evidence | None:
+def find_evidence(glimpse: Glimpse) -> Evidence | None:
     """Evidence for a folder of DCP files; None without evidence."""
     data = [name for name in glimpse.entries if name.endswith(SUFFIX)]
     marks = metadata_names(glimpse.entries)
@@ -94,8 +94,8 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     """Open a folder of `.metadata` and `.distcp` files, by the rules of the system that saved it."""
     contents = read_contents(location, own)
     index = contents.index
-    paths = [_nested(contents, name) for name in index.tensors]
-    kind = kind_of(paths, [_nested(contents, name) for name in index.objects])
+    paths = [_nested_path(contents, name) for name in index.tensors]
+    kind = kind_of(paths, [_nested_path(contents, name) for name in index.objects])
     step = _step(contents) if detection.step is None else detection.step
     manifest = Manifest(
         tensors=contents.tensors,
@@ -118,7 +118,7 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *beside_item(location)))
 
 
-def _nested(contents: DcpContents, name: str) -> tuple[str, ...]:
+def _nested_path(contents: DcpContents, name: str) -> tuple[str, ...]:
     """The nested path of a name; if the metadata has none, the part before the first dot is the node."""
     parts = contents.index.nested.get(name)
     return tuple(map(str, parts)) if parts else tuple(name.split(".", 1))

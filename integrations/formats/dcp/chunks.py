@@ -68,7 +68,7 @@ def _first(shape: tuple[int, ...], chunk: Chunk) -> int:
     return element
 
 
-def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Region]:
+def uncovered_regions(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Region]:
     """Regions of a tensor that no chunk covers.
 
     Args:

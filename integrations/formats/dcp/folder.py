@@ -28,7 +28,7 @@ from wherry.integrations.formats.huggingface.surroundings import (
     folder_of_weights,
     too_deep,
 )
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def read_contents(location: Location, own: OwnRules = OWN) -> DcpContents:
             uri=location.uri,
             cure="use another checkpoint; data files cannot be read without .metadata",
         )
-    with uncollected():
+    with without_collection():
         return _contents(location, read_index([location.join(name) for name in marks]), names, marks, own)
 
 

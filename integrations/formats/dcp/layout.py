@@ -125,7 +125,7 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
             (partial(out.word, item.name), partial(_path, out, item.name, nested)) for item in items
         ),
         "state_dict_metadata": lambda: out.mapping(
-            (partial(out.word, item.name), partial(_described, out, item, profile)) for item in items
+            (partial(out.word, item.name), partial(_describe, out, item, profile)) for item in items
         ),
         "storage_data": lambda: out.mapping(
             (partial(_key, out, item), partial(_info, out, item)) for item in items
@@ -146,7 +146,7 @@ def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
         out.raw(b"\x85")
 
 
-def _described(out: PickleWriter, item: ItemPlan, profile: str) -> None:
+def _describe(out: PickleWriter, item: ItemPlan, profile: str) -> None:
     spec = item.content
     if not isinstance(spec, TensorSpec):
         out.state(names.METADATA, "BytesStorageMetadata", ())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.formats.dcp.rules import METADATA_RULES, OLD_PROPERTIES, STRIDED
@@ -126,7 +126,7 @@ def _metadata(location: Location) -> Generator[PickleSource]:
     if entry is None or entry.size <= _HELD:
         yield location.read_whole(_HELD)
     else:
-        with walked(location) as data:
+        with open_for_walk(location) as data:
             yield data
 
 
@@ -145,7 +145,7 @@ def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
     for key, info in state["storage_data"].items():
         _add_stored(index, state_of(key, "MetadataIndex"), state_of(info, "_StorageInfo"))
     for name, path in (state.get("planner_data") or {}).items():
-        index.nested[_name(name)] = _nested(path)
+        index.nested[_name(name)] = _nested_path(path)
     index.writer = _writer(traits)
 
 
@@ -211,7 +211,7 @@ def _add_stored(index: DcpIndex, key: dict[str, Any], info: dict[str, Any]) -> N
     )
 
 
-def _nested(path: Any) -> tuple[str | int, ...]:
+def _nested_path(path: Any) -> tuple[str | int, ...]:
     if type(path) is not tuple or any(type(part) not in (str, int) for part in path):
         raise _corrupt("expected a nested path of names and positions")
     return path

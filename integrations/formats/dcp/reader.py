@@ -18,7 +18,7 @@ from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.reader import Absent, Access, Block, Extent
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
+from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered_regions, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
 from wherry.mover.output import as_bytes
@@ -107,7 +107,7 @@ class DcpReader(FilesReader):
             return (_extent(only),) if only.placed.raw else None
         if spec.path not in self._pieces and not self._maybe_raw(spec):
             return None
-        pieces = self._placed(spec)
+        pieces = self._placed_chunks(spec)
         if len(pieces) > 1 and not in_order(spec.shape, [piece.chunk for piece in pieces]):
             return None
         if not all(piece.placed.raw for piece in pieces):
@@ -123,7 +123,7 @@ class DcpReader(FilesReader):
         """The bytes of a transformed item, piece by piece."""
         piece = self._cell(spec, cell)
         assert piece is not None
-        yield Block(cell, self._inflated(piece.placed, spec))
+        yield Block(cell, self._inflate(piece.placed, spec))
 
     def absent(self) -> Iterator[Absent]:
         """Chunks and objects without an item or file, and regions that no chunk covers."""
@@ -133,7 +133,7 @@ class DcpReader(FilesReader):
                 yield Absent((name,), "(object)", reason)
         for name, described in self._index.tensors.items():
             chunks = with_elements(described.chunks)
-            for region in uncovered(described.shape, chunks):
+            for region in uncovered_regions(described.shape, chunks):
                 yield Absent((name,), _text(region), "no chunk covers it")
             for chunk in chunks:
                 reason = self._missing(name, chunk.offsets)
@@ -142,9 +142,9 @@ class DcpReader(FilesReader):
 
     def _cell(self, spec: TensorSpec, cell: Region) -> ChunkPiece | None:
         """The chunk that is one cell of a tensor's grid."""
-        return next((piece for piece in self._placed(spec) if region_of(piece.chunk) == cell), None)
+        return next((piece for piece in self._placed_chunks(spec) if region_of(piece.chunk) == cell), None)
 
-    def _inflated(self, placed: PlacedTensor, spec: TensorSpec) -> Iterator[memoryview]:
+    def _inflate(self, placed: PlacedTensor, spec: TensorSpec) -> Iterator[memoryview]:
         """The bytes of a contiguous tensor of a transformed item, compared with their CRC at the end."""
         store = placed.file.store
         assert isinstance(store, InflatedItem)
@@ -156,7 +156,7 @@ class DcpReader(FilesReader):
             crc = crc32(piece, crc)
             yield memoryview(piece)
         if left or (placed.whole and placed.crc not in (0, crc)):
-            raise _damaged(placed, spec)
+            raise _damage_error(placed, spec)
 
     def _only_piece(self, spec: TensorSpec) -> ChunkPiece | None:
         """The chunk of a tensor that is one plain chunk, as tensors that were not sharded are; else None.
@@ -187,7 +187,7 @@ class DcpReader(FilesReader):
             return "no item recorded"
         return None if self._items.there(stored) else f"file not found: {stored.file}"
 
-    def _placed(self, spec: TensorSpec) -> tuple[ChunkPiece, ...]:
+    def _placed_chunks(self, spec: TensorSpec) -> tuple[ChunkPiece, ...]:
         """The chunks of a tensor that have elements, in the order of their offsets."""
         if spec.path not in self._pieces:
             described = self._index.tensors[spec.path[0]]
@@ -219,7 +219,7 @@ class DcpReader(FilesReader):
         result = np.empty(region_shape(region), dtype)
         filled = 0
         if result.size:
-            for piece in self._placed(spec):
+            for piece in self._placed_chunks(spec):
                 filled += self._fill(result, region, piece, spec)
         if filled != result.size:
             raise IncompleteError(
@@ -253,10 +253,10 @@ class DcpReader(FilesReader):
     def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
         """Compare a whole chunk with its stored CRC, if its bytes are the whole storage; 0 means no CRC."""
         if placed.whole and not placed.big_endian and placed.crc not in (0, crc32(as_bytes(data))):
-            raise _damaged(placed, spec)
+            raise _damage_error(placed, spec)
 
 
-def _damaged(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
+def _damage_error(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
     return CorruptError(
         f"checksum mismatch: the bytes at {placed.start} differ from the CRC that torch stored",
         uri=placed.file.uri,

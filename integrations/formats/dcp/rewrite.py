@@ -23,7 +23,7 @@ from wherry.integrations.formats.dcp import rules as names
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, metadata_names
 from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, properties, size
 from wherry.integrations.formats.dcp.metadata import load_state, state_of
-from wherry.storage.copy import listed
+from wherry.storage.copy import list_files
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _for_torch(location: Location, detection: Detection, value: str | None) -> C
             f"invalid value for for-torch: {profile!r}; expected {' or '.join(PROFILES)}",
             cure=f"choose {' or '.join(PROFILES)}",
         )
-    files = listed(location)
+    files = list_files(location)
     marks = metadata_names({entry.name: entry for entry in location.entries()})
     opened = find_format(detection.format).open(location, detection)
     try:
@@ -94,7 +94,7 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.value(paths),
         "state_dict_metadata": lambda: out.mapping(
-            (name, partial(_described, out, record, chunks, profile))
+            (name, partial(_describe, out, record, chunks, profile))
             for name, (record, chunks) in tensors.items()
         ),
         "storage_data": lambda: out.mapping(
@@ -137,7 +137,7 @@ def _merged_paths(states: list[dict[str, Any]]) -> Mapping[str, Any] | None:
     return {name: path for one in said for name, path in one.items()} if said else None
 
 
-def _described(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], profile: str) -> None:
+def _describe(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], profile: str) -> None:
     if record.kind.name != "TensorStorageMetadata":
         out.state(names.METADATA, record.kind.name, ())
         return

@@ -84,7 +84,7 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
             chunk = Chunk(offsets.get(slot.name, (0,) * len(slot.shape)), slot.shape)
             stored = StoredItem(entry.name, slot.start, slot.stop - slot.start)
             _add(index, slot, chunk, stored, place)
-            placed[stored] = _placed(slot, place)
+            placed[stored] = _place_tensor(slot, place)
     return SavedShards(location, index, placed)
 
 
@@ -111,7 +111,7 @@ def _fits(chunk: Chunk) -> bool:
     return len(chunk.offsets) == len(chunk.sizes)
 
 
-def _placed(slot: HeaderEntry, place: Location) -> PlacedTensor:
+def _place_tensor(slot: HeaderEntry, place: Location) -> PlacedTensor:
     strides: list[int] = []
     step = 1
     for extent in reversed(slot.shape):

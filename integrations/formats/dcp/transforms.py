@@ -63,7 +63,7 @@ class InflatedItem:
         """
         from zstandard import ZstdError  # loading it takes a tenth of the time of `wherry --help`
 
-        stream = self._compressed()
+        stream = self._compressed_bytes()
         for _ in self._stored.transforms:
             stream = _unzstd(stream)
         try:
@@ -111,7 +111,7 @@ class InflatedItem:
         del path, data, create_only
         raise UnsupportedError("cannot write to a transformed item", uri=self._file.uri)
 
-    def _compressed(self) -> Iterator[bytes]:
+    def _compressed_bytes(self) -> Iterator[bytes]:
         position, end = self._stored.offset, self._stored.offset + self._stored.length
         while position < end:
             piece = self._file.read(position, min(position + _PIECE, end))

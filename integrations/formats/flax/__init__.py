@@ -37,26 +37,26 @@ _HEAD_OF_TEXT = 8
 def _detect(glimpse: Glimpse) -> Detection | None:
     if not glimpse.is_file:
         return None
-    seen = _seen(glimpse)
+    seen = _find_evidence(glimpse)
     return None if seen is None else _detection(glimpse, "flax-msgpack", VERSION, seen)
 
 
-def _seen(glimpse: Glimpse) -> str | None:
+def _find_evidence(glimpse: Glimpse) -> str | None:
     """Evidence for a flax file, or None."""
     name = glimpse.location.name
     look = glance(glimpse.head, glimpse.size)
     if look is None:
-        bare = names.numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
+        bare = names.is_numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
         return "a msgpack extension object, the form of a single array in flax" if bare else None
     if any(text.startswith(names.FOREIGN) for text in look.texts):
         return None
     named = names.plausible(name, look.state)
     if not look.arrays and not named and not (names.temporary(name) and _placeholders(look)):
         return None
-    return _described(look)
+    return _describe(look)
 
 
-def _described(look: Glance) -> str:
+def _describe(look: Glance) -> str:
     roots = [render(path) for path in look.paths if len(path) == 1]
     more = "" if look.state == "whole" else " …"
     arrays = f", {look.arrays} arrays in flax's encoding" if look.arrays else ""
@@ -112,7 +112,7 @@ def _remains(glimpse: Glimpse) -> Detection | None:
     owner = location.name.removesuffix(names.ARRAYS_SUFFIX)
     if owner != location.name and location.parent.join(owner).exists():
         return _half(glimpse, f"the folder has only the arrays of ../{owner}; open that file")
-    if owner != location.name and names.numbered(owner):
+    if owner != location.name and names.is_numbered(owner):
         return _half(
             glimpse, f"file not found: ../{owner}, which these arrays belong to; flax renames it last"
         )

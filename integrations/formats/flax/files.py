@@ -42,7 +42,7 @@ def open_file(location: Location, detection: Detection) -> Opened:
     _require_finished(detection)
     contents = gather(index_file(location), location)
     reader = PlacedReader(location, contents.places, (_member(location),))
-    return _opened(detection, contents, contents.specs, reader)
+    return _open_contents(detection, contents, contents.specs, reader)
 
 
 def open_with_arrays(location: Location, detection: Detection) -> Opened:
@@ -72,7 +72,7 @@ def open_with_arrays(location: Location, detection: Detection) -> Opened:
     }
     inline = PlacedReader(location, contents.places, (_member(location),))
     seen = Evidence(location.name, f"{len(names)} placeholders of arrays in {beside.name}")
-    return _opened(detection.seen(seen), contents, specs, MixedReader(inline, arrays, beside))
+    return _open_contents(detection.seen(seen), contents, specs, MixedReader(inline, arrays, beside))
 
 
 def _require_finished(detection: Detection) -> None:
@@ -82,7 +82,7 @@ def _require_finished(detection: Detection) -> None:
         )
 
 
-def _opened(
+def _open_contents(
     detection: Detection,
     contents: MsgpackContents,
     specs: dict[KeyPath, TensorSpec],
@@ -134,9 +134,9 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
     from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
     if beside.entry is None:
-        raise _lost(f"folder not found: {beside.name} with {len(names)} arrays", beside)
+        raise _lost_error(f"folder not found: {beside.name} with {len(names)} arrays", beside)
     if beside.store.protocol in RENAMELESS and not beside.join(COMMITTED).exists():
-        raise _lost(
+        raise _lost_error(
             f"missing {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
         )
     kvstore.base_spec(beside)
@@ -146,13 +146,13 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
         place = beside.member(name) if name else beside
         data = listing.read(f"{name}/.zarray" if name else ".zarray")
         if data is None:
-            raise _lost(f"missing .zarray in {beside.name}/{name}", beside, path)
+            raise _lost_error(f"missing .zarray in {beside.name}/{name}", beside, path)
         arrays[path] = StoredArray(name, metadata.parse(data, 2, place.uri))
     # jax's serializer stores every chunk, zeros included.
     return ArrayReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
 
 
-def _lost(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
+def _lost_error(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
     shown = None if path is None else render(path)
     cure = "copy it from the original location, or use another step"
     return IncompleteError(what, uri=beside.uri, path=shown, cure=cure)

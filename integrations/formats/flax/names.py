@@ -41,7 +41,7 @@ def step_of(name: str) -> int | None:
     return int(step) if step is not None and step.is_integer() else None
 
 
-def numbered(name: str) -> bool:
+def is_numbered(name: str) -> bool:
     """Whether a file has flax's name for a step, fractions included."""
     return _NUMBERED.fullmatch(name) is not None and "_" in name
 
@@ -55,7 +55,7 @@ def plausible(name: str, state: str) -> bool:
     """
     if state == "wrong":
         return name.startswith(PREFIX) or name.endswith(SUFFIX)
-    return numbered(name) or (name.endswith(SUFFIX) and state != "whole")
+    return is_numbered(name) or (name.endswith(SUFFIX) and state != "whole")
 
 
 def temporary(name: str) -> bool:

@@ -59,7 +59,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     family = header.metadata.get("general.architecture")
     precise = replace(
         detection,
-        format_version=f"GGUF v{header.version}, {_listed(header.types)}",
+        format_version=f"GGUF v{header.version}, {_list_types(header.types)}",
         family=family if isinstance(family, str) else None,
     )
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
@@ -69,7 +69,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(precise.seen(seen), manifest, reader, ignored)
 
 
-def _listed(types: list[str]) -> str:
+def _list_types(types: list[str]) -> str:
     return " and ".join([", ".join(types[:-1]), types[-1]] if len(types) > 1 else types) or "no tensors"
 
 

@@ -20,7 +20,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.reader import Extent
-from wherry.text.limits import MOST_TENSORS, beyond, scaled
+from wherry.text.limits import MOST_TENSORS, beyond, scale_limit
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -92,8 +92,8 @@ def read_header(location: Location) -> GgufHeader:
     cursor.size = "I" if header.version == 1 else "Q"
     tensors, pairs = cursor.number(cursor.size), cursor.number(cursor.size)
     for count, most, what in ((pairs, _MOST_PAIRS, "metadata keys"), (tensors, MOST_TENSORS, "tensors")):
-        if count > scaled(most):
-            raise beyond("the GGUF header", scaled(most), what, uri=location.uri)
+        if count > scale_limit(most):
+            raise beyond("the GGUF header", scale_limit(most), what, uri=location.uri)
     for _ in range(cursor.plausible(pairs, 12)):
         key = cursor.text(_LONGEST_KEY)
         _keep(header, key, cursor.value(cursor.number("I"), 0))
@@ -211,7 +211,7 @@ class _Cursor:
         length = self.number(self.size)
         if length > most:
             raise self.corrupt(f"name of {length} bytes exceeds the limit of {most}")
-        return self._decoded(self.take(length))
+        return self._decode(self.take(length))
 
     def value(self, kind: int, depth: int) -> Any:
         """The next metadata value; None for a skipped one."""
@@ -220,7 +220,7 @@ class _Cursor:
         if kind == _STRING:
             length = self.number(self.size)
             if length <= _LONGEST_TEXT:
-                return self._decoded(self.take(length))
+                return self._decode(self.take(length))
             self.skip(length)
             return None
         if kind == _ARRAY and depth < _MOST_DEPTH:
@@ -241,8 +241,8 @@ class _Cursor:
 
     def _count(self, entries: int) -> None:
         self._texts += entries
-        if self._texts > scaled(_MOST_TEXTS):
-            raise beyond("the GGUF header", scaled(_MOST_TEXTS), "entries of arrays", uri=self.uri)
+        if self._texts > scale_limit(_MOST_TEXTS):
+            raise beyond("the GGUF header", scale_limit(_MOST_TEXTS), "entries of arrays", uri=self.uri)
 
     def _skip_strings(self, count: int) -> None:
         """Skip strings; those in the present piece without a call for each."""
@@ -259,7 +259,7 @@ class _Cursor:
                 self.skip(self.number(self.size))
                 count -= 1
 
-    def _decoded(self, data: bytes) -> str:
+    def _decode(self, data: bytes) -> str:
         try:
             return data.decode()
         except UnicodeDecodeError as error:

@@ -22,8 +22,8 @@ from wherry.integrations.containers.safetensors.writer import (
 )
 from wherry.integrations.formats.huggingface.flax import FLAX
 from wherry.integrations.formats.huggingface.folder import pipeline_parts
-from wherry.integrations.formats.huggingface.open import detected, opened
-from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread
+from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
+from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread_tensors
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -53,7 +53,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         _require_no_pipeline(glimpse)
     if weights is None or weights.container == "msgpack":
         return None
-    return detected(glimpse, weights, "huggingface")
+    return detect_weights(glimpse, weights, "huggingface")
 
 
 def _require_no_pipeline(glimpse: Glimpse) -> None:
@@ -71,19 +71,21 @@ def _require_no_pipeline(glimpse: Glimpse) -> None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     weights = find_weights({entry.name: entry for entry in location.entries()})
-    return opened(location, detection, weights, PRECEDENCE)
+    return open_weights(location, detection, weights, PRECEDENCE)
 
 
 def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     names = {companion.name for companion in manifest.companions}
     if ADAPTER_CONFIG in names and CONFIG not in names:
-        return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT does not support an index
+        return spread_tensors(
+            manifest.tensors.values(), sys.maxsize, ADAPTER
+        )  # PEFT does not support an index
     if ADAPTER_CONFIG not in names and any(path[-1].startswith(_OF_PEFT) for path in manifest.tensors):
         raise UnrepresentableError(
             f"missing {ADAPTER_CONFIG}: no tensor of an adapter states its scale",
             cure=f"put PEFT's {ADAPTER_CONFIG}, with peft_type, r, lora_alpha and target_modules, beside the source",
         )
-    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
+    return spread_tensors(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 
 
 def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:

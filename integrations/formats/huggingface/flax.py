@@ -17,8 +17,8 @@ from wherry.formats.format import Format, Holds, Option
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.containers.msgpack.writer import MsgpackFilesWriter
-from wherry.integrations.formats.huggingface.open import detected, opened
-from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread
+from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
+from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread_tensors
 from wherry.integrations.formats.huggingface.weights import flax_weights
 from wherry.storage.stores import make_folder
 
@@ -46,12 +46,12 @@ def _is_own(manifest: Manifest) -> bool:
 
 def _detect(glimpse: Glimpse) -> Detection | None:
     weights = flax_weights(glimpse.entries)
-    return weights and detected(glimpse, weights, NAME, "Hugging Face Flax")
+    return weights and detect_weights(glimpse, weights, NAME, "Hugging Face Flax")
 
 
 def _open(location: Location, detection: Detection) -> Opened:
     weights = flax_weights({entry.name: entry for entry in location.entries()})
-    return opened(location, detection, weights, _WHY)
+    return open_weights(location, detection, weights, _WHY)
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
@@ -62,7 +62,7 @@ def _prepare(manifest: Manifest, _options: Options) -> Manifest:
 
 
 def _shards(manifest: Manifest, options: Options) -> ShardPlan:
-    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), STEM, "msgpack")
+    return spread_tensors(manifest.tensors.values(), parse_size(options["max_shard_size"]), STEM, "msgpack")
 
 
 def _create(staging: Location, manifest: Manifest, options: Options) -> MsgpackFilesWriter:

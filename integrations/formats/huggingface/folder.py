@@ -19,7 +19,7 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
 )
 from wherry.text.json_scan import DROPPED, scan_json
-from wherry.text.limits import SMALL, JsonLimits, scaled
+from wherry.text.limits import SMALL, JsonLimits, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -48,7 +48,7 @@ def read_json(place: Location, rows: Rows | None = None, limits: JsonLimits = SM
         HostileError: the file exceeds a limit.
     """
     found = scan_json(
-        place.metadata(scaled(limits.nbytes)),
+        place.metadata(scale_limit(limits.nbytes)),
         place.name,
         {} if rows is None else rows,
         uri=place.uri,

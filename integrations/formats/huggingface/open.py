@@ -26,7 +26,7 @@ _CONSOLIDATED = "consolidated safetensors"
 _CONSOLIDATOR = "torch HuggingFaceStorageWriter"
 
 
-def detected(glimpse: Glimpse, weights: Weights, format_name: str, what: str = "") -> Detection:
+def detect_weights(glimpse: Glimpse, weights: Weights, format_name: str, what: str = "") -> Detection:
     """The detection of a folder with these weights.
 
     Args:
@@ -60,7 +60,7 @@ def _weights_seen(weights: Weights) -> str:
     return what.get(weights.form, "one of several files of weights, without an index") + variant
 
 
-def opened(location: Location, detection: Detection, weights: Weights | None, why: str) -> Opened:
+def open_weights(location: Location, detection: Detection, weights: Weights | None, why: str) -> Opened:
     """Open a folder.
 
     Args:

@@ -32,14 +32,14 @@ def _head_norms(c: Config) -> int:
     return 2 * (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
 
 
-def _gated(c: Config, inner: int) -> int:
+def _count_gated(c: Config, inner: int) -> int:
     bias = bool(c.get("mlp_bias"))
     return 3 * c["hidden_size"] * inner + bias * (2 * inner + c["hidden_size"])
 
 
 def _llama_layer(c: Config, _layer: int) -> int:
     bias = bool(c.get("attention_bias"))
-    return _attention(c, bias, bias) + _gated(c, c["intermediate_size"]) + 2 * c["hidden_size"]
+    return _attention(c, bias, bias) + _count_gated(c, c["intermediate_size"]) + 2 * c["hidden_size"]
 
 
 def _mistral_layer(c: Config, _layer: int) -> int:
@@ -75,7 +75,11 @@ def _qwen3_moe_layer(c: Config, layer: int) -> int:
     experts = c.get("num_experts", c.get("num_local_experts")) or 0
     sparse = layer not in c["mlp_only_layers"] and experts > 0 and (layer + 1) % c["decoder_sparse_step"] == 0
     bias = bool(c.get("attention_bias"))
-    inner = _experts(c, experts, c["moe_intermediate_size"]) if sparse else _gated(c, c["intermediate_size"])
+    inner = (
+        _experts(c, experts, c["moe_intermediate_size"])
+        if sparse
+        else _count_gated(c, c["intermediate_size"])
+    )
     return _attention(c, bias, bias) + _head_norms(c) + inner + 2 * c["hidden_size"]
 
 

@@ -49,7 +49,7 @@ class ShardPlan:
         return (self.index_name, _index(self.files)) if self.index_name else None
 
 
-def spread(
+def spread_tensors(
     tensors: Iterable[TensorSpec], most: int, stem: str, container: Container = "safetensors"
 ) -> ShardPlan:
     """Distribute tensors over files.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Evidence
 from wherry.core.keypath import render
-from wherry.core.units import counted
+from wherry.core.units import plural
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
@@ -26,7 +26,7 @@ from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import placed_tensors
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
-from wherry.runtime.threads import uncollected
+from wherry.runtime.threads import without_collection
 from wherry.storage.location import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE
@@ -76,7 +76,7 @@ class WeightContents:
     evidence: list[Evidence] = field(default_factory=list[Evidence])
 
 
-@uncollected()
+@without_collection()
 def read_weights(location: Location, weights: Weights) -> WeightContents:
     """Read the metadata of all weight files of a folder.
 
@@ -135,7 +135,7 @@ def _require_named(location: Location, index: str, shards: list[str]) -> None:
 
 def _first_of(names: list[str]) -> str:
     """The first name, and how many follow it."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {counted(len(names) - 1, 'more file')}"
+    return names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'more file')}"
 
 
 def _save_of(name: str) -> tuple[str, str] | None:

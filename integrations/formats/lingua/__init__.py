@@ -21,7 +21,7 @@ from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
-from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.objects import build, pickle_object
 from wherry.integrations.containers.torch.values import tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
@@ -54,11 +54,11 @@ def _version(names: Collection[str]) -> str:
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
-    first = dcp.seen(glimpse)
+    first = dcp.find_evidence(glimpse)
     if first is None:
         return None
     names = glimpse.entries
-    found = _seen(glimpse)
+    found = _find_evidence(glimpse)
     if found is None:
         return None
     return Detection(
@@ -71,7 +71,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     )
 
 
-def _seen(glimpse: Glimpse) -> Evidence | None:
+def _find_evidence(glimpse: Glimpse) -> Evidence | None:
     """Evidence that DCP files are Lingua's: its train states, its configuration, or its names in a step folder."""
     names = glimpse.entries
     states = folder.train_states(names)
@@ -224,7 +224,7 @@ def _create_consolidated(staging: Location, manifest: Manifest, _options: Option
     make_folder(staging)
     if not is_selected(staging):
         folder.require_params(staging)
-    archive = pickled(build(manifest, staging.uri))
+    archive = pickle_object(build(manifest, staging.uri))
     return ArchivesWriter(staging, {CONSOLIDATED: place_archives([archive])})
 
 

@@ -51,13 +51,13 @@ def flat(source: Manifest, uri: str) -> Adapted:
         UnrepresentableError: the names are not those of a Lingua model.
     """
     nested = any(len(path) > 1 and path[0] == MODEL for path in source.tensors)
-    opened = _opened(source) if nested else frozenset[KeyPath]()
+    opened = _opened_lists(source) if nested else frozenset[KeyPath]()
     names = {path: _flat_path(path, source, opened, nested=nested) for path in _paths(source)}
     _require_model((path[0] for path in names.values() if path), f"{MODEL}.{EMBEDDINGS}", uri)
     lists = frozenset(_flat_path(path, source, opened, nested=nested) for path in source.lists - opened)
     own = {path[0]: list(nested_of(path[0])) for path in names.values() if path}
     notes = _notes(source, lambda path: _flat_path(path, source, opened, nested=nested))
-    return Adapted(names, lists, {NESTED: {**own, **_planned(source)}, **notes})
+    return Adapted(names, lists, {NESTED: {**own, **_planned_paths(source)}, **notes})
 
 
 def deep(source: Manifest, uri: str) -> Adapted:
@@ -97,7 +97,7 @@ def _flat_path(path: KeyPath, source: Manifest, opened: frozenset[KeyPath], *, n
     return (f"{MODEL}.{path[0]}", *path[1:])
 
 
-def _opened(source: Manifest) -> frozenset[KeyPath]:
+def _opened_lists(source: Manifest) -> frozenset[KeyPath]:
     """The lists that hold tensors or dicts, which DCP splits into items."""
     holding: set[KeyPath] = set()
     for path in _paths(source):
@@ -123,7 +123,7 @@ def _notes(source: Manifest, rename: Callable[[KeyPath], KeyPath]) -> dict[str, 
     }
 
 
-def _planned(source: Manifest) -> Mapping[str, Any]:
+def _planned_paths(source: Manifest) -> Mapping[str, Any]:
     planned = source.custom.get(NESTED)
     return planned if isinstance(planned, dict) else {}
 
@@ -132,7 +132,7 @@ def _plan_of(name: str, source: Manifest) -> tuple[str | int, ...]:
     """The nested path of a flat name: that of the source, else by Lingua's own rule."""
     if _bare(source):
         return (MODEL, name)
-    return tuple(_planned(source).get(name) or nested_of(name))
+    return tuple(_planned_paths(source).get(name) or nested_of(name))
 
 
 def _deep_path(path: KeyPath, source: Manifest) -> KeyPath:

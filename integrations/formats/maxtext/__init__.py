@@ -34,7 +34,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
         AmbiguousError: a step has several items with arrays and none has a usual name.
     """
     found = step.find(glimpse)
-    return found and step.described(found)
+    return found and step.describe_step(found)
 
 
 def open_maxtext(location: Location, detection: Detection) -> Opened:
@@ -48,7 +48,7 @@ def open_maxtext(location: Location, detection: Detection) -> Opened:
             "MaxText item not found", uri=detection.uri, cure="run `wherry detect` on the folder"
         )
     opened = step.open_found(found)
-    known = {*step.described(found).evidence, *opened.detection.evidence}
+    known = {*step.describe_step(found).evidence, *opened.detection.evidence}
     chosen = tuple(
         row for row in detection.evidence if row not in known
     )  # why this step of the run was selected

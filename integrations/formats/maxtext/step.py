@@ -91,7 +91,7 @@ def find(glimpse: Glimpse) -> MaxTextStep | None:
     if item is None or item.item is None:
         return None
     home = _home(glimpse.location, item.location)
-    scan_layers = _recorded(home)
+    scan_layers = _recorded_scan(home)
     paths = _paths(item)
     confirmed = scan_layers is not None or item.location.name == ITEM
     root = shape.parameter_root(paths, confirmed=confirmed)
@@ -115,10 +115,10 @@ def open_found(found: MaxTextStep) -> Opened:
     beside = _BESIDE if found.home != found.item.location else ()
     reader = WithinReader(opened.reader, found.home, shardings=shardings, beside=beside)
     ignored = other_items(found.item.location, found.home)
-    return Opened(described(replace(found, shape=seen, item=item)), manifest, reader, ignored)
+    return Opened(describe_step(replace(found, shape=seen, item=item)), manifest, reader, ignored)
 
 
-def described(found: MaxTextStep) -> Detection:
+def describe_step(found: MaxTextStep) -> Detection:
     """Turn Orbax's detection of the item into one of the MaxText checkpoint around it."""
     item, place = found.item.detection, _relative(found.home, found.item.location)
     evidence = [replace(row, file=_below(place, row.file)) for row in item.evidence]
@@ -163,7 +163,7 @@ def _below(place: str, file: str) -> str:
     return place.rstrip("/") if file == "." else f"{place}{file}"
 
 
-def _recorded(home: Location) -> bool | None:
+def _recorded_scan(home: Location) -> bool | None:
     """`scan_layers` of the step's custom metadata."""
     place = home.join(layout.CHECKPOINT)
     if not place.exists():

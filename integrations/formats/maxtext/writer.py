@@ -41,7 +41,7 @@ class MaxTextWriter(StepWriter):
     """Writes one step folder."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
-        super().__init__(staging, recorded(manifest))
+        super().__init__(staging, record_scan(manifest))
         self._item = _ItemWriter(staging.join(ITEM), self._manifest, options)
 
     def _around(self) -> Iterator[tuple[str, bytes]]:
@@ -59,7 +59,7 @@ def scan_form(manifest: Manifest) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def recorded(manifest: Manifest) -> Manifest:
+def record_scan(manifest: Manifest) -> Manifest:
     """The manifest with `scan_layers` added to the step's `custom_metadata`."""
     form = scan_form(manifest)
     if form is None:

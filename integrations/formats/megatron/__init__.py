@@ -52,7 +52,7 @@ from wherry.integrations.formats.megatron.names import (
     SHARDED,
     STEP,
     VERSION,
-    left,
+    left_entry,
     step_name,
 )
 from wherry.storage.location import Location
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 _VERSION = f"{SHARDED} {VERSION}"
 _LONGEST, _LONGEST_NUMBER = 1 << 12, 32
 _UNCOMMITTED = f"file not found: {BACKEND}; the save was never completed"
-_RULES = OwnRules(frozenset({COMMON, BACKEND}), left)
+_RULES = OwnRules(frozenset({COMMON, BACKEND}), left_entry)
 _STATE = "schedules and options of the run; its arguments are read as the model's config"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError
 from wherry.integrations.containers.torch.archive import read_object
-from wherry.integrations.containers.torch.objects import TypedObject, pickled
+from wherry.integrations.containers.torch.objects import TypedObject, pickle_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.megatron.names import ARGS, ARGUMENTS, COMMON, ITERATION, OPAQUE
 from wherry.text.json_document import parse_json
@@ -128,4 +128,4 @@ def common_pickle(
     """The object of a new `common.pt`, or with a model that of a rank's file."""
     args = {ARGS: TypedObject(_NAMESPACE, dict(arguments))} if arguments else {}
     own = {_MODEL: dict(model)} if model is not None else {}
-    return pickled({**args, ITERATION: step or 0, "checkpoint_version": _FORM, **own})
+    return pickle_object({**args, ITERATION: step or 0, "checkpoint_version": _FORM, **own})

@@ -29,7 +29,7 @@ def sequential(name: str) -> str:
     return _GROUPED.sub(r"\1.local_experts.\4.\2.\3", name)
 
 
-def joined(ranks: Sequence[Mapping[str, PlacedTensor]], uri: str) -> dict[str, PlacedTensor]:
+def join_ranks(ranks: Sequence[Mapping[str, PlacedTensor]], uri: str) -> dict[str, PlacedTensor]:
     """The parameters of all expert-parallel ranks, experts under the numbers that they have in the whole model.
 
     Args:

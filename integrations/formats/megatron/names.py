@@ -47,7 +47,7 @@ OPAQUE = frozenset(
 )
 
 
-def left(name: str) -> IgnoredEntry | None:
+def left_entry(name: str) -> IgnoredEntry | None:
     """The entry of an object of a run that no model needs; None for any other."""
     for pattern, what, reason in LEFT:
         if re.fullmatch(pattern, name):

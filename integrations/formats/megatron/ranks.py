@@ -29,8 +29,8 @@ from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.dcp.metadata import DcpIndex, DescribedTensor, StoredItem
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.megatron.arguments import record_of
-from wherry.integrations.formats.megatron.experts import joined
-from wherry.integrations.formats.megatron.names import ARGUMENTS, OPAQUE, STEP, left
+from wherry.integrations.formats.megatron.experts import join_ranks
+from wherry.integrations.formats.megatron.names import ARGUMENTS, OPAQUE, STEP, left_entry
 from wherry.integrations.formats.megatron.partition import chunks_of
 from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
@@ -129,7 +129,7 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
     ignored = list(_beside(stages))
     gated = bool(arguments.get("swiglu") or arguments.get("quick_geglu"))
     for name, parts in _whole(stages, tied=arguments.get("untie_embeddings_and_output_weights") is False):
-        if (entry := left(name)) is not None:
+        if (entry := left_entry(name)) is not None:
             ignored.append(entry)
             continue
         shape, chunks = chunks_of(name, parts, gated=gated, uri=location.uri)
@@ -250,7 +250,7 @@ def _whole(
     seen: set[str] = set()
     for number, stage in enumerate(stages):
         uri = stage[0][0].location.uri
-        rows = [joined([dict(one.parameters()) for one in parts], uri) for parts in stage]
+        rows = [join_ranks([dict(one.parameters()) for one in parts], uri) for parts in stage]
         layers = {int(match[1]) for name in rows[0] if (match := _LAYER.fullmatch(name))}
         for name in rows[0]:
             parts = [row.get(name) for row in rows]

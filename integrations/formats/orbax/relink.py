@@ -48,7 +48,7 @@ def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] 
                 _copy_range({**below, "path": old}, {**top, "path": new}, using, transaction, folder.uri)
         transaction.commit_async().result()
     except (ValueError, OSError) as error:
-        raise kvstore.translated(error, folder.uri) from error
+        raise kvstore.translate_error(error, folder.uri) from error
 
 
 def _config(folder: Location, databases: Iterable[str], using: ts.Context) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.storage.location import Location
 
-__all__ = ["committed", "rewrite", "stored_name"]
+__all__ = ["add_commit_time", "rewrite", "stored_name"]
 _NOTED_BY_NAME = ("prng", "axes")
 
 
@@ -45,7 +45,7 @@ def rewrite(folder: Location, paths: Mapping[KeyPath, KeyPath], names: Mapping[s
         raise CorruptError(f"invalid metadata file: {error!r}", uri=folder.uri) from error
 
 
-def committed(place: Location) -> bytes | None:
+def add_commit_time(place: Location) -> bytes | None:
     """A `_CHECKPOINT_METADATA` with a commit time added; None if there is no such file, or if it has a commit time.
 
     Raises:

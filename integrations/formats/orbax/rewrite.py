@@ -37,7 +37,7 @@ from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.tree import read_tree
 from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.orbax import relink, renames
-from wherry.storage.copy import listed
+from wherry.storage.copy import list_files
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def _committing(
 ) -> Change:
     """An item with commit members in place of the files of a killed save."""
     try:
-        opened = _opened(location, detection, uncommitted=True)
+        opened = _open_item(location, detection, uncommitted=True)
     except IncompleteError as error:
         error.cure = _TOO_EARLY
         raise
-    names = [name for name in listed(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
-    stamped = renames.committed(location.join(layout.CHECKPOINT))
+    names = [name for name in list_files(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
+    stamped = renames.add_commit_time(location.join(layout.CHECKPOINT))
     files = {layout.CHECKPOINT: stamped} if stamped else {}
     if layout.COMMITTED not in names:
         files[layout.COMMITTED] = b"Completed by wherry.\n"
@@ -102,9 +102,9 @@ def _committing(
 def _unbox(location: Location, detection: Detection, _value: str | None) -> Change:
     """Drop the trailing `value` (or `raw_value`) of every leaf that is the only child of its node."""
     _item(location)
-    opened = _opened(location, detection)
+    opened = _open_item(location, detection)
     tensors = opened.manifest.tensors
-    boxed = marks.wrapped(tensors, marks.BOX) | marks.wrapped(tensors, marks.OLD_VARIABLE)
+    boxed = marks.wrapped_leaves(tensors, marks.BOX) | marks.wrapped_leaves(tensors, marks.OLD_VARIABLE)
     if not boxed:
         opened.reader.close()
         raise UsageError("the item has no boxed arrays", uri=location.uri)
@@ -114,7 +114,7 @@ def _unbox(location: Location, detection: Detection, _value: str | None) -> Chan
 def _box(location: Location, detection: Detection, value: str | None) -> Change:
     """Append `value` to the key paths of arrays."""
     _item(location)
-    opened = _opened(location, detection)
+    opened = _open_item(location, detection)
     known = {path: render(path) for path in opened.manifest.tensors}
     chosen: set[KeyPath] = set()
     for pattern in (value or "*").split(","):
@@ -133,13 +133,13 @@ def _box(location: Location, detection: Detection, value: str | None) -> Change:
 
 def _renaming(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
     try:
-        return _renamed(location, opened, paths)
+        return _rename(location, opened, paths)
     except BaseException:
         opened.reader.close()
         raise
 
 
-def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
+def _rename(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
     item = _item(location)
     if item.msgpack:
         raise UnsupportedError(
@@ -156,7 +156,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
     if item.ocdbt:
         relink.require_apart(arrays, location.uri)
     place = partial(_below, item.processes) if item.ocdbt else partial(_folder, arrays)
-    files = [name for name in listed(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
+    files = [name for name in list_files(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
     carried = {name: place(name) for name in files}
     if len(set(carried.values())) < len(carried):
         raise UnrepresentableError("two arrays would get the same folder name", uri=location.uri)
@@ -198,7 +198,7 @@ def _link(folder: Location, databases: Iterable[str]) -> None:
     sync_everything(folder)
 
 
-def _opened(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:
+def _open_item(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:
     """The item, and what its step holds beside it."""
     opened = open_item(location, detection, uncommitted=uncommitted)
     return replace(opened, ignored=other_items(location, location))
@@ -218,7 +218,7 @@ def _item(location: Location) -> layout.OrbaxItem:
 
 
 def _by_name(location: Location) -> bool:
-    return any(layout.uncommitted(name) for name in (location.name, location.parent.name))
+    return any(layout.is_uncommitted(name) for name in (location.name, location.parent.name))
 
 
 REWRITES: dict[str, Rewrite] = {

@@ -43,14 +43,14 @@ def detect_flax(glimpse: Glimpse) -> Detection | None:
 
 def open_paxml(location: Location, detection: Detection) -> Opened:
     """See Format; the reading is in `paxml.opening`."""
-    return state.open_place(_found(location), detection)
+    return state.open_place(_find_place(location), detection)
 
 
 def open_flax(location: Location, detection: Detection) -> Opened:
     """See Format; the reading is in `paxml.flax`."""
     from wherry.integrations.formats.paxml import flax
 
-    return flax.open_flax(_found(location), detection)
+    return flax.open_flax(_find_place(location), detection)
 
 
 def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
@@ -66,9 +66,9 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
     Raises:
         UnrepresentableError: the chosen version cannot represent a part of the manifest.
     """
-    from wherry.integrations.formats.paxml.writer import prepared
+    from wherry.integrations.formats.paxml.writer import prepare_grids
 
-    return prepared(manifest, options)
+    return prepare_grids(manifest, options)
 
 
 def in_store(options: Options) -> Options:
@@ -82,7 +82,7 @@ def version(_manifest: Manifest, options: Options) -> str:
     return f"paxml {options['version']}, {stored.value}"
 
 
-def _found(location: Location) -> layout.Place:
+def _find_place(location: Location) -> layout.Place:
     place = layout.find(Glimpse(location))
     if place is None:
         raise IncompleteError(

@@ -72,7 +72,7 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
     using = kvstore.context()
     store = listing.list_files(location)
     notes = read_notes(place.metadata, place.home.uri)
-    stored = _stored(store, location)
+    stored = _stored_arrays(store, location)
     sharded = layout.SHARDING in glimpse.entries
     expected = notes.stored | (_sharded_names(location) if sharded else set[str]())
     _require_all(place, glimpse, stored.keys(), expected)
@@ -135,12 +135,12 @@ def _axis(axis: Any) -> AxisName:
     return tuple(map(str, axis)) if isinstance(axis, list) else None if axis is None else str(axis)
 
 
-def _stored(store: Listing, location: Location) -> dict[str, StoredArray]:
+def _stored_arrays(store: Listing, location: Location) -> dict[str, StoredArray]:
     found: dict[str, StoredArray] = {}
     for key in store.values:
         name, _, file = key.rpartition("/")
         version = next((version for version, one in zarr.METADATA_NAMES.items() if one == file), None)
-        if version is None or not name or layout.reserved(name.split("/")[0]):
+        if version is None or not name or layout.is_reserved(name.split("/")[0]):
             continue
         data = store.read(key)
         assert data is not None
@@ -151,7 +151,9 @@ def _stored(store: Listing, location: Location) -> dict[str, StoredArray]:
 def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset[str]) -> None:
     """Refuse a state that lacks arrays which are known to have been saved."""
     known = set(names)
-    folders = {name for name, entry in glimpse.entries.items() if entry.is_dir and not layout.reserved(name)}
+    folders = {
+        name for name, entry in glimpse.entries.items() if entry.is_dir and not layout.is_reserved(name)
+    }
     without = sorted(name for name in folders - known if not any(one.startswith(f"{name}/") for one in known))
     for name in without:
         _refuse_renamed(place.state.join(name))

@@ -78,7 +78,7 @@ class Place:
         """The verdict and its reason, from names only."""
         if self.damage is not None:
             return verdict_of_damage(self.damage.verdict), self.damage.what
-        if orbax.uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
+        if orbax.is_uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
             return "incomplete", "the folder has the name of a save that was never committed"
         protocol = self.home.store.protocol
         if (
@@ -159,7 +159,7 @@ def _layout(glimpse: Glimpse) -> StateLayout | None:
     file = entries.get(MSGPACK)
     if file is not None and not file.is_dir:
         return StateLayout.FLAX if _is_flax(glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)) else None
-    folders = any(entry.is_dir and not orbax.reserved(name) for name, entry in entries.items())
+    folders = any(entry.is_dir and not orbax.is_reserved(name) for name, entry in entries.items())
     return StateLayout.ARRAYS if folders or orbax.STRINGS in entries else None
 
 

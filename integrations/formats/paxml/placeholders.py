@@ -37,7 +37,7 @@ def placeholder_file(manifest: Manifest) -> bytes:
         _put(tree, path, _placeholder(path))
     for path, kind in manifest.empties.items():
         _put(tree, path, _EMPTY[kind])
-    return _packed(tree, (), manifest.lists)
+    return _pack(tree, (), manifest.lists)
 
 
 def _placeholder(path: KeyPath) -> str:
@@ -57,7 +57,7 @@ def _put(tree: dict[str, Any], path: KeyPath, leaf: Any) -> None:
     node[path[-1]] = leaf
 
 
-def _packed(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
+def _pack(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
     if node is None:
         return _NIL
     if isinstance(node, str):
@@ -67,9 +67,9 @@ def _packed(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
         return _head(_ARRAY, 0)
     rows: dict[str, Any] = node
     if path in lists and all(str(number) in rows for number in range(len(rows))):
-        items = [_packed(rows[str(number)], (*path, str(number)), lists) for number in range(len(rows))]
+        items = [_pack(rows[str(number)], (*path, str(number)), lists) for number in range(len(rows))]
         return _head(_ARRAY, len(items)) + b"".join(items)
-    pairs = [_packed(key, (), lists) + _packed(child, (*path, key), lists) for key, child in rows.items()]
+    pairs = [_pack(key, (), lists) + _pack(child, (*path, key), lists) for key, child in rows.items()]
     return _head(_MAP, len(pairs)) + b"".join(pairs)
 
 

@@ -75,7 +75,7 @@ def open_place(place: Place, detection: Detection) -> Opened:
     """
     if place.damage is not None:
         raise place.damage
-    manifest, inner = _stored(place)
+    manifest, inner = _open_stored(place)
     stored = manifest.tensors
     tensors = metadata.unpad(stored, place.metadata)
     padded = {path: stored[path] for path, spec in tensors.items() if spec.shape != stored[path].shape}
@@ -90,12 +90,14 @@ def open_place(place: Place, detection: Detection) -> Opened:
     shardings = {path: spec.sharding for path, spec in stored.items() if spec.sharding is not None}
     beside = _BESIDE if place.home != place.state else ()
     reader = WithinReader(inner, place.home, shardings=shardings, beside=beside, padded=padded)
-    found = replace(detection.seen(*_seen(manifest, padded)), kind=kind, format_version=place.version)
+    found = replace(
+        detection.seen(*_find_evidence(manifest, padded)), kind=kind, format_version=place.version
+    )
     ignored = other_items(place.state, place.home, {metadata.FOLDER}) if place.home != place.state else ()
     return Opened(found, manifest, reader, ignored)
 
 
-def _stored(place: Place) -> tuple[Manifest, ArrayReader]:
+def _open_stored(place: Place) -> tuple[Manifest, ArrayReader]:
     if place.layout is StateLayout.ARRAYS:
         return open_arrays(place)
     item = look(Glimpse(place.state))
@@ -125,7 +127,7 @@ def _custom(place: Place, tensors: Any, padded: Iterable[KeyPath]) -> dict[str, 
     return fields | ({"padded": cut} if cut else {})
 
 
-def _seen(manifest: Manifest, padded: dict[KeyPath, Any]) -> list[Evidence]:
+def _find_evidence(manifest: Manifest, padded: dict[KeyPath, Any]) -> list[Evidence]:
     fields = manifest.custom[NAME]
     rows: list[Evidence] = []
     moments = [name for name, row in fields.get("optimizer_groups", {}).items() if len(row["fields"]) > 1]

@@ -122,7 +122,7 @@ def state_options(options: Options) -> dict[str, Any]:
     }
 
 
-def prepared(manifest: Manifest, options: Options) -> Manifest:
+def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
     """The manifest with the chunk grid that the writer will use.
 
     Raises:

@@ -19,7 +19,7 @@ from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.orbax.detection import FoundItem, look
 from wherry.integrations.containers.orbax.item import open_item
-from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped
+from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped_leaves
 from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.tree import read_tree
 from wherry.integrations.containers.zarr.metadata import STORABLE
@@ -58,7 +58,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     """
     opened = open_item(location, detection)
     metadata = read_tree(location)
-    rows = names.noted(location, metadata)
+    rows = names.noted_labels(location, metadata)
     manifest = opened.manifest
     ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
     known = names.read(rows, ranks, location.uri) if rows is not None else {}
@@ -102,7 +102,7 @@ def _words(words: str, form: str | None) -> str:
 
 def _form(leaves: ItemTree) -> str | None:
     """The kind of Penzai tree that the NamedArrays are leaves of, from the key paths."""
-    arrays = wrapped(leaves.tensors, NAMED_ARRAY)
+    arrays = wrapped_leaves(leaves.tensors, NAMED_ARRAY)
     if not arrays:
         return None
     if len(arrays) == len(leaves.tensors) and all(len(path) == 2 for path in arrays):  # noqa: PLR2004
@@ -116,7 +116,7 @@ def _form(leaves: ItemTree) -> str | None:
 def _where_noted(found: FoundItem) -> str | None:
     """The file with labels and axis names; if it cannot be read, opening reports the error."""
     try:
-        rows = names.noted(found.location, found.metadata)
+        rows = names.noted_labels(found.location, found.metadata)
     except OSError:
         raise
     except WherryError:

@@ -68,7 +68,7 @@ class ArrayNames(NamedTuple):
     metadata: Mapping[str, Any]
 
 
-def noted(location: Location, metadata: JsonObject) -> JsonObject | None:
+def noted_labels(location: Location, metadata: JsonObject) -> JsonObject | None:
     """Label → row, from `_METADATA` or the file beside it; None if neither has them.
 
     Raises:
@@ -101,7 +101,7 @@ def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPa
     """The names of each array.
 
     Args:
-        rows: the result of `noted`.
+        rows: the result of `noted_labels`.
         ranks: number of axes of each tensor.
         uri: the checkpoint, for errors.
 

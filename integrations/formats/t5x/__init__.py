@@ -19,7 +19,7 @@ from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.t5x import item, layout
 from wherry.integrations.formats.t5x.item import open_train_state
 from wherry.integrations.formats.t5x.legacy import format_version, open_legacy
-from wherry.integrations.formats.t5x.placement import prepared
+from wherry.integrations.formats.t5x.placement import prepare_grids
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _with_envelope(location: Location, file: Location, size: int, head: bytes | 
             *([Evidence(file.name, f"version {seen.version}")] if seen.version is not None else []),
         ),
     )
-    if layout.uncommitted(location.name):
+    if layout.is_uncommitted(location.name):
         reason = "the folder has the suffix .tmp-<seconds> of a save that was never committed"
         return replace(found, verdict="incomplete", reason=reason)
     if seen.version is not None and seen.version < layout.OLDEST_VERSION:
@@ -194,7 +194,7 @@ FORMATS = (
         version=legacy_version,
         step_folder=layout.step_folder,
         in_store=orbax.in_store,
-        prepare=prepared,
+        prepare=prepare_grids,
     ),
     Format(
         name=ORBAX,

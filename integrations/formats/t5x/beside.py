@@ -67,4 +67,4 @@ def files_beside(home: Location, arrays: Collection[str]) -> FilesBeside:
 
 def _own_folder(name: str) -> bool:
     prefixes = (orbax.PROCESS_PREFIX, *ARRAY_FOLDER_PREFIXES)
-    return name in _OWN_FOLDERS or name.startswith(prefixes) or orbax.uncommitted(name)
+    return name in _OWN_FOLDERS or name.startswith(prefixes) or orbax.is_uncommitted(name)

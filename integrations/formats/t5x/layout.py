@@ -104,7 +104,7 @@ def is_placeholder_among(texts: Iterable[str]) -> bool:
     return any(text.startswith(PLACEHOLDERS) for text in texts)
 
 
-def uncommitted(name: str) -> bool:
+def is_uncommitted(name: str) -> bool:
     """Whether a folder name is that of an uncommitted legacy save."""
     return _UNCOMMITTED.fullmatch(name) is not None
 

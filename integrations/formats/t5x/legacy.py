@@ -96,7 +96,7 @@ def require_committed(location: Location, file: Location) -> None:
     Raises:
         IncompleteError: the folder has the name of an unfinished save, or the msgpack file is missing or empty.
     """
-    if layout.uncommitted(location.name):
+    if layout.is_uncommitted(location.name):
         raise IncompleteError(
             "the folder has the suffix .tmp-<seconds> of a save that was never committed",
             uri=location.uri,

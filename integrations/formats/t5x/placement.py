@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError
-from wherry.integrations.containers.msgpack.heads import packed
-from wherry.integrations.containers.orbax.layout import reserved
+from wherry.integrations.containers.msgpack.heads import pack_value
+from wherry.integrations.containers.orbax.layout import is_reserved
 from wherry.integrations.containers.orbax.representable import chunks_of
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
@@ -29,7 +29,7 @@ _UNFINISHED = ".__lock"  # tensorstore's name of a file that it has not renamed 
 _LONGEST_NAME = 255  # bytes of a file name
 
 
-def prepared(manifest: Manifest, options: Options) -> Manifest:
+def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
     """The manifest with a chunk grid for every tensor that will be a separate array, and none for the others.
 
     Raises:
@@ -83,7 +83,7 @@ def folder_name(path: KeyPath) -> str:
     return "/".join(path).replace("/", ".")
 
 
-def enveloped(manifest: Manifest, uri: str) -> Manifest:
+def below_envelope(manifest: Manifest, uri: str) -> Manifest:
     """The leaves of the msgpack file, below its envelope."""
     head = (layout.OPTIMIZER,)
     inline = {
@@ -104,9 +104,9 @@ def enveloped(manifest: Manifest, uri: str) -> Manifest:
 def pointers(manifest: Manifest, names: dict[KeyPath, str], compression: Any) -> dict[KeyPath, bytes]:
     """The version, and the specs of the arrays, as msgpack."""
     return {
-        (layout.VERSION,): packed(layout.NEWEST_VERSION),
+        (layout.VERSION,): pack_value(layout.NEWEST_VERSION),
         **{
-            (layout.OPTIMIZER, *path): packed(_spec(manifest.tensors[path], name, compression))
+            (layout.OPTIMIZER, *path): pack_value(_spec(manifest.tensors[path], name, compression))
             for path, name in names.items()
         },
     }
@@ -133,5 +133,8 @@ def _inline(spec: TensorSpec, option: str) -> bool:
 def _unfit(name: str) -> bool:
     odd = name in ("", ".", "..") or "\0" in name or name.endswith(_UNFINISHED)
     return (
-        odd or reserved(name) or name == layout.PINNED or len(name.encode("utf-8", "replace")) > _LONGEST_NAME
+        odd
+        or is_reserved(name)
+        or name == layout.PINNED
+        or len(name.encode("utf-8", "replace")) > _LONGEST_NAME
     )

@@ -63,7 +63,7 @@ def stored_leaves(root: Node, uri: str) -> dict[KeyPath, ArrayReference]:
         UnsupportedError: a spec of another driver, or a view of an array.
         CorruptError: a spec without a path, or with an invalid form.
     """
-    return dict(_stored(root, (), uri))
+    return dict(_stored_references(root, (), uri))
 
 
 def is_spec(node: Node) -> bool:
@@ -92,16 +92,16 @@ def rebuilt_metadata(spec: JsonObject | None) -> JsonObject | None:
     return {**fixed, **metadata, "dtype": dtype}
 
 
-def _stored(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
+def _stored_references(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
     if isinstance(node, Table):
         if is_spec(node):
             yield path, _from_spec(cast("JsonObject", _plain(node, path, uri)), path, uri)
             return
         for key, child in node.entries.items():
-            yield from _stored(child, (*path, key), uri)
+            yield from _stored_references(child, (*path, key), uri)
     elif isinstance(node, Sequence):
         for number, child in enumerate(node.items):
-            yield from _stored(child, (*path, str(number)), uri)
+            yield from _stored_references(child, (*path, str(number)), uri)
     elif isinstance(node, Scalar) and isinstance(node.value, str):
         yield from _from_text(node.value, path, uri)
 

@@ -84,22 +84,24 @@ def _version(node: Node | None, file: Location) -> int | None:
 def _without(contents: MsgpackContents, depth: int, stored: set[KeyPath]) -> MsgpackContents:
     """The leaves below the envelope, without the parts of specs and the texts of placeholders."""
 
-    def kept(path: KeyPath) -> bool:
+    def is_kept(path: KeyPath) -> bool:
         if path[:1] == (layout.VERSION,) and depth:
             return False
         below = path[depth:]
         return not any(below[:cut] in stored for cut in range(len(below) + 1))
 
     specs = {
-        path[depth:]: replace(spec, path=path[depth:]) for path, spec in contents.specs.items() if kept(path)
+        path[depth:]: replace(spec, path=path[depth:])
+        for path, spec in contents.specs.items()
+        if is_kept(path)
     }
     return MsgpackContents(
         marked=contents.marked,
         specs=specs,
         places={path[depth:]: place for path, place in contents.places.items() if path[depth:] in specs},
-        values={path[depth:]: value for path, value in contents.values.items() if kept(path)},
-        empties={path[depth:]: kind for path, kind in contents.empties.items() if kept(path)},
-        lists={path[depth:] for path in contents.lists if kept(path) and len(path) >= depth},
+        values={path[depth:]: value for path, value in contents.values.items() if is_kept(path)},
+        empties={path[depth:]: kind for path, kind in contents.empties.items() if is_kept(path)},
+        lists={path[depth:] for path in contents.lists if is_kept(path) and len(path) >= depth},
     )
 
 

@@ -20,7 +20,7 @@ from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.item import HANDLER, ITEM
-from wherry.integrations.formats.t5x.placement import array_names, enveloped, pointers
+from wherry.integrations.formats.t5x.placement import array_names, below_envelope, pointers
 from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class LegacyWriter(BaseWriter):
             {"zarr": "2", "ocdbt": False, "compression": options["compression"], "chunks": options["chunks"]},
         )
         encoded = pointers(manifest, self._names, options["compression"])
-        self._file = MsgpackWriter(staging.join(layout.MSGPACK), enveloped(manifest, staging.uri), encoded)
+        self._file = MsgpackWriter(
+            staging.join(layout.MSGPACK), below_envelope(manifest, staging.uri), encoded
+        )
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
         """The chunk of an array, None for a tensor in the msgpack file."""

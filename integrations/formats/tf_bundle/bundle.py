@@ -18,7 +18,7 @@ from google_crc32c import value as crc32c
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.reader import Extent, RangeChecksum
-from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, masked, read_table, unmasked
+from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, mask_crc, read_table, unmask_crc
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -141,7 +141,7 @@ def _add(
         raise corrupt(
             f"{name} has {size} bytes; expected {spec.nbytes} for {spec.dtype}{list(shape)}", index.uri
         )
-    stored = RangeChecksum(offset, size, unmasked(_number(entry, 6)), "CRC-32C")
+    stored = RangeChecksum(offset, size, unmask_crc(_number(entry, 6)), "CRC-32C")
     crc = stored if 6 in entry else None  # noqa: PLR2004  field number, see the docstring
     bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent(place, offset, size, within=crc),)
 
@@ -153,9 +153,9 @@ def _text(data: bytes, crc: int, name: str, uri: str) -> str:
     checked = length.to_bytes(4 if length < 1 << 32 else 8, "little")
     found = stored.take(4)
     text = stored.take(length)
-    if int.from_bytes(found, "little") != masked(crc32c(checked)) or stored.at != len(data):
+    if int.from_bytes(found, "little") != mask_crc(crc32c(checked)) or stored.at != len(data):
         raise corrupt(f"the length of the string {name} does not match", uri)
-    if masked(crc32c(checked + found + text)) != crc:
+    if mask_crc(crc32c(checked + found + text)) != crc:
         raise CorruptError(f"checksum mismatch in the string {name}", uri=uri, cure="restore the file")
     try:
         return text.decode()

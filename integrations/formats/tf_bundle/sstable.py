@@ -96,7 +96,7 @@ def _block(location: Location, size: int, handle: tuple[int, int]) -> bytes:
         raise UnsupportedError(
             "unsupported compressed table", uri=location.uri, cure="save it with TensorFlow again"
         )
-    if masked(crc32c(data[: length + 1])) != int.from_bytes(data[length + 1 :], "little"):
+    if mask_crc(crc32c(data[: length + 1])) != int.from_bytes(data[length + 1 :], "little"):
         raise corrupt(f"checksum mismatch in the block at {offset}", location.uri)
     return data[:length]
 
@@ -115,12 +115,12 @@ def _entries(block: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
         yield key, rest.take(length)
 
 
-def masked(crc: int) -> int:
+def mask_crc(crc: int) -> int:
     """A CRC in its stored form, so that the CRC of bytes that contain CRCs is not degenerate."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def unmasked(stored: int) -> int:
+def unmask_crc(stored: int) -> int:
     """The CRC of its stored form."""
     rotated = (stored - _MASK_DELTA) & 0xFFFFFFFF
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF

@@ -11,7 +11,7 @@ import wherry
 from tests.support.formats import assert_as_expected, canonical, cases, expected, opened, place
 from tests.support.ranks import two_ranks
 from tests.support.torch import as_bytes, every_dtype, meta, save, torch
-from wherry.integrations.formats.dcp.chunks import in_order, uncovered, with_elements
+from wherry.integrations.formats.dcp.chunks import in_order, uncovered_regions, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -133,7 +133,7 @@ def test_a_stale_file_of_a_wider_save_is_not_ours(tmp_path):
 def test_how_chunks_make_up_a_tensor(chunks, ordered, holes):
     found = with_elements([Chunk(*chunk) for chunk in chunks])
     assert in_order((4, 4), found) == ordered
-    assert len(list(uncovered((4, 4), found))) == holes
+    assert len(list(uncovered_regions((4, 4), found))) == holes
 
 
 def test_objects_keep_their_classes_and_keys(tmp_path):

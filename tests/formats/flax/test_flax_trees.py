@@ -21,7 +21,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.integrations.containers.orbax import partitioning
-from wherry.integrations.flax.boxes import boxed, named_leaves, partition_specs
+from wherry.integrations.flax.boxes import named_leaves, partition_specs, rebuild_boxes
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 RULES_TEXT = "embed:data,mlp:model,layers:-"
@@ -107,7 +107,7 @@ def test_boxes_go_and_come_back_with_their_names(tmp_path, boxed_state, axes_fil
     plain = nn.unbox(boxed_state)
     found = restored(tmp_path / "plain", jax.tree.map(jnp.zeros_like, plain))
     same_leaves(found, plain)
-    again = boxed(found, tmp_path / "plain")
+    again = rebuild_boxes(found, tmp_path / "plain")
     assert names_of(again) == names_of(boxed_state)
     same_leaves(nn.unbox(again), plain)
     kinds = [
@@ -121,7 +121,7 @@ def test_boxes_go_and_come_back_with_their_names(tmp_path, boxed_state, axes_fil
     )
     same_leaves(restored(tmp_path / "boxed", jax.tree.map(jnp.zeros_like, boxed_state)), boxed_state)
     assert named_leaves(tmp_path / "boxed") == named_leaves(tmp_path / "plain")
-    raw = boxed(restored(tmp_path / "boxed")["params"], params_of(tmp_path / "boxed"))
+    raw = rebuild_boxes(restored(tmp_path / "boxed")["params"], params_of(tmp_path / "boxed"))
     assert names_of(raw) == names_of(boxed_state.params)
 
 
@@ -152,7 +152,7 @@ def test_names_survive_a_container_that_has_no_place_for_them(tmp_path, boxed_st
     source = saved(tmp_path / "source", boxed_state)
     options = {"boxed": "false", "axes": axes_file}
     wherry.convert(source, tmp_path / "a.msgpack", to="flax-msgpack", options=options, lineage=False)
-    assert names_of(boxed(nn.unbox(boxed_state), tmp_path / "a.msgpack")) == names_of(boxed_state)
+    assert names_of(rebuild_boxes(nn.unbox(boxed_state), tmp_path / "a.msgpack")) == names_of(boxed_state)
     with pytest.raises(NotFoundError, match="no rules"):
         partition_specs(nn.unbox(boxed_state), tmp_path / "a.msgpack")
 
@@ -172,14 +172,14 @@ def test_the_corpus_unboxed_and_boxed(tmp_path):
         == known["opt_state/0/nu/layers/wi/kernel"]
     )
     assert named_leaves(tmp_path / "b") == known
-    tree = boxed(restored(tmp_path / "b"), tmp_path / "b")
+    tree = rebuild_boxes(restored(tmp_path / "b"), tmp_path / "b")
     assert isinstance(tree["params"]["layers"]["wo"]["kernel"], nn.Partitioned)
     assert tree["params"]["layers"]["wi"]["kernel"].names == ("layers", "embed", "mlp")
     assert not is_box(tree["params"]["final_norm"]["scale"])
     with pytest.raises(UsageError, match="axis names"):
         wherry.convert(tmp_path / "u", tmp_path / "x", to="orbax", options={"boxed": "true"}, lineage=False)
     with pytest.raises(NotFoundError, match="no axis names"):
-        boxed(tree, tmp_path / "u")
+        rebuild_boxes(tree, tmp_path / "u")
 
 
 @needs_corpus
@@ -212,10 +212,10 @@ def test_boxes_that_contradict_are_refused():
     spec = TensorSpec(("w", "value"), (2, 3), "float32", axes=("embed", "mlp"))
     manifest = Manifest({spec.path: spec})
     with pytest.raises(MismatchError, match="shape"):
-        boxed({"w": np.zeros(3)}, manifest)
+        rebuild_boxes({"w": np.zeros(3)}, manifest)
     with pytest.raises(MismatchError, match="boxed with other axis names"):
-        boxed({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("mlp", "embed"))}, manifest)
-    kept = boxed({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("embed", "mlp"))}, manifest)
+        rebuild_boxes({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("mlp", "embed"))}, manifest)
+    kept = rebuild_boxes({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("embed", "mlp"))}, manifest)
     assert kept["w"].names == ("embed", "mlp")
     with pytest.raises(NotFoundError, match="any leaf"):
-        boxed({"v": np.zeros((2, 3))}, manifest)
+        rebuild_boxes({"v": np.zeros((2, 3))}, manifest)

@@ -48,7 +48,7 @@ def at(tree, path):
 def written(folder, sample):
     staging = writers.staging_place(folder)
     writer = writers.start(sample, staging)
-    writers.write_pieces(writer, writers.repeated(samples.pieces(sample)))
+    writers.write_pieces(writer, writers.repeat_parts(samples.pieces(sample)))
     writer.finish()
     writer.close()
     return Path(staging.path)

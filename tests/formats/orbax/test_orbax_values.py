@@ -60,6 +60,6 @@ def test_wrappers_are_told_apart_from_parameters_called_value():
     assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in marks.wrappers(old)[0].seen
     boxed = [("params", "wi", "kernel", "value"), ("params", "norm", "scale")]
     assert "1 of 2 arrays are in linen partition boxes" in marks.wrappers(boxed)[0].seen
-    assert marks.wrapped([("a", "value"), ("a", "other")], "value") == set()
-    assert marks.wrapped([("a", "value"), ("a", "b", "c")], "value") == set()
-    assert marks.wrapped([("attention", "value", "kernel"), ("value",)], "value") == set()
+    assert marks.wrapped_leaves([("a", "value"), ("a", "other")], "value") == set()
+    assert marks.wrapped_leaves([("a", "value"), ("a", "b", "c")], "value") == set()
+    assert marks.wrapped_leaves([("attention", "value", "kernel"), ("value",)], "value") == set()
