@@ -8,17 +8,17 @@ from prefect import task
 
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotFoundError, NotRecordedError, TargetInUseError
+from wherry.records.records import target_of
 from wherry.storage.stores import locate
 from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 from wherry.units.commit import commit as commit_job
-from wherry.units.records import target_of
 from wherry.units.work import work as make_units
 
 if TYPE_CHECKING:
     from wherry.core.receipt import GroupReceipt
-    from wherry.units.unit import Unit
-    from wherry.units.unit_receipt import UnitReceipt
+    from wherry.records.unit import Unit
+    from wherry.records.unit_receipt import UnitReceipt
 
 
 @task(name="work", task_run_name="work on {job}", **STEP)

@@ -29,8 +29,8 @@ from wherry.errors import (
     TargetInUseError,
     UsageError,
 )
+from wherry.records.records import records_beside
 from wherry.storage.stores import locate
-from wherry.units.records import records_beside
 
 UNIT = 110_000
 

@@ -23,11 +23,11 @@ from wherry.carriers.challenge import challenge_of
 from wherry.carriers.coordinator import carry_with_pool
 from wherry.converter import job as jobs
 from wherry.errors import NotFoundError, StorageError
+from wherry.records.claims import Claims
+from wherry.records.records import records_beside
 from wherry.storage.stores import locate
 from wherry.units import make
-from wherry.units.claims import Claims
 from wherry.units.commit import commit
-from wherry.units.records import records_beside
 
 HANGS = ImaginaryPool.HANGS
 FAILED = {"error": {"what": "the storage does not answer", "uri": None, "cure": None, "retryable": True}}

@@ -229,7 +229,7 @@ def test_the_wheel_has_what_deploy_and_the_example_of_a_configuration_need(
     code = (
         "import sys; sys.path[:0] = sys.argv.pop(1).split(':')\n"
         "from wherry.config.package_data import package_path\n"
-        "for name in ('prefect.yaml', 'pools', 'automations.yaml', 'wherry.toml'): print(packaged(name))"
+        "for name in ('prefect.yaml', 'pools', 'automations.yaml', 'wherry.toml'): print(package_path(name))"
     )
     found = run(sys.executable, "-I", "-S", "-c", code, f"{installed}:{base}").split()
     assert all(Path(path).is_relative_to(installed / "wherry" / "packaged") for path in found)

@@ -19,7 +19,7 @@ ALLOWED = {
     ("wherry/staging/lease.py", "_beat"): "renews a lease, in a thread of its own",
     ("wherry/staging/lease.py", "_release_later"): "releases a lease, in a thread of its own",
     ("wherry/staging/object_lease.py", "_beat"): "renews a lease, in a thread of its own",
-    ("wherry/units/claims.py", "beat"): "renews a claim, in a thread of its own",
+    ("wherry/records/claims.py", "beat"): "renews a claim, in a thread of its own",
     # work goes on meanwhile, and its progress is shown
     ("wherry/carriers/coordinator.py", "_collect_results"): "units are made meanwhile",
     ("wherry/carriers/processes.py", "carry_with_processes"): "units are made meanwhile",

@@ -9,15 +9,16 @@ import pytest
 import wherry
 from wherry.carriers import challenge
 from wherry.core.request import TargetRequest, convert_request
+from wherry.records import claims
+from wherry.records.records import records_beside
+from wherry.records.unit_proof import proofs_in
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.staging.lease_watch import Owner
 from wherry.storage.stores import locate
-from wherry.units import claims, make, prove
+from wherry.units import make, prove
 from wherry.units import work as working
 from wherry.units.commit import commit
-from wherry.units.records import records_beside
 from wherry.units.split_job import split
-from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import receipts_by_unit
 from wherry.units.work import work
 
 SIZES = {

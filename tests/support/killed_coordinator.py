@@ -27,10 +27,10 @@ from tests.support.worker_pools import ImaginaryPool, job_of, request_of
 from wherry.carriers import convert_on, coordinator, processes, unit_queue
 from wherry.carriers.coordinator import Coordinator, carry_with_pool
 from wherry.core.progress import Meter, UnitCounts
+from wherry.records.records import Records
 from wherry.staging import staging
 from wherry.units import make, split_job
 from wherry.units.commit import commit
-from wherry.units.records import Records
 
 SHARD, UNIT = "200KB", 210_000  # of 6 units
 FILES = ("mkdir", "rename", "link", "unlink", "rmdir", "fsync")

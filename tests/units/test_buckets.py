@@ -15,8 +15,8 @@ from tests.support.command import command
 from tests.support.jobs import undisturbed
 from tests.support.large_files import alone
 from wherry.objects.stores import object_store
+from wherry.records.records import records_beside
 from wherry.storage.stores import locate
-from wherry.units.records import records_beside
 
 
 @pytest.fixture(scope="module", params=["gs", pytest.param("s3", marks=pytest.mark.slow)])

@@ -9,9 +9,9 @@ import wherry
 from tests.support.jobs import changed, committed, made_job, receipts, undisturbed
 from wherry.errors import IncompleteError, MismatchError
 from wherry.objects.stores import object_store
+from wherry.records.records import records_beside
 from wherry.storage.stores import locate
 from wherry.units.commit import commit
-from wherry.units.records import records_beside
 from wherry.units.work import work
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from wherry.core.tensorspec import Span
 from wherry.mover.move import RAW_BYTES, Move
+from wherry.records.unit import UnitFile
 from wherry.units.cut import PlanContents, cut
 from wherry.units.target_files import TargetFiles
-from wherry.units.unit import UnitFile
 
 MIB = 1 << 20
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be loaded

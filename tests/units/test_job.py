@@ -37,14 +37,15 @@ from wherry.errors import (
     TargetInUseError,
     UnsupportedError,
 )
+from wherry.records import claims
+from wherry.records.claims import Claims
+from wherry.records.records import JOB, records_beside
+from wherry.records.unit_receipt import receipt_from
 from wherry.storage.stores import locate
-from wherry.units import claims, make, split_job
+from wherry.units import make, split_job
 from wherry.units import work as working
-from wherry.units.claims import Claims
 from wherry.units.commit import commit
-from wherry.units.records import JOB, records_beside
 from wherry.units.split_job import opened_job, split
-from wherry.units.unit_receipt import receipt_from
 from wherry.units.work import work
 
 
@@ -309,7 +310,7 @@ def test_a_commit_that_was_killed_before_it_removed_the_job(source, target, monk
     made_job(source, target)
     work(target)
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.units.records.Records.end", _interrupted)
+        patch.setattr("wherry.records.records.Records.end", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             commit(target)
     assert committed(target).already

@@ -10,11 +10,12 @@ import wherry
 from tests.support.jobs import as_elsewhere, committed, made_job, undisturbed
 from tests.support.object_stores import left_beside, uploads_below
 from wherry.errors import StorageError, TargetExistsError
+from wherry.records import claims
+from wherry.records.claims import Claims
+from wherry.records.records import records_beside
 from wherry.staging.clean import clean
 from wherry.storage.stores import locate
-from wherry.units import claims, make
-from wherry.units.claims import Claims
-from wherry.units.records import records_beside
+from wherry.units import make
 from wherry.units.work import work
 
 

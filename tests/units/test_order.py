@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
-from wherry.units.claims import Claim
+from wherry.records.claims import Claim
 from wherry.units.work import LOOKED_AT, LOOKED_AT_LAST, in_order
 
 

@@ -28,6 +28,9 @@ from wherry.core.keypath import render
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import HostileError, IncompleteError, MismatchError
 from wherry.objects.stores import object_store
+from wherry.records.records import records_beside
+from wherry.records.unit_proof import proof_from
+from wherry.records.unit_receipt import receipt_from
 from wherry.storage import direct
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
@@ -35,10 +38,7 @@ from wherry.units import commit as committing
 from wherry.units import make, prove
 from wherry.units.commit import commit
 from wherry.units.proof_check import read_before, valid_proofs
-from wherry.units.records import records_beside
 from wherry.units.split_job import opened_job, split
-from wherry.units.unit_proof import proof_from
-from wherry.units.unit_receipt import receipt_from
 from wherry.units.work import work
 
 SUFFIXES = (".safetensors", ".distcp", "/d/", "__0_0")

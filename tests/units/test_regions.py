@@ -27,8 +27,9 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.integrations.containers.flat.files import SharedFiles
+from wherry.records import claims
 from wherry.staging.clean import clean
-from wherry.units import claims, make
+from wherry.units import make
 from wherry.units.commit import commit
 from wherry.units.regions import regions_of
 from wherry.units.shared_files import shared_token

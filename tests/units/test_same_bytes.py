@@ -18,11 +18,11 @@ from tests.support.tiny_models import save_tiny
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import UnsupportedError
 from wherry.formats.registry import formats
+from wherry.records.records import records_beside
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.storage.stores import locate
 from wherry.units.commit import commit
-from wherry.units.records import records_beside
 from wherry.units.split_job import opened_job, split
-from wherry.units.unit_receipt import receipts_by_unit
 
 FORMATS = ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip", "flax-msgpack"]
 

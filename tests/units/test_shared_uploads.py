@@ -13,9 +13,10 @@ from tests.support.large_files import alone, job_of, read_back
 from tests.support.object_stores import left_beside, small_parts, uploads_below
 from wherry.errors import IncompleteError, StorageError
 from wherry.objects.memory import MemoryObjects
+from wherry.records import claims
 from wherry.staging.clean import clean
 from wherry.storage.stores import locate
-from wherry.units import claims, make
+from wherry.units import make
 from wherry.units.commit import commit
 from wherry.units.shared_files import shared_upload
 from wherry.units.split_job import opened_job

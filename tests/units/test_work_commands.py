@@ -12,8 +12,8 @@ import time
 import wherry
 from tests.support.command import command
 from tests.support.jobs import SIZES, undisturbed
+from wherry.records.records import records_beside
 from wherry.storage.stores import locate
-from wherry.units.records import records_beside
 
 WORDS = ["--to", "hf", "--set", "max_shard_size=250KB", "--no-lineage"]
 

@@ -10,10 +10,10 @@ from wherry.carriers.processes import require_made
 from wherry.converter.convert import convert_all
 from wherry.core.progress import Meter, UnitCounts
 from wherry.errors import IncompleteError, TargetExistsError, UsageError
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.units.commit import commit
 from wherry.units.cut import UNIT_BYTES
 from wherry.units.split_job import split
-from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from wherry.carriers.carrier import UnitCarrier

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.challenge import answer_to
 from wherry.errors import NotFoundError, TargetExistsError, WherryError, wherry_error
-from wherry.units.claims import Claims
-from wherry.units.records import JOB
+from wherry.records.claims import Claims
+from wherry.records.records import JOB
+from wherry.records.unit_proof import proofs_in
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.units.split_job import opened_job
-from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import receipts_by_unit
 from wherry.units.work import make_claimed, prove_claimed
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from wherry.config.file import CONFIG_ENV, config_file
 from wherry.core.progress import UnitCounts
 from wherry.core.units import plural
 from wherry.errors import StorageError
+from wherry.records.claims import claims_among
+from wherry.records.unit_proof import proofs_in
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.runtime import child
-from wherry.units.claims import claims_among
-from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wherry.carriers import on_worker
-from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import receipts_by_unit, unit_of
+from wherry.records.unit_proof import proofs_in
+from wherry.records.unit_receipt import receipts_by_unit, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

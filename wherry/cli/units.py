@@ -13,8 +13,8 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.core.units import duration, parse_size, plural, show_seconds, show_size
 
 if TYPE_CHECKING:
-    from wherry.units.unit import Unit
-    from wherry.units.unit_receipt import UnitReceipt
+    from wherry.records.unit import Unit
+    from wherry.records.unit_receipt import UnitReceipt
 
 unit_size = click.option(
     "--unit",

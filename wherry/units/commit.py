@@ -24,20 +24,9 @@ from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.readback import ReadBefore
 from wherry.objects.stores import heads
-from wherry.runtime import threads
-from wherry.staging.area import JOURNAL, LOG_SUFFIX, left_for
-from wherry.staging.journal import open_journal
-from wherry.staging.object_journal import finished_journal
-from wherry.staging.object_staging import is_committed
-from wherry.storage.folders import make_folders, sync_folder, sync_tree
-from wherry.units.claims import TOKEN_DIGITS, claims_of
-from wherry.units.make import attempt_folder, member, staged_at, staging_of
-from wherry.units.open_parts import without_open
-from wherry.units.proof_check import differences, has_leaf, read_before, valid_proofs
-from wherry.units.shared_files import SharedUploads, shared_record, shared_token
-from wherry.units.split_job import opened_job
-from wherry.units.unit_proof import proof_from, proofs_in
-from wherry.units.unit_receipt import (
+from wherry.records.claims import TOKEN_DIGITS, claims_of
+from wherry.records.unit_proof import proof_from, proofs_in
+from wherry.records.unit_receipt import (
     UnitReceipt,
     merged_hashes,
     merged_moves,
@@ -46,6 +35,17 @@ from wherry.units.unit_receipt import (
     require_equal,
     require_whole,
 )
+from wherry.runtime import threads
+from wherry.staging.area import JOURNAL, LOG_SUFFIX, left_for
+from wherry.staging.journal import open_journal
+from wherry.staging.object_journal import finished_journal
+from wherry.staging.object_staging import is_committed
+from wherry.storage.folders import make_folders, sync_folder, sync_tree
+from wherry.units.make import attempt_folder, member, staged_at, staging_of
+from wherry.units.open_parts import without_open
+from wherry.units.proof_check import differences, has_leaf, read_before, valid_proofs
+from wherry.units.shared_files import SharedUploads, shared_record, shared_token
+from wherry.units.split_job import opened_job
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from wherry.converter.job import Job
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
+    from wherry.records.unit import Unit
     from wherry.storage.location import Location
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
 
 _NAMED = 5  # units that an error names
 _AT_ONCE = 16  # requests

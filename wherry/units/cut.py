@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.records.unit import Unit, UnitFile, UnitPart
 from wherry.units.spread import shares
-from wherry.units.unit import Unit, UnitFile, UnitPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.request import ConvertRequest
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.records.unit import Unit
     from wherry.storage.location import Location
-    from wherry.units.unit import Unit
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
 CLIENT_BYTES = 32 << 20  # of the library of a store

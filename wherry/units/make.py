@@ -25,12 +25,12 @@ from wherry.errors import InternalError, StorageError, WherryError, storage_erro
 from wherry.mover.output import Output
 from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.objects.stores import object_store
+from wherry.records.unit_receipt import MadeFile, UnitReceipt
 from wherry.staging.journal import DurableMove, Journal
 from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.units.shared_files import late_guard, shared_token, shared_upload
-from wherry.units.unit_receipt import MadeFile, UnitReceipt
 from wherry.upload.run import UploadRun
 from wherry.upload.selection import SelectedLocal, SelectedObjects
 from wherry.upload.sender import Sender, parts_share
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Span
     from wherry.formats.format import Writer
     from wherry.objects.uploads import ObjectStore, Part, Upload
-    from wherry.units.claims import Claim
+    from wherry.records.claims import Claim
+    from wherry.records.unit import Unit
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
 
 
 @dataclass(slots=True)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
+    from wherry.records.unit import Unit
+    from wherry.records.unit_proof import UnitProof
+    from wherry.records.unit_receipt import UnitReceipt
     from wherry.staging.journal import DurableMove
     from wherry.storage.location import Location
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
-    from wherry.units.unit_proof import UnitProof
-    from wherry.units.unit_receipt import UnitReceipt
 
 
 class Difference(NamedTuple):

@@ -22,6 +22,8 @@ from wherry.errors import IncompleteError
 from wherry.mover.pool import Pool
 from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.mover.readback import FilesBeingWritten, ReadBack
+from wherry.records.unit_proof import BlockHash, UnitProof
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 from wherry.staging.journal import DurableMove
@@ -29,8 +31,6 @@ from wherry.storage.location import Location
 from wherry.units.commit import object_path, receipt_of
 from wherry.units.make import member, staged_at, this_worker
 from wherry.units.target_files import ROOT, name_at
-from wherry.units.unit_proof import BlockHash, UnitProof
-from wherry.units.unit_receipt import receipts_by_unit
 from wherry.upload.selection import FileSketch
 from wherry.version import __version__
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Extent
     from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
+    from wherry.records.unit import Unit
+    from wherry.records.unit_receipt import UnitReceipt
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
-    from wherry.units.unit_receipt import UnitReceipt
 
 
 def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) -> UnitProof:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, TargetExistsError
 from wherry.objects.uploads import Part, Upload
-from wherry.units.unit_receipt import receipts_by_unit
+from wherry.records.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.units.claims import Claim
-    from wherry.units.records import Records
+    from wherry.records.claims import Claim
+    from wherry.records.records import Records
+    from wherry.records.unit import Unit
+    from wherry.records.unit_receipt import UnitReceipt
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
-    from wherry.units.unit_receipt import UnitReceipt
 
 _LOOK_SECONDS = 0.5  # between two looks whether somebody else has made the unit
 

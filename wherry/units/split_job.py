@@ -21,18 +21,18 @@ from wherry.errors import MismatchError, NotFoundError, TargetExistsError, Targe
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.ledger.open import named
+from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.units.estimate import units_of
-from wherry.units.records import JOB, Records, records_beside, target_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from wherry.converter.job import Job
-    from wherry.units.unit import Unit
+    from wherry.records.unit import Unit
 
 _SCHEMA = 1
 

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
+from wherry.records.claims import EXPIRY_SECONDS, Claims, claims_among
+from wherry.records.records import JOB
+from wherry.records.unit_proof import proofs_in
+from wherry.records.unit_receipt import receipts_by_unit
 from wherry.remote.waits import waiting
-from wherry.units.claims import EXPIRY_SECONDS, Claims, claims_among
 from wherry.units.make import make_unit, this_worker
 from wherry.units.prove import prove_unit
-from wherry.units.records import JOB
 from wherry.units.split_job import opened_job
-from wherry.units.unit_proof import proofs_in
-from wherry.units.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from wherry.units.claims import Claim
+    from wherry.records.claims import Claim
+    from wherry.records.unit import Unit
+    from wherry.records.unit_proof import UnitProof
+    from wherry.records.unit_receipt import UnitReceipt
     from wherry.units.split_job import SplitJob
-    from wherry.units.unit import Unit
-    from wherry.units.unit_proof import UnitProof
-    from wherry.units.unit_receipt import UnitReceipt
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
 LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed

@@ -23,8 +23,8 @@ from wherry.staging.lease_watch import Sighting, Verdict, Watch, this_process
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from wherry.units.records import Records
-    from wherry.units.unit import Unit
+    from wherry.records.records import Records
+    from wherry.records.unit import Unit
 
 EXPIRY_SECONDS = 60.0
 TOKEN_DIGITS = 8  # hex digits of the id of an attempt

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.core.tensorspec import Span, TensorSpec
-    from wherry.units.unit import Unit
+    from wherry.records.unit import Unit
 
 _RECEIPT = re.compile(r"receipt-(?P<unit>\d+)-(?P<token>[0-9a-f]{8})")
 
