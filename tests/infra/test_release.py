@@ -71,7 +71,7 @@ def test_the_version_is_that_of_the_tag(tags, version, monkeypatch):
     module = load("provenance", monkeypatch)
     assert module.version_of(tags, STATED, 1795469400) == version
     assert Version(version).public == version
-    assert module.stamped(STATED, version).splitlines()[2] == f'__version__ = "{version}"'
+    assert module.stamp_version(STATED, version).splitlines()[2] == f'__version__ = "{version}"'
 
 
 def test_a_commit_has_one_version(monkeypatch):

@@ -99,7 +99,7 @@ def test_the_files_are_the_same_bytes_as_those_of_one_process(model, tmp_path):
         assert (tmp_path / "out" / file.name).read_bytes() == (tmp_path / "alone" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("step", ["move", "finish", "_made"])
+@pytest.mark.parametrize("step", ["move", "finish", "_describe_file"])
 def test_a_unit_of_chunks_whose_worker_was_killed_is_made_again(model, target, tmp_path, monkeypatch, step):
     job_of(model, target, "orbax", CASES["ocdbt"])
     with monkeypatch.context() as patch:

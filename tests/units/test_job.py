@@ -88,7 +88,7 @@ def test_workers_share_the_units(source, target, tmp_path):
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
-@pytest.mark.parametrize("step", ["move", "finish", "_made", "_require_moved"])
+@pytest.mark.parametrize("step", ["move", "finish", "_describe_file", "_require_moved"])
 def test_a_unit_of_a_worker_that_was_killed_is_made_again(source, target, tmp_path, monkeypatch, step):
     job = made_job(source, target)
     with monkeypatch.context() as patch:
@@ -96,7 +96,7 @@ def test_a_unit_of_a_worker_that_was_killed_is_made_again(source, target, tmp_pa
         killed(target, patch, step, 2)
     report = work(target)
     assert 0 < len(report.made) < len(job.units) + 1
-    assert job.units[1].name in report.made or step == "_made"
+    assert job.units[1].name in report.made or step == "_describe_file"
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
     assert uploads_below(target) == [] if not target.startswith("/") else True
 
