@@ -63,12 +63,12 @@ class NightlySpec(FormModel):
 _ALL = NightlySpec()
 
 
-def _named() -> str:
+def _run_name() -> str:
     """The name of a nightly run: the day on which it began, in UTC like all stored times."""
     return datetime.now(UTC).strftime("night of %Y-%m-%d")
 
 
-@flow(name="nightly-convert", flow_run_name=_named, result_serializer="json", validate_parameters=True)
+@flow(name="nightly-convert", flow_run_name=_run_name, result_serializer="json", validate_parameters=True)
 def nightly(spec: NightlySpec = _ALL) -> Any:
     """Convert what the routes require and the ledger does not have.
 

@@ -38,7 +38,7 @@ from attacks import (
     server,
     verbs,
 )
-from attacks.case import Case, named
+from attacks.case import Case, require_unique
 from attacks.crew import examine_cases
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def say(message: str) -> None:
 
 def hostile_files(place: Path) -> list[Case]:
     """Every case of every maker."""
-    return named(
+    return require_unique(
         [
             *pickles.cases(),
             *archives.cases(),

@@ -84,7 +84,7 @@ FAULTS = ("executed", "hung", "over memory", "outside", "terminal")
 EXPECTED = frozenset((*range(13), 124))  # exit codes of the error tree; 70 is a bug, a signal a crash
 
 
-def named(found: list[Case]) -> list[Case]:
+def require_unique(found: list[Case]) -> list[Case]:
     """The cases, if no name is used twice.
 
     Raises:

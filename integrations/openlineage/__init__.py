@@ -29,7 +29,7 @@ from wherry.integrations.openlineage.datasets import (
     facet,
     identify,
     lineage_of_tensors,
-    named,
+    place_identifier,
     schema_of,
 )
 from wherry.integrations.openlineage.transport import transport
@@ -97,7 +97,7 @@ def report_failure(
     """
     run = {"runId": str(uuid.uuid4()), "facets": {**_engine(__version__), **_error(error.what)}}
     job = _job("convert", f"to {to}")
-    ends = {"inputs": [named(source)], "outputs": [named(target)]}
+    ends = {"inputs": [place_identifier(source)], "outputs": [place_identifier(target)]}
     began = {**run, "facets": _engine(__version__)}
     told = _event("START", started, began, job, **ends), _event("FAIL", utc_now(), run, job, **ends)
     transport(destination)([_within(_namespace(), event) for event in told])

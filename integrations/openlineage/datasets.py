@@ -37,7 +37,7 @@ def facet(name: str, release: str, **fields: Any) -> dict[str, Any]:
     return {"_producer": PRODUCER, "_schemaURL": url, **{k: v for k, v in fields.items() if v is not None}}
 
 
-def named(uri: str) -> dict[str, Any]:
+def place_identifier(uri: str) -> dict[str, Any]:
     """Namespace and name of a place, as in the specification: `gs://bucket` or `file`, and the path.
 
     A place in a store whose package is not installed is named by its URI.
@@ -68,7 +68,7 @@ def describe_dataset(
         tensors: facets about its tensors.
         size: bytes written, for an output.
     """
-    name = named(reference.uri)
+    name = place_identifier(reference.uri)
     alias = {**identify(reference.checkpoint_digest), "type": "CHECKPOINT"}
     layer = "file" if name["namespace"] == "file" else name["namespace"].partition("://")[0]
     facets = {
@@ -110,7 +110,7 @@ def lineage_of_tensors(sidecar: Sidecar | None, source: CheckpointRef) -> dict[s
         return {}
     before = _former_names(sidecar, receipt.options)
     kind = "IDENTITY" if receipt.lossless else "TRANSFORMATION"
-    place = named(source.uri)
+    place = place_identifier(source.uri)
     fields = {
         spec.name: {
             "inputFields": [

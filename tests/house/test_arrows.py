@@ -46,7 +46,8 @@ ROOMS: Mapping[str, str] = {
     " ledger",
     "merger": "errors core storage formats mover view converter",
     "records": "errors core runtime storage objects staging mover",
-    "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter records",
+    "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"
+    " records",
     "carriers": "errors version core runtime remote formats mover config ledger converter records units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
@@ -65,7 +66,8 @@ ROOMS: Mapping[str, str] = {
     "console": "errors version core storage config staging formats converter units verifier models routes lineage"
     " watch",
     "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch console",
+    " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
+    " console",
     "__main__": "cli",
 }
 FEWEST, MOST = 3, 16

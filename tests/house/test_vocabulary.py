@@ -51,6 +51,17 @@ def classes():
     return found
 
 
+@cache
+def functions():
+    """Module and name of every function of a module, without underscores; methods are left out: `Reader.held`."""
+    return [
+        (label(path), node.name.strip("_"))
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
 def words(name):
     """The words of a name: `ContainerChecksums` and `container_checksums` have two."""
     return re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
@@ -77,6 +88,12 @@ def test_no_two_classes_have_one_name():
 
 def test_no_class_is_named_by_a_bare_participle():
     assert [name for name in classes() if is_bare_participle(name) and name not in PUBLIC] == []
+
+
+def test_no_function_is_named_by_a_bare_past_participle():
+    """A function is named by a verb, a question or what it returns; `waiting` names a block in which that is so."""
+    odd = [one for one in functions() if is_bare_participle(one[1]) and not one[1].endswith("ing")]
+    assert odd == []
 
 
 def test_no_module_is_named_by_a_bare_participle():

@@ -92,7 +92,7 @@ def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkey
 def test_every_maker_makes_what_it_is_called(tmp_path, attacks):
     from attacks import archives, arrays, case, heads, pickles
 
-    found = case.named([*pickles.cases(), *archives.cases(), *heads.cases(), *arrays.cases()])
+    found = case.require_unique([*pickles.cases(), *archives.cases(), *heads.cases(), *arrays.cases()])
     kinds = Counter(one.kind for one in found)
     assert len(found) >= 2000
     assert {"pickle", "torch-zip", "torch-legacy", "npz", "safetensors", "gguf", "flax", "numpy", "ocdbt", "zarr-zstd",
@@ -102,7 +102,7 @@ def test_every_maker_makes_what_it_is_called(tmp_path, attacks):
         folder.mkdir()
         assert one.make(folder).exists()
     with pytest.raises(ValueError, match="same name"):
-        case.named([found[0], found[0]])
+        case.require_unique([found[0], found[0]])
 
 
 def test_most_pickles_of_the_attack_are_sound_pickles_and_all_carry_the_payload(attacks):

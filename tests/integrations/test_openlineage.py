@@ -18,7 +18,7 @@ import wherry
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
 from wherry.integrations import openlineage
-from wherry.integrations.openlineage.datasets import describe_dataset, named
+from wherry.integrations.openlineage.datasets import describe_dataset, place_identifier
 from wherry.ledger.record import open_ledger, record_event, record_registration, record_verification
 from wherry.ledger.statements import statements
 
@@ -155,7 +155,7 @@ def test_a_conversion_that_failed_is_a_failed_run(tmp_path, monkeypatch):
     ],
 )
 def test_places_are_named_as_the_specification_says(uri, namespace, name):
-    assert named(uri) == {"namespace": namespace, "name": name}
+    assert place_identifier(uri) == {"namespace": namespace, "name": name}
 
 
 def generated_classes():

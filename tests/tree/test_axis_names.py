@@ -15,7 +15,7 @@ from wherry.core.manifest import Manifest, from_json
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import MismatchError, UsageError
 from wherry.integrations.containers.orbax import partitioning
-from wherry.tree.axes import mesh_axes, named, rules_of, settle_options
+from wherry.tree.axes import mesh_axes, name_axes, rules_of, settle_options
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 
@@ -69,9 +69,9 @@ def test_what_a_file_of_names_refuses(tmp_path):
 
     def given_(text, spec=spec, **options):
         file.write_text(text)
-        return named(replace(manifest, tensors={spec.path: spec}), {"axes": str(file), **options}).tensors[
-            spec.path
-        ]
+        return name_axes(
+            replace(manifest, tensors={spec.path: spec}), {"axes": str(file), **options}
+        ).tensors[spec.path]
 
     assert given_('[axes]\n"*/w" = ["embed", ""]').axes == ("embed", None)
     found = given_('rules = [["embed", ["data", "fsdp"]]]\n[axes]\n"*/w" = ["embed", "mlp"]')

@@ -155,7 +155,7 @@ def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
         for row in connection.execution_options(yield_per=_PAGE).execute(select(table)):
             fault = expected.fault(table, tuple(row))
             if fault:
-                return f"{_named(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"
+                return f"{_row_text(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"
         missing = expected.missing(table)
         if missing:
             return f"{_first_missing(connection, table, missing)}: the row is missing"
@@ -166,11 +166,11 @@ def _first_missing(connection: Connection, table: Table, missing: frozenset[int]
     for row in _statements(connection):
         for other, told in _rows(row):
             if other is table and hash(_KEY[table](told)) in missing:
-                return _named(table, told)
+                return _row_text(table, told)
     raise AssertionError("every missing row belongs to a statement")
 
 
-def _named(table: Table, row: _Row) -> str:
+def _row_text(table: Table, row: _Row) -> str:
     """A row as text: its table and its key."""
     if table is tables.edge:
         return f"edge {short(row['source'])} → {short(row['target'])}"

@@ -142,7 +142,7 @@ def _beyond(connection: Connection, old: dict[str, list[dict[str, Any]]]) -> dic
     """The contents of old rows that no statement contains."""
     if not old:
         return {"checkpoints": [], "places": [], "claims": []}
-    stated = {digest for told in _statements(connection) for digest in _named(told)}
+    stated = {digest for told in _statements(connection) for digest in _checkpoint_digests(told)}
     places = {(row.checkpoint_digest, row.uri): row for row in connection.execute(select(tables.location))}
     names = ("checkpoint_digest", "registry", "name", "seen")
     return {
@@ -154,7 +154,7 @@ def _beyond(connection: Connection, old: dict[str, list[dict[str, Any]]]) -> dic
     }
 
 
-def _named(told: BareStatement) -> Iterator[str]:
+def _checkpoint_digests(told: BareStatement) -> Iterator[str]:
     for table, row in rows_of(told):
         if table is tables.checkpoint:
             yield row["checkpoint_digest"]

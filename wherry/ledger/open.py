@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _named(
+def _with_model_uris(
     verb: Callable[Concatenate[str | os.PathLike[str], P], T],
 ) -> Callable[Concatenate[str | os.PathLike[str], P], T]:
     """A verb that accepts a model URI such as `models:/name@alias` in place of the checkpoint's own URI."""
@@ -37,5 +37,5 @@ def named(source: SourceRequest) -> SourceRequest:
     return replace(source, uri=checkpoint_uri(source.uri))
 
 
-open_named = _named(open_checkpoint)
-detect_named = _named(detect)
+open_named = _with_model_uris(open_checkpoint)
+detect_named = _with_model_uris(detect)

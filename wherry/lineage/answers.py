@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.receipt import Receipt, require_types
 from wherry.core.units import plural, short
-from wherry.lineage.lineage import LineageTree, named, tree_of
+from wherry.lineage.lineage import LineageTree, find_named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
 from wherry.lineage.text import DEEPEST, facts, how, omission_line, title
 from wherry.runtime.threads import without_collection
@@ -214,7 +214,7 @@ def _ask(
     from wherry.ledger.statements import by_number
 
     with open_ledger() as ledger, without_collection():
-        root, sidecar = named(ledger, os.fspath(about))
+        root, sidecar = find_named(ledger, os.fspath(about))
         tree = tree_of(ledger, root, sidecar, up=up, down=not up, brief=brief)
         if not receipts:
             return tree, {}

@@ -70,11 +70,11 @@ def show(uri_or_digest: str | os.PathLike[str], *, brief: bool = False) -> Linea
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger, without_collection():
-        digest, sidecar = named(ledger, os.fspath(uri_or_digest))
+        digest, sidecar = find_named(ledger, os.fspath(uri_or_digest))
         return tree_of(ledger, digest, sidecar, brief=brief)
 
 
-def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
+def find_named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
     """The checkpoint that a URI, the prefix of a digest or a model URI names, and its sidecar if it was read.
 
     Raises:

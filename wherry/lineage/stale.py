@@ -138,10 +138,10 @@ def _has_source(row: ConversionRecord) -> bool:
 
 def _below(about: str | os.PathLike[str]) -> set[str]:
     from wherry.ledger.record import descendants, open_ledger
-    from wherry.lineage.lineage import named
+    from wherry.lineage.lineage import find_named
 
     with open_ledger() as ledger:
-        root, _sidecar = named(ledger, os.fspath(about))
+        root, _sidecar = find_named(ledger, os.fspath(about))
         return {root, *(edge.target for edge in descendants(ledger, root))}
 
 

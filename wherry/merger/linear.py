@@ -61,7 +61,7 @@ def _require_alike(one: Checkpoint, other: Checkpoint) -> None:
     odd = sorted(set(mine) ^ set(theirs))
     if odd:
         raise UnrepresentableError(
-            f"{plural(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_named(odd)}",
+            f"{plural(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_name_paths(odd)}",
             uri=other.uri, cure=_CURE,
         )  # fmt: skip
     for path, spec in mine.items():
@@ -76,5 +76,5 @@ def _require_alike(one: Checkpoint, other: Checkpoint) -> None:
                 )  # fmt: skip
 
 
-def _named(paths: Sequence[KeyPath]) -> str:
+def _name_paths(paths: Sequence[KeyPath]) -> str:
     return ", ".join([*map(render, paths[:_SHOWN]), *(["…"] if len(paths) > _SHOWN else [])])

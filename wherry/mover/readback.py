@@ -361,7 +361,7 @@ class ReadBack:
         spec = written.manifest.tensors[self.targets[source].path]
         parts = sorted(self._read[source], key=lambda part: part.move.span.start)
         if chunks := [chunk for part in parts for chunk in part.chunks]:
-            return _named(chunks) == _named(written.reader.encoded(spec) or ())
+            return _chunk_ranges(chunks) == _chunk_ranges(written.reader.encoded(spec) or ())
         raw = written.reader.access(spec).raw
         ours = [extent for part in parts for extent in part.extents]
         return raw is not None and _ranges(raw) == _ranges(ours) and self._same_checksums(source, raw)
@@ -414,7 +414,7 @@ def _writes(data: memoryview, start: int) -> Callable[[memoryview, int], None]:
     return write
 
 
-def _named(chunks: Iterable[EncodedChunk]) -> list[tuple[str, int, int, Hashable]]:
+def _chunk_ranges(chunks: Iterable[EncodedChunk]) -> list[tuple[str, int, int, Hashable]]:
     """The byte ranges of chunks, and how they are decoded."""
     return [
         (chunk.extent.location.path, chunk.extent.offset, chunk.extent.length, chunk.codec)

@@ -65,7 +65,7 @@ def settle_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return done
 
 
-def named(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
+def name_axes(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
     """A manifest with the names and rules that the user states.
 
     Args:

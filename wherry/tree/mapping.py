@@ -18,7 +18,7 @@ from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.companions import ignored_companion
-from wherry.tree.axes import AXIS_OPTIONS, named
+from wherry.tree.axes import AXIS_OPTIONS, name_axes
 from wherry.tree.forms import FORM_OPTIONS
 from wherry.tree.spelling import (
     CUT_OPTIONS,
@@ -94,7 +94,7 @@ def map_tree(
         MismatchError: axis names that the user states contradict the checkpoint.
     """
     rules = _checked_rules(ignore)
-    source = named(source, tree)
+    source = name_axes(source, tree)
     tree = with_renames(tree, renames)
     kept, ignored = _select(source, only, uri)
     chosen = replace(source, tensors={path: source.tensors[path] for path in kept})

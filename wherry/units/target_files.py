@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from wherry.converter.plan import joint_moves
@@ -24,13 +24,13 @@ from wherry.units.regions import regions_at, regions_of
 from wherry.upload.selection import FileSketch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.writer import ExtentsFunction, HomeFunction
-    from wherry.mover.move import Move
+    from wherry.mover.move import JointMoves, Move
     from wherry.units.regions import FileRegion, StepFunction
 
 ROOT = "/target"  # of the target in a sketch
@@ -53,6 +53,8 @@ class FilesOfMove(NamedTuple):
 class FilesOfMoves(Sequence[FilesOfMove]):
     """The files of the moves of one tensor, in order, in 25 bytes each: a giant has several 100,000 moves."""
 
+    __slots__ = ("_boxes", "_files", "_starts", "_stops", "known", "names")
+
     def __init__(self, rows: Iterable[FilesOfMove]) -> None:
         self._starts, self._stops, self._boxes = array("q"), array("q"), bytearray()
         self._files: list[frozenset[str]] = []
@@ -62,7 +64,8 @@ class FilesOfMoves(Sequence[FilesOfMove]):
             self._stops.append(row.span.stop)
             self._boxes.append(row.box)
             self._files.append(shared.setdefault(row.files, row.files))
-        self.names = frozenset[str]().union(*shared)  # of all moves
+        # Of all moves; most of a giant's tensors lie in one file, and share its set.
+        self.names = next(iter(shared)) if len(shared) == 1 else frozenset[str]().union(*shared)
         self.known = all(shared)  # whether each move has files
 
     @overload
@@ -123,7 +126,8 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
     except UnsupportedError as error:  # it needs a file system, or sizes that are not known
         return TargetFiles({}, {}, error.what)
     try:
-        found = {path: FilesOfMoves(rows) for path, rows in _rows(home_of(writer), plan)}
+        moves = joint_moves([plan])
+        found = dict(_rows(home_of(writer), plan, moves))
         sizes = {name_at(path): size for path, size in sketch.sizes.items()}
         lost = next((path for path, rows in found.items() if not rows.known), None)
         if lost is not None:
@@ -132,7 +136,10 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
             )
         regions = {name: regions_of(name, size, unit_bytes, step(size)) for name, size in sizes.items()}
         cut = _among_regions(
-            extents_of(writer), plan, found, {name: rows for name, rows in regions.items() if rows}
+            partial(_by_region, extents_of(writer), plan, moves),
+            plan,
+            found,
+            {name: rows for name, rows in regions.items() if rows},
         )
     finally:
         writer.close()
@@ -147,7 +154,7 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
 
 
 def _among_regions(
-    extents_at: ExtentsFunction,
+    place: Callable[[KeyPath, Sequence[FileRegion]], FilesOfMoves | None],
     plan: Plan,
     found: dict[KeyPath, FilesOfMoves],
     regions: dict[str, list[FileRegion]],
@@ -155,7 +162,7 @@ def _among_regions(
     """Name the regions of files instead of the files, where the place of every byte of a file's tensors is known.
 
     Args:
-        extents_at: of the writer.
+        place: gives the regions of a tensor that lies in one file.
         plan: the plan.
         found: the files of each tensor; changed.
         regions: name of each file that is large enough → its regions.
@@ -170,7 +177,7 @@ def _among_regions(
             continue
         placed = None
         if len(names) == 1 and specs[path].chunks is None:
-            placed = _by_region(extents_at, plan, path, regions[next(iter(names))])
+            placed = place(path, regions[next(iter(names))])
         if placed is None:  # a chunk is written whole, or encoded
             for name in names:
                 del regions[name]
@@ -183,7 +190,11 @@ def _among_regions(
 
 
 def _by_region(
-    extents_at: ExtentsFunction, plan: Plan, path: KeyPath, regions: Sequence[FileRegion]
+    extents_at: ExtentsFunction,
+    plan: Plan,
+    moves: JointMoves,
+    path: KeyPath,
+    regions: Sequence[FileRegion],
 ) -> FilesOfMoves | None:
     """The regions that get bytes of a tensor: of all of it, or of each of its moves; None if they are not known."""
 
@@ -194,25 +205,30 @@ def _by_region(
     if extents_at(path, whole) is None:
         return None
     if len(names(whole)) == 1:
-        return FilesOfMoves([FilesOfMove(whole, False, names(whole))])
-    moves = joint_moves([plan]).of(plan.pairs[path])
-    return FilesOfMoves(FilesOfMove(move.span, move.box, names(move.span)) for move in moves)
+        return _of_whole(whole, names(whole))
+    rows = (FilesOfMove(move.span, move.box, names(move.span)) for move in moves.of(plan.pairs[path]))
+    return FilesOfMoves(rows)
 
 
-def _rows(home: HomeFunction, plan: Plan) -> Iterator[tuple[KeyPath, Iterator[FilesOfMove]]]:
+def _rows(home: HomeFunction, plan: Plan, moves: JointMoves) -> Iterator[tuple[KeyPath, FilesOfMoves]]:
     """The files of each tensor with elements: of all of it, or of each of its moves."""
-    moves = joint_moves([plan])
     for path, source in plan.pairs.items():
         spec = plan.manifest.tensors[path]
         if not spec.nbytes:
             continue
         whole = Span(0, spec.nbytes)
         if spec.chunks is None:
-            yield path, iter([FilesOfMove(whole, False, _names(home(path, whole)))])
+            yield path, _of_whole(whole, _names(home(path, whole)))
         elif spec.chunks == spec.shape:
-            yield path, iter([FilesOfMove(whole, False, _names(home(path, spec.whole)))])
+            yield path, _of_whole(whole, _names(home(path, spec.whole)))
         else:
-            yield path, (_of_move(home, spec, move) for move in moves.of(source))
+            yield path, FilesOfMoves(_of_move(home, spec, move) for move in moves.of(source))
+
+
+@lru_cache(1 << 12)
+def _of_whole(whole: Span, files: frozenset[str]) -> FilesOfMoves:
+    """The files of all of a tensor; tensors of one size in one file share it."""
+    return FilesOfMoves([FilesOfMove(whole, False, files)])
 
 
 def _of_move(home: HomeFunction, spec: TensorSpec, move: Move) -> FilesOfMove:
@@ -224,11 +240,11 @@ def _of_move(home: HomeFunction, spec: TensorSpec, move: Move) -> FilesOfMove:
 
 
 def _names(place: Location | None) -> frozenset[str]:
-    return frozenset() if place is None else _named(place.path)
+    return frozenset() if place is None else _name_set(place.path)
 
 
 @lru_cache(1 << 16)
-def _named(path: str) -> frozenset[str]:
+def _name_set(path: str) -> frozenset[str]:
     return frozenset([name_at(path)])
 
 

@@ -80,7 +80,7 @@ def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
     found = place_boxes(rows, manifest.tensors)
     if not found:
         return manifest, (Evidence(FIELD, "axis names do not fit the tree"),)
-    tensors = {path: _named(spec, found.get(path)) for path, spec in manifest.tensors.items()}
+    tensors = {path: _name_axes(spec, found.get(path)) for path, spec in manifest.tensors.items()}
     seen = Evidence(FIELD, f"{len(found)} of {len(tensors)} arrays have logical axis names")
     return replace(manifest, tensors=tensors), (seen,)
 
@@ -170,7 +170,7 @@ def _box(spec: TensorSpec) -> str | None:
     return (spec.tags or {}).get(BOX_TAG)
 
 
-def _named(spec: TensorSpec, names: BoxNames | None) -> TensorSpec:
+def _name_axes(spec: TensorSpec, names: BoxNames | None) -> TensorSpec:
     if names is None:
         return spec
     sharding = Sharding(spec=names.spec, rules=names.rules) if names.rules else spec.sharding

@@ -88,7 +88,9 @@ def flax_weights(names: Mapping[str, object]) -> Weights | None:
 
 def weight_sets(names: Mapping[str, object]) -> list[Weights]:
     """Every set of weights with a known stem, in order of precedence."""
-    found = [weights for container in _ORDER for weights in _named(names, container) if weights is not None]
+    found = [
+        weights for container in _ORDER for weights in _find_weights(names, container) if weights is not None
+    ]
     return sorted(
         found,
         key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single", weights.file),
@@ -99,7 +101,7 @@ def _rank(weights: Weights) -> int:
     return _STEMS.index((weights.stem, weights.container))
 
 
-def _named(names: Mapping[str, object], container: Container) -> Iterable[Weights | None]:
+def _find_weights(names: Mapping[str, object], container: Container) -> Iterable[Weights | None]:
     for stem, ending in _STEMS:
         if ending != container:
             continue

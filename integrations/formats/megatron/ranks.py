@@ -261,7 +261,7 @@ def _whole(
                     path=name,
                     cure=_CURE,
                 )
-            full = _named(name, before)
+            full = _global_name(name, before)
             if full == _HEAD and tied and number == last and last:
                 continue  # the embedding, which the last stage has a copy of
             if full in seen:
@@ -271,7 +271,7 @@ def _whole(
         before += max(layers, default=-1) + 1
 
 
-def _named(name: str, before: int) -> str:
+def _global_name(name: str, before: int) -> str:
     """The name in the whole model: layers are counted from the first stage."""
     layer = _LAYER.fullmatch(name)
     return f"decoder.layers.{int(layer[1]) + before}.{layer[2]}" if layer else name

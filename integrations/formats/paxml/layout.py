@@ -113,10 +113,10 @@ def _find(glimpse: Glimpse) -> Place | None:
     layout = _layout(glimpse)
     if layout is StateLayout.FLAX:
         return _alone(glimpse.location, layout, glimpse.location.join(MSGPACK))
-    return _alone(glimpse.location, layout) if layout is StateLayout.ARRAYS and named(glimpse) else None
+    return _alone(glimpse.location, layout) if layout is StateLayout.ARRAYS and has_names(glimpse) else None
 
 
-def named(glimpse: Glimpse) -> bool:
+def has_names(glimpse: Glimpse) -> bool:
     """Whether a folder has arrays with PaxML's names."""
     return any(entry.is_dir and name.startswith(_NAME_MARKS) for name, entry in glimpse.entries.items())
 
@@ -144,7 +144,7 @@ def _in_step(glimpse: Glimpse) -> Place | None:
         )
         return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
     theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
-    if not (theirs or named(inside)):
+    if not (theirs or has_names(inside)):
         return None
     return Place(
         glimpse.location, place.join(MSGPACK) if layout is StateLayout.FLAX else place, layout, found, damage

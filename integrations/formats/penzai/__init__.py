@@ -62,7 +62,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     manifest = opened.manifest
     ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
     known = names.read(rows, ranks, location.uri) if rows is not None else {}
-    specs = {path: _named(spec, known.get(path)) for path, spec in manifest.tensors.items()}
+    specs = {path: _name_axes(spec, known.get(path)) for path, spec in manifest.tensors.items()}
     found = opened.detection
     words = detection.format_version if rows is None else _words(found.format_version or "", None)
     return Opened(
@@ -127,7 +127,7 @@ def _where_noted(found: FoundItem) -> str | None:
     return layout.TREE if isinstance(custom, dict) and names.FIELD in custom else names.FILE
 
 
-def _named(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
+def _name_axes(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
     """A tensor with its known names; the key of a label dict is a label even without a JSON of names."""
     label = (
         known.label if known else (names.key_label(spec.path) if spec.path[-1:] == (NAMED_ARRAY,) else None)
