@@ -61,7 +61,7 @@ LOADERS: dict[str, Loader] = {
     },
     **{
         name: Loader(
-            f"{_DCP}:distributed", "torch", "torch",
+            f"{_DCP}:load_distributed", "torch", "torch",
             "torch.distributed.checkpoint reads the tensors; wherry's reader supplies their metadata from .metadata",
             stores=("gs", "s3"),
         )

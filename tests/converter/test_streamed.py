@@ -467,7 +467,7 @@ def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
     monkeypatch.setattr(
         MemoryObjects, "put_part", lambda self, *args: replace(real(self, *args), checksum="")
     )
-    monkeypatch.setattr(MemoryObjects, "_joined", lambda _self, *_args: b"")
+    monkeypatch.setattr(MemoryObjects, "_join_parts", lambda _self, *_args: b"")
     with pytest.raises(MismatchError):
         convert(source, target, "safetensors", verify="store")
 

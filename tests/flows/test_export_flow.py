@@ -237,5 +237,5 @@ def test_a_registration_that_fails_hides_nothing_else(monkeypatch):
     monkeypatch.setattr(import_module("wherry.flows.export"), "verify", refused)
     failures = []
     spec = ExportSpec(source="s", register_source="m")
-    assert import_module("wherry.flows.export")._registered(spec, failures) is None
+    assert import_module("wherry.flows.export")._register_source(spec, failures) is None
     assert [one.what for one in failures] == ["no digests are recorded for it"]

@@ -55,7 +55,7 @@ def test_bytes_are_judged_by_how_often_a_row_reads_from_a_bucket(
 
 
 def test_what_is_staged_on_a_disk_is_seen(buckets: ModuleType, tmp_path: Path) -> None:
-    with buckets._watched(tmp_path) as seen:
+    with buckets._watch_folder(tmp_path) as seen:
         (tmp_path / "file").write_bytes(bytes(1000))
         for _look in range(500):
             if max(seen) == 1000:

@@ -96,19 +96,19 @@ def test_the_bound_is_the_longer_of_device_and_processor(monkeypatch: pytest.Mon
     bound = load("benchmarks.bound", monkeypatch)
     core = {"BLAKE3": 1.0, "page cache read": 2.0, "zstd": 0.1}
     rates = bound.Rates(2, core, write=10.0, read=20.0, write_and_read=8.0)
-    assert bound.bound(bound.Job(80, 80), rates) == (8.0, (80 / 1 + 80 / 2) / 2)
-    assert bound.bound(bound.Job(80, 80), rates).seconds == 60.0
+    assert bound.find_bound(bound.Job(80, 80), rates) == (8.0, (80 / 1 + 80 / 2) / 2)
+    assert bound.find_bound(bound.Job(80, 80), rates).seconds == 60.0
     # With read-back: the device writes and reads meanwhile; what is read back is hashed too.
-    assert bound.bound(bound.Job(80, 80, read_back=True), rates) == (10.0, (80 + 40 + 80) / 2)
+    assert bound.find_bound(bound.Job(80, 80, read_back=True), rates) == (10.0, (80 + 40 + 80) / 2)
     slow = rates._replace(write_and_read=5.0)
-    assert bound.bound(bound.Job(80, 80, read_back=True), slow).device == 8.0 + 4.0
+    assert bound.find_bound(bound.Job(80, 80, read_back=True), slow).device == 8.0 + 4.0
     # A codec and the hash of the source count uncompressed bytes, whichever side is compressed.
     for job in (bound.Job(80, 60, ("zstd",)), bound.Job(60, 80, ("zstd",))):
-        assert bound.bound(job, rates) == (
+        assert bound.find_bound(job, rates) == (
             job.written / 10, pytest.approx((80 / 1 + 80 / 0.1 + job.source / 2) / 2),
         )  # fmt: skip
     # A cold source comes from the device, and is not copied from the page cache.
-    assert bound.bound(bound.Job(80, 0, cold=True), rates) == (4.0, 40.0)
+    assert bound.find_bound(bound.Job(80, 0, cold=True), rates) == (4.0, 40.0)
 
 
 def test_files_are_dropped_from_the_page_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

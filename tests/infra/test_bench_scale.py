@@ -204,7 +204,7 @@ def test_what_misses_its_goal_is_named(scale):
     missed = tables.problems(found)
     for words in ("speed-up", "memory", "digest"):
         assert f"{words} of work, 2 workers" in missed
-    assert "**251**" in tables.measured(found)
+    assert "**251**" in tables.measured_table(found)
 
 
 @pytest.mark.slow

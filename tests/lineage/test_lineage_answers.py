@@ -74,7 +74,7 @@ def test_a_model_uri_is_answered_by_its_digest(chain, monkeypatch):
     )
     monkeypatch.setattr(RESOLVE, "resolve_model", deleted)
     monkeypatch.setattr(
-        "wherry.core.services.service", lambda name: SimpleNamespace(registered=lambda *_uris: [row])
+        "wherry.core.services.service", lambda name: SimpleNamespace(registered_versions=lambda *_uris: [row])
     )
     assert why("models:/model@champion").root == why("models:/model/3").root == digest
     with pytest.raises(NotFoundError, match="deleted"):

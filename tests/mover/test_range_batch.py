@@ -141,7 +141,7 @@ def test_a_large_tensor_is_read_in_parts_within_the_budget(files):
 
 def test_as_many_workers_as_the_budget_allows():
     assert [range_batch.worker_count(budget) for budget in (MIB, 64 * MIB, 128 * MIB, 1 << 40)] == [
-        1, 8, 16, 16,
+        1, 8, 10, 10,
     ]  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
         for version, subject, aliases in (("1", subjects[0], ("champion",)), ("2", subjects[2], ()))
     ]
     fake = SimpleNamespace(
-        registered=lambda *_: iter(rows),
+        registered_versions=lambda *_: iter(rows),
         mark_deleted=lambda name, version, **_: marked.append((name, version)),
         unmark_deleted=lambda name, version, **_: marked.remove((name, version)),
     )

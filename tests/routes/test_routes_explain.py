@@ -89,7 +89,7 @@ def test_since_leaves_what_is_older(tmp_path):
         (
             "since 2026-03-02",
             "wherry.storage.ages",
-            "modified",
+            "modified_time",
             UnsupportedError("the storage does not report modification times"),
         ),
     ],

@@ -37,7 +37,7 @@ def test_clean_removes_a_job_that_nobody_works_on(source, target, monkeypatch, s
     if state == "killed":
         with monkeypatch.context() as patch:
             as_dead(patch)
-            killed(target, patch, "_made", 2)
+            killed(target, patch, "_describe_file", 2)
     if state in ("made", "committing"):
         work(target)
     if state == "committing":

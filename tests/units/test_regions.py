@@ -89,7 +89,7 @@ def test_the_format_s_own_library_reads_what_regions_have_made(model, arrays, ta
         assert np.asarray(found[name]).tobytes() == array.tobytes(), name
 
 
-@pytest.mark.parametrize("step", ["move", "finish_region", "_made"])
+@pytest.mark.parametrize("step", ["move", "finish_region", "_describe_file"])
 def test_a_region_of_a_worker_that_was_killed_is_made_again(model, target, tmp_path, monkeypatch, step):
     job = job_of(model, target, "torch-zip")
     with monkeypatch.context() as patch:

@@ -79,7 +79,7 @@ def test_checksums_of_the_parts_of_all_workers_prove_the_object(model, target, t
     require_same(target, model, tmp_path, to)
 
 
-@pytest.mark.parametrize("step", ["move", "finish_region", "_made"])
+@pytest.mark.parametrize("step", ["move", "finish_region", "_describe_file"])
 def test_a_region_of_a_worker_that_was_killed_is_sent_again(model, target, tmp_path, monkeypatch, step):
     job = job_of(model, target, "npz")
     with monkeypatch.context() as patch:

@@ -168,7 +168,7 @@ FORMATS = (
     ),
     Format(
         name="flax-gda",
-        title="Flax msgpack file with separate array files",
+        title="Flax msgpack with separate array files",
         detect=_detect_with_arrays,
         open=open_with_arrays,
         create=None,
