@@ -90,7 +90,9 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
         yield row
         raise StorageError("the registry went away")
 
-    monkeypatch.setattr("wherry.core.services.service", lambda name: SimpleNamespace(registered_versions=registered))
+    monkeypatch.setattr(
+        "wherry.core.services.service", lambda name: SimpleNamespace(registered_versions=registered)
+    )
     done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
     assert (done.conversions, done.places, done.partial) == (2, 3, (KNOWN_BY_TAGS,))
     assert {row["reason"].split(":")[0] for row in done.unreadable} == {
