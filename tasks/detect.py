@@ -8,7 +8,7 @@ from prefect import task
 
 from wherry.core.request import SourceRequest
 from wherry.formats.detect import detect_source
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.tasks.common import STEP, run_logger
 
 
@@ -20,6 +20,6 @@ def detect(uri: str, **which: Any) -> dict[str, Any]:
         uri: a checkpoint, step or run.
         which: further fields of a SourceRequest.
     """
-    found = detect_source(named(SourceRequest(uri, **which)))
+    found = detect_source(resolve_named(SourceRequest(uri, **which)))
     run_logger().info("%s is %s (%s): %s", found.uri, found.format, found.format_version, found.verdict)
     return found.to_json()

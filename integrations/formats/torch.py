@@ -170,7 +170,7 @@ FORMATS = (
     ),
     Format(
         name="torch-legacy",
-        title="torch.save, legacy stream (before torch 1.6)",
+        title="torch.save, legacy (before torch 1.6)",
         detect=_detect_legacy,
         open=_open_legacy,
         create=None,

@@ -135,8 +135,8 @@ def test_the_workers_read_back_what_others_have_made(source, target, tmp_path, o
 
     [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observe).receipts
     assert same_tensors(receipt, source, tmp_path)
-    makers = set(found[-1].values()) if found else set()
-    assert len(makers) == 2 if found else "bytes_by_workers" not in receipt.verification
+    if found:  # progress is told a few times a second
+        assert len(set(found[-1].values())) == 2
     assert not found or receipt.verification["bytes_by_workers"] >= 100_000
 
 

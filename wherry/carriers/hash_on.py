@@ -26,7 +26,7 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.errors import DamagedError, HostileError, MismatchError, WherryError, wherry_error
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
 from wherry.units.read_units import ReadUnit, read_units, units_digest
 from wherry.version import __version__
@@ -151,7 +151,7 @@ def hash_on(
 
 def source_of(source: SourceRequest) -> SourceRequest:
     """The request for a checkpoint as processes in other folders open it."""
-    found = named(source)
+    found = resolve_named(source)
     return found if "://" in found.uri else replace(found, uri=os.path.abspath(found.uri))  # noqa: PTH100
 
 

@@ -37,7 +37,7 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.runtime.threads import without_collection
 from wherry.staging.in_use import in_use
@@ -138,7 +138,7 @@ def convert_all(
 @contextmanager
 def settled_source(source: SourceRequest) -> Generator[Checkpoint]:
     """The checkpoint that a request names, once nobody writes it any more, and marked as in use."""
-    opened = settled_checkpoint(lambda: open_source(named(source)))
+    opened = settled_checkpoint(lambda: open_source(resolve_named(source)))
     with opened as checkpoint, in_use(checkpoint.uri):
         yield checkpoint
 

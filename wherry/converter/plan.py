@@ -24,7 +24,7 @@ from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
@@ -99,7 +99,7 @@ def plan(
 def plan_request(request: ConvertRequest) -> Plan:
     """The plan of a request with one target; see `plan`."""
     (target,) = request.targets
-    with open_source(named(request.source)) as checkpoint:
+    with open_source(resolve_named(request.source)) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
         return replace(found, traffic=traffic_of(seen, found))
 

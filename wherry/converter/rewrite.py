@@ -31,7 +31,7 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import find_format, rewrites
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.staging.copied_staging import open_staging
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
@@ -168,7 +168,7 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     target, in_place = request.target, request.in_place
     if (target is None) != in_place:
         raise UsageError("rewrite needs either a target or in_place", cure="name a new folder")
-    location, detection = resolve_source(named(request.source))
+    location, detection = resolve_source(resolve_named(request.source))
     home = location if target is None else locate(target, location.opaque)
     require_places(location, home, in_place=in_place)
     _require_apart(location, home)

@@ -32,7 +32,7 @@ def _with_model_uris(
     return with_checkpoint_uri
 
 
-def named(source: SourceRequest) -> SourceRequest:
+def resolve_named(source: SourceRequest) -> SourceRequest:
     """A source with the URI of the checkpoint itself in place of a model URI."""
     return replace(source, uri=checkpoint_uri(source.uri))
 

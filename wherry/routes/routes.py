@@ -216,13 +216,13 @@ def _explain(route: Route, found: Detection) -> Explanation:
         targets = wanted_targets(route, found, where)
     except WherryError as error:
         return Explanation(route.name, takes=False, reason=error.what, where=where)
-    takes, reason = _meant(route, found, where)
+    takes, reason = _is_meant(route, found, where)
     if not takes:
         return Explanation(route.name, takes=False, reason=reason, where=where)
     return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
 
 
-def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
+def _is_meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
     """Whether `select` selects a checkpoint, as far as its run shows now, and the reason."""
     stated, choice = f"select = {route.select}", route.selection.choice
     if choice == "best":

@@ -17,7 +17,7 @@ from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
 from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut
@@ -143,7 +143,7 @@ def plan_for_workers(
     Raises: what `plan_request` does.
     """
     (target,) = request.targets
-    with open_source(named(request.source)) as checkpoint:
+    with open_source(resolve_named(request.source)) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
         plan = replace(found, traffic=traffic_of(seen, found))
         place = locate(target.uri)

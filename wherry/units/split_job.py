@@ -20,7 +20,7 @@ from wherry.core.request import ConvertRequest
 from wherry.errors import MismatchError, NotFoundError, TargetExistsError, TargetInUseError, UnsupportedError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
 from wherry.storage.sidecar import read_sidecar
@@ -107,7 +107,7 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
         TargetInUseError: there is a job of another conversion to this target.
         WherryError: what planning raises.
     """
-    asked = replace(request, source=named(request.source))
+    asked = replace(request, source=resolve_named(request.source))
     with _plan_job(asked.anchored, unit_bytes) as made:
         if made.records.read(JOB) is None:
             _require_absent(made)
@@ -152,7 +152,10 @@ def opened_job(uri: str) -> Generator[SplitJob]:
 @contextmanager
 def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
     """The job that this process would make of a request."""
-    with settled_checkpoint(lambda: open_source(named(request.source))) as checkpoint, in_use(checkpoint.uri):
+    with (
+        settled_checkpoint(lambda: open_source(resolve_named(request.source))) as checkpoint,
+        in_use(checkpoint.uri),
+    ):
         [job] = plan_jobs(checkpoint, request, RunContext.begun())
         units, whole = units_of(job.checkpoint, job.plan, job.committed, unit_bytes)
         _require_units(job, units, whole)

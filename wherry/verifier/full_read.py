@@ -19,7 +19,7 @@ from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import object_pin, state_read
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.view import as_recorded
@@ -218,10 +218,14 @@ def _against(
 ) -> Iterator[Failure]:
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_source(named(against)) as other:
+    with open_source(resolve_named(against)) as other:
         seen = _as_scanned(as_recorded(other, sidecar.manifest if sidecar else None), sidecar)
         theirs = hash_checkpoint(
-            seen, found.algorithm, memory=how.memory, progress=how.progress, paths=_meant(seen, sidecar)
+            seen,
+            found.algorithm,
+            memory=how.memory,
+            progress=how.progress,
+            paths=_expected_paths(seen, sidecar),
         )
     renamed = {rename(path): path for path in theirs.digests}
     expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
@@ -229,7 +233,7 @@ def _against(
     yield from _differences(found, expected, leaves)
 
 
-def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
+def _expected_paths(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
     """The source's tensors, or only its parameters if the target records that it holds only these of a train state."""
     held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
     left_state = held.kind == "train-state" and kind == "params"
@@ -256,7 +260,7 @@ def _came_back(
     """Compare with a source of another system, through the inverse layout."""
     from wherry.view.inverse import roundtrip
 
-    with open_source(named(against.source)) as other:
+    with open_source(resolve_named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint,
@@ -275,7 +279,7 @@ def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadO
     from wherry.view.inverse import as_laid_out
 
     origin = sidecar.manifest.origin
-    with open_source(named(against.source)) as other:
+    with open_source(resolve_named(against.source)) as other:
         seen = as_recorded(other, sidecar.manifest)
         if layout := origin.get("layout"):
             seen = as_laid_out(seen, {**layout, "family_file": against.family_file})

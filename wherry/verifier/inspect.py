@@ -25,7 +25,7 @@ from wherry.errors import IncompleteError, TargetExistsError, UsageError, storag
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.staging.staging import rename_without_replacing
@@ -137,7 +137,7 @@ def inspect_source(
         raise UsageError("a sidecar describes all tensors", cure="leave out --filter, or --write")
 
     def open_it() -> Checkpoint:
-        return open_source(named(source))
+        return open_source(resolve_named(source))
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_budget(memory), take_pin(checkpoint) if write else None

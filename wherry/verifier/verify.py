@@ -35,7 +35,7 @@ from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageErr
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.ledger.open import named
+from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
@@ -217,7 +217,7 @@ def verify_source(
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(error.uri or source.uri, level, error.verdict, checked=0, failed=(failure,))
-    compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
+    compared = resolve_source(resolve_named(other.source))[1].uri if other is not None and found.ok else None
     found = replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
     return record_verification(found) if record else found
 
@@ -246,13 +246,13 @@ def _require_one_reading(level: str, against: object, on: str) -> None:
 
 
 def _verify_opened(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
-    with open_source(named(source)) as checkpoint:
+    with open_source(resolve_named(source)) as checkpoint:
         return _verify_checkpoint(checkpoint, level, other, how)
 
 
 def _verify_pinned(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
     """The same of files that must not change meanwhile, as the ledger will have their digests."""
-    with settled_checkpoint(lambda: open_source(named(source))) as checkpoint:
+    with settled_checkpoint(lambda: open_source(resolve_named(source))) as checkpoint:
         pin = take_pin(checkpoint)
         found = _verify_checkpoint(checkpoint, level, other, how)
         pin.require_unchanged(checkpoint)
