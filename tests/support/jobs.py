@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 
 import wherry
 from wherry.carriers import challenge
 from wherry.core.request import TargetRequest, convert_request
+from wherry.errors import StorageError, TargetExistsError
 from wherry.records import claims
+from wherry.records.claims import Claims
 from wherry.records.records import records_beside
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
@@ -128,3 +132,40 @@ def made_and_proved(target):
         work(target)
     with worker_named("a prover"):
         return work(target)
+
+
+@contextmanager
+def slow_worker(target, monkeypatch):
+    """A worker of another machine that has claimed a unit and does not renew its claim; it comes back at the end.
+
+    Its object may have been made by the other worker then, or its folder be gone.
+    """
+    real, back = make.finish, threading.Event()
+
+    def slow(writer):
+        if threading.current_thread().name == "slow":
+            back.wait(60)
+        real(writer)
+
+    def run():
+        with suppress(TargetExistsError, StorageError):
+            work(target)
+
+    monkeypatch.setattr(make, "finish", slow)
+    monkeypatch.setattr(Claims, "renewed", lambda _self, _claim, _unit: nullcontext())
+    thread = threading.Thread(target=run, name="slow")
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        thread.start()
+        while not claimed(target):
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        back.set()
+        thread.join()
+
+
+def claimed(target):
+    """Unit and attempt of every claim of a job."""
+    return claims.claims_among(records_beside(locate(target)).names())

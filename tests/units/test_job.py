@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,13 @@ from tests.support.jobs import (
     as_dead,
     as_elsewhere,
     changed,
+    claimed,
     committed,
     killed,
     made_job,
     receipts,
     requested,
+    slow_worker,
     undisturbed,
 )
 from tests.support.object_stores import left_beside, uploads_below
@@ -37,7 +38,6 @@ from wherry.errors import (
     TargetInUseError,
     UnsupportedError,
 )
-from wherry.records import claims
 from wherry.records.claims import Claims
 from wherry.records.records import JOB, records_beside
 from wherry.records.unit_receipt import receipt_from
@@ -132,35 +132,10 @@ def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, t
 def test_a_slow_worker_whose_claim_has_expired_changes_nothing(source, target, tmp_path, monkeypatch):
     """It comes back from the dead after its unit was made by another, with the same bytes."""
     made_job(source, target)
-    real, back = make.finish, threading.Event()
-
-    def slow(writer):
-        if threading.current_thread().name == "slow":
-            back.wait(60)
-        real(writer)
-
-    monkeypatch.setattr(make, "finish", slow)
-    monkeypatch.setattr(Claims, "renewed", lambda _self, _claim, _unit: nullcontext())
-    with monkeypatch.context() as patch:
-        as_elsewhere(patch)
-        thread = threading.Thread(target=lambda: _quietly(target), name="slow")
-        thread.start()
-        while not _claimed(target):
-            time.sleep(0.02)
-    work(target, expiry=0.3)
-    back.set()
-    thread.join()
+    with slow_worker(target, monkeypatch):
+        work(target, expiry=0.3)
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
     assert wherry.verify(target, level="digest").ok
-
-
-def _claimed(target):
-    return claims.claims_among(records_beside(locate(target)).names())
-
-
-def _quietly(target):
-    with suppress(TargetExistsError, StorageError):  # its object was made by the other worker
-        work(target)
 
 
 def test_nothing_is_committed_while_a_unit_is_missing(source, target):
@@ -358,7 +333,7 @@ def test_a_worker_gives_up_after_several_errors_and_leaves_its_unit_to_others(so
         patch.setattr(make, "finish", _failing(make.finish, [failure] * 9))
         with pytest.raises(StorageError, match="does not answer"):
             work(target)
-    assert _claimed(target) == []
+    assert claimed(target) == []
     assert len(work(target).made) == len(job.units)
 
 
