@@ -12,6 +12,7 @@ import wherry
 from tests.support.command import command
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import UsageError
+from wherry.units.cut import UNIT_BYTES, most_of_file
 from wherry.units.estimate import longest, parse_rate, plan_for_workers
 
 MB = 1_000_000
@@ -115,6 +116,19 @@ def test_the_commands_say_how_a_large_file_is_made(source):
     data = json.loads(command("split", *words, "1MB", "--json").stdout)
     assert (data["one_worker"], data["large_files"]) == ("", "regions of one preallocated file")
     assert data["units"][1]["region"] == [983_040, 2 * 983_040]
+
+
+def test_the_commit_alone_reads_back_a_file_that_several_workers_write(source):
+    plan, shared = planned(source, "safetensors", {})
+    assert len(shared.units) > 1
+    assert shared.commit_bytes == plan.nbytes_out
+    _plan, whole = planned(source, "safetensors", {}, unit=9 * MB)
+    assert (len(whole.units), whole.commit_bytes) == (1, 0)
+
+
+def test_by_default_a_file_of_up_to_4_gib_is_whole():
+    assert most_of_file(UNIT_BYTES) == 4 << 30
+    assert most_of_file(512 << 20) == 512 << 20
 
 
 def test_a_rate_is_a_size_a_second():

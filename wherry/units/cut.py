@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from wherry.units.target_files import TargetFiles
 
 UNIT_BYTES = 1 << 30
+_WHOLE_FILE = (
+    4  # units that a file may be by default: another worker can read back a file, but not a region of one
+)
 SMALLEST_UNIT = 256 << 20
 LARGEST_UNIT = 4 << 30
 
@@ -43,6 +46,15 @@ class PlanContents:
     stored: Mapping[KeyPath, int]
     made_of: Callable[[KeyPath], Collection[KeyPath]]
     is_view: bool = False
+
+
+def most_of_file(unit_bytes: int) -> int:
+    """Bytes of a file above which it is cut into regions: those of the largest unit, or the size that was chosen.
+
+    Another worker can read back a whole file, but not a region of one, which only the commit can: so by default files
+    stay whole.
+    """
+    return LARGEST_UNIT if unit_bytes == UNIT_BYTES else unit_bytes
 
 
 def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:

@@ -20,7 +20,7 @@ from wherry.formats.registry import find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
 from wherry.storage.stores import locate
-from wherry.units.cut import UNIT_BYTES, PlanContents, cut
+from wherry.units.cut import UNIT_BYTES, PlanContents, cut, most_of_file
 from wherry.units.regions import step_in
 from wherry.units.target_files import target_files
 
@@ -115,7 +115,7 @@ def units_of(
         target: where its files will be.
         unit_bytes: size of a unit.
     """
-    files = target_files(plan, unit_bytes, step_in(target))
+    files = target_files(plan, most_of_file(unit_bytes), step_in(target))
     if not files.sizes:
         return (), files.whole
     contents = PlanContents(
@@ -161,7 +161,7 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
 
 def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:
     back = plan.verify == "digest"
-    alone = sum(_read_by_commit(plan)) if back and units else 0
+    alone = sum(_read_by_commit(plan, units)) if back and units else 0
     share = back * (
         1 - min(1, alone / max(plan.nbytes_out, 1))
     )  # of the bytes of a unit that workers read back
@@ -181,8 +181,14 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
     )
 
 
-def _read_by_commit(plan: Plan) -> Iterator[int]:
-    """Bytes read of each tensor whose moves are no runs of its bytes; boxes are compared with the source too."""
+def _read_by_commit(plan: Plan, units: Sequence[Unit]) -> Iterator[int]:
+    """Bytes read of each tensor whose moves are no runs of its bytes; boxes are compared with the source too.
+
+    A file whose regions are units of their own is whole only at the commit, which then reads back everything.
+    """
+    if any(unit.region is not None for unit in units):
+        yield plan.nbytes_out
+        return
     moves = joint_moves([plan])
     for target, source in plan.pairs.items():
         spec, first = plan.manifest.tensors[target], next(moves.of(source), None)
