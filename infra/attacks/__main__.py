@@ -27,6 +27,7 @@ from attacks import (
     controls,
     folders,
     heads,
+    jobs,
     mutate,
     parsers,
     pickles,
@@ -209,6 +210,7 @@ def hostile_files(place: Path) -> list[Case]:
             *arrays.cases(),
             *folders.cases(place),
             *records.cases(place),
+            *jobs.cases(place),
         ]
     )
 

@@ -39,6 +39,9 @@ READING: dict[str, tuple[str, ...]] = {
     "du": ("du",),
     "diff": ("diff", "{path}", "{good}", "--quiet"),
     "nightly plan": ("nightly", "--config", "{routes}", "--dry-run"),
+    "merge": ("merge", "{path}*0.5", "{good}*0.5", "{out}.merged", "--to", "safetensors", *_PLAIN),
+    "split": ("split", "{path}", "{out}.split", "--to", "dcp", "--no-lineage", "--unit", "64KiB"),
+    "work split": ("work", "{out}.split", "--expiry", "1s", "--commit", "--quiet"),
 }  # fmt: skip
 # The path is given where something else is expected: a bundle, a table, a family, a key, a ledger.
 MISTAKING: dict[str, tuple[str, ...]] = {
@@ -63,6 +66,8 @@ MISTAKING: dict[str, tuple[str, ...]] = {
 }
 WRITING: dict[str, tuple[str, ...]] = {
     "fetch": ("fetch", "{path}", "{out}.copy", "--quiet"),
+    "work": ("work", "{path}", "--expiry", "1s", "--quiet"),
+    "commit": ("commit", "{path}", "--quiet"),
     "ledger check": ("ledger", "check"),
     "ledger record": ("ledger", "record", "{folder}"),
     "ledger rebuild": ("ledger", "rebuild", "{folder}", "--no-registry", "--ledger", "sqlite:///{out}.db"),

@@ -51,6 +51,7 @@ QUANTIZE = "quantize"
 SCALES = "scales"
 
 
+_KNOWN_FIELDS = {"extra": "forbid"}  # for pydantic, which reads requests in the records of jobs
 _KEPT = "Metadata to store in the manifest of the checkpoint."
 
 
@@ -68,6 +69,8 @@ class SourceRequest:
     Raises:
         UsageError: a name in `opaque` has no dot, or contains `*`.
     """
+
+    __pydantic_config__ = _KNOWN_FIELDS
 
     uri: str
     format: str | None = option(
@@ -114,6 +117,8 @@ class LayoutRequest:
         assets: a folder or URI with tokenizer and the like for the target.
     """
 
+    __pydantic_config__ = _KNOWN_FIELDS
+
     family: str | None = option(
         None, "Model family; overrides detection. `none` leaves the tree unchanged.", metavar="NAME",
         route="Model family; `none` leaves the tree unchanged.", decides=True, planned=True,
@@ -156,6 +161,8 @@ class TargetRequest:
         rename: rules for key paths, an option of the layout.
         layout: the other options of the layout.
     """
+
+    __pydantic_config__ = _KNOWN_FIELDS
 
     uri: str
     to: str
@@ -205,6 +212,8 @@ class ConvertRequest:
         sign: private key (a PEM file) with which each target is signed once it is committed.
         lineage: whether the ledger records the conversions.
     """
+
+    __pydantic_config__ = _KNOWN_FIELDS
 
     source: SourceRequest
     targets: tuple[TargetRequest, ...]

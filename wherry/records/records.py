@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import HostileError, NotFoundError, UnsupportedError, storage_errors
 from wherry.objects.stores import object_store
+from wherry.records.record_schema import require_form
 from wherry.runtime import threads
 from wherry.staging.journal import FIRST_MAC, next_mac
 from wherry.staging.key import KEY_ENV, journal_key
@@ -102,6 +103,7 @@ class Records:
 
         Raises:
             HostileError: it was altered, or signed with another key.
+            CorruptError: it has another form than records of its kind.
             StorageError: the storage failed.
         """
         try:
@@ -115,7 +117,7 @@ class Records:
                 uri=self.folder.uri,
                 cure=f"set the same {KEY_ENV} for every process of the job, or remove the record",
             )
-        return json.loads(text)
+        return require_form(name, json.loads(text), self.folder.uri)
 
     def read_all(self, names: Sequence[str]) -> list[dict[str, Any] | None]:
         """The contents of some records, several read at the same time; see `read`."""

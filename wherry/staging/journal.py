@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from wherry.core.digest import LEAF
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
 from wherry.errors import storage_error
@@ -224,6 +225,10 @@ def encode(row: DurableMove) -> list[Any]:
 def decode(row: list[Any]) -> DurableMove:
     """The inverse of `encode`; raises ValueError, KeyError or TypeError."""
     path, start, stop, numbers, text, *more = row
+    if not all(isinstance(number, int) for number in (start, stop, *numbers)):
+        raise TypeError("bytes and leaves are counted by integers")
+    if not all(start <= number * LEAF < stop for number in numbers):
+        raise ValueError("a leaf begins outside the bytes that were moved")
     raw = base64.b64decode(text, validate=True)
     width = len(raw) // len(numbers) if numbers else 0
     leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}

@@ -16,11 +16,11 @@ from wherry.converter.job import header_of, identity_of
 from wherry.converter.passes import algorithms_of
 from wherry.converter.traffic import streams
 from wherry.core.progress import RunContext
-from wherry.core.request import ConvertRequest
 from wherry.errors import MismatchError, NotFoundError, TargetExistsError, TargetInUseError, UnsupportedError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.ledger.open import resolve_named
+from wherry.records.record_schema import request_of
 from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
 from wherry.storage.sidecar import read_sidecar
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from wherry.converter.job import Job
+    from wherry.core.request import ConvertRequest
     from wherry.records.unit import Unit
 
 _SCHEMA = 1
@@ -130,16 +131,17 @@ def opened_job(uri: str) -> Generator[SplitJob]:
         NotFoundError: there is no job.
         MismatchError: this process has another wherry, or sees another source or plan.
         HostileError: the job was made with another key.
+        CorruptError: its record is invalid.
         WherryError: what planning raises.
     """
     row = _record(records_beside(target_of(locate(uri))))
-    if row["header"]["version"] != __version__:
+    if row["header"].get("version") != __version__:
         raise MismatchError(
-            f"the job was made by wherry {row['header']['version']}; this process has wherry {__version__}",
+            f"the job was made by wherry {row['header'].get('version')}; this process has wherry {__version__}",
             uri=uri,
-            cure=f"install wherry {row['header']['version']} for this worker",
+            cure=f"install wherry {row['header'].get('version')} for this worker",
         )
-    with _plan_job(ConvertRequest.from_json(row["request"]), row["unit_bytes"]) as made:
+    with _plan_job(request_of(row["request"], JOB, uri), row["unit_bytes"]) as made:
         if other := _difference(row, made):
             raise MismatchError(
                 f"this process sees {other} than the one that made the job",

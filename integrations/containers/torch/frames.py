@@ -38,7 +38,7 @@ class StreamedFrames:
         self._lock = threading.Lock()
         for name, (plans, size) in files.items():
             ends = [*(plan.start for plan in plans[1:]), size]
-            for plan, end in zip(plans, ends, strict=True):
+            for plan, end in zip(plans, ends, strict=bool(plans)):  # a file may hold no archive
                 self._add(name, plan, end)
 
     def complete(self, path: KeyPath, crc: int) -> None:
