@@ -181,9 +181,10 @@ def test_the_results_are_of_a_whole_attack():
     assert data["cases"]["files"] >= 2000
     assert len({row["verb"] for row in data["verbs"] if row["phase"] == "files"}) >= 53
     assert data["cases"]["bombs"] >= 40
+    assert data["cases"]["mutations"] >= 10_000
     assert sum(row["runs"] for row in data["parsers"]) >= 200_000
     assert {row["tool"] for row in data["scanners"]} == {"wherry", "picklescan", "modelscan", "fickling"}
-    for name in ("executed", "hung", "over memory"):
+    for name in ("executed", "hung", "over memory", "outside", "terminal"):
         assert not sum(row[name] for row in data["verbs"])
     assert not sum(
         row["executed"] + row["hung"] + row["over_memory"] + row["outside"] for row in data["parsers"]
