@@ -137,23 +137,21 @@ class _RowReduction:
     def __call__(self, _key: Any, row: Any) -> Any:
         if type(row) is not dict or type(row.get("key_metadata")) is not list:
             return None  # which `parse_tree` refuses
-        value = row.get("value_metadata")
+        value, known, keys = row.get("value_metadata"), self._keys, list[Any]()
         if value != self._last[0]:
             self._last = (value, self._value(value) if type(value) is dict else None)
-        return {"key_metadata": list(map(self._key, row["key_metadata"])), "value_metadata": self._last[1]}
-
-    def _key(self, key: Any) -> Any:
-        if type(key) is not dict:
-            return None
-        name, kind = key.get("key"), key.get("key_type")
-        if type(name) not in _PLAIN or type(kind) not in _PLAIN:
-            return None
-        found = self._keys.get((name, kind))
-        if found is None:
-            found = self._keys[name, kind] = {
-                field: key[field] for field in ("key", "key_type") if field in key
-            }
-        return found
+        for key in row["key_metadata"]:  # most of the work for large trees, so without a call for each
+            found = None
+            if type(key) is dict:
+                name, kind = key.get("key"), key.get("key_type")
+                if type(name) in _PLAIN and type(kind) in _PLAIN:
+                    found = known.get((name, kind))
+                    if found is None:
+                        found = known[name, kind] = {
+                            field: key[field] for field in ("key", "key_type") if field in key
+                        }
+            keys.append(found)
+        return {"key_metadata": keys, "value_metadata": self._last[1]}
 
     def _value(self, value: JsonObject) -> JsonObject:
         word, skipped = value.get("value_type"), bool(value.get("skip_deserialize"))
