@@ -33,15 +33,15 @@ def test_this_checkout_against_itself(checkouts, tmp_path):
 @pytest.mark.parametrize("number", range(9))
 def test_every_container_has_the_same_tensors(number, checkouts, tmp_path):
     """Inputs are made by the command in the bench; here by the same function of the library."""
-    container = checkouts("rows").CONTAINERS[number]
-    inputs = checkouts("inputs")
+    rows, inputs = checkouts("rows"), checkouts("inputs")
+    container, options = rows.CONTAINERS[number], inputs.options_of
 
     def convert(source, target, container):
         wherry.convert(
             source,
             target,
             to=container.format,
-            options=inputs.options_of(container),
+            options=options(rows.SOURCE, container),
             lineage=False,
             verify="none",
         )
@@ -50,7 +50,13 @@ def test_every_container_has_the_same_tensors(number, checkouts, tmp_path):
     assert wherry.detect(path).format == container.format
     with wherry.open(path) as checkpoint:
         assert len(checkpoint.manifest.tensors) == 20
-        assert {spec.shape for spec in checkpoint.manifest.tensors} == {(8, 8)}
+        assert len({".".join(path) for path in checkpoint.manifest.tensors}) == 20
+        assert {spec.shape for spec in checkpoint.manifest.tensors.values()} == {(8, 8)}
+    if container != rows.SOURCE:
+        made = tmp_path / "made.safetensors"
+        wherry.convert(path, made, to="safetensors", options=options(container, rows.SOURCE), lineage=False)
+        with wherry.open(made) as checkpoint:
+            assert {".".join(path) for path in checkpoint.manifest.tensors} == set(inputs.tensor_names(20))
 
 
 def test_a_slower_row_and_one_that_was_not_measured_are_named(checkouts):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import machine
 from benchmarks.checkouts import report
 from benchmarks.checkouts.inputs import make_input, options_of
-from benchmarks.checkouts.rows import Row, rows
+from benchmarks.checkouts.rows import SOURCE, Row, rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Child:
             "source": str(source),
             "target": str(target),
             "to": row.target.format,
-            "options": options_of(row.target),
+            "options": options_of(row.source, row.target),
             "repeats": row.repeats,
         }
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
@@ -136,7 +136,7 @@ def _make_source(row: Row, scratch: Path) -> Path:
     folder = scratch / "sources"
 
     def convert(source: Path, target: Path, container: Container) -> None:
-        options = [f"{name}={value}" for name, value in options_of(container).items()]
+        options = [f"{name}={value}" for name, value in options_of(SOURCE, container).items()]
         words = [word for option in options for word in ("--set", option)]
         command = [sys.executable, "-m", "wherry.cli", "convert", str(source), str(target)]
         command += ["--to", container.format, *words, "--no-lineage", "--verify", "none"]

@@ -38,8 +38,8 @@ def make_input(
     path = folder / f"{container.format}-{tensors}" / container.file
     if path.exists():
         return path
-    path.parent.mkdir(parents=True)
-    if container is SOURCE:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if container == SOURCE:
         _write_safetensors(path, tensors)
     elif container.format == "gguf":
         _write_gguf(path, tensors)
@@ -48,10 +48,10 @@ def make_input(
     return path
 
 
-def options_of(container: Container) -> dict[str, str]:
-    """The options with which a container is written."""
-    options = {"split": "."} if container.split else {}
-    return options | ({"max_shard_size": _SHARD} if container.format == "huggingface" else {})
+def options_of(source: Container, target: Container) -> dict[str, str]:
+    """The options with which a container is written from another."""
+    options = {} if source.split == target.split else {"split" if target.split else "join": "."}
+    return options | ({"max_shard_size": _SHARD} if target.format == "huggingface" else {})
 
 
 def tensor_names(count: int) -> list[str]:

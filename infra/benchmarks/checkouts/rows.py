@@ -72,7 +72,7 @@ class Row(NamedTuple):
         """What is written."""
         if self.operation == "write":
             return self.container
-        return SOURCE if self.container is not SOURCE else CONTAINERS[3]
+        return SOURCE if self.container != SOURCE else CONTAINERS[3]
 
     @property
     def repeats(self) -> int:
@@ -91,5 +91,5 @@ def rows(tensors: int) -> Iterator[Row]:
     for count in (SMALL, tensors):
         for container in CONTAINERS:
             for operation in ("detect", "plan", "convert", "write"):
-                if operation != "write" or (container.written and container is not SOURCE):
+                if operation != "write" or (container.written and container != SOURCE):
                     yield Row(operation, container, min(count, container.most))

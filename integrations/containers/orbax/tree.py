@@ -47,6 +47,7 @@ _MOST_UNKNOWN = 8  # fields of a row that are reported
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
 _PLAIN = frozenset({str, int, type(None)})  # types of a key and of its kind
 _ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
+_SMALL_TREE = 256 << 10  # bytes; sharing takes longer than it saves memory
 _LONGEST_TYPE = 100  # characters
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
 
@@ -119,11 +120,17 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
 
 
 def read_tree(location: Location) -> JsonObject:
-    """`_METADATA` of an item, with what `parse_tree` and the formats read of its rows, whose equal parts are shared.
+    """`_METADATA` of an item; of a large one only what is read of its rows, with equal parts shared.
 
     Raises: what `read_json` does.
     """
-    return read_json(location.join(TREE), {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
+    file = location.join(TREE)
+    entry = file.stat() if file.store.capabilities.local else None
+    if entry is not None and entry.size <= _SMALL_TREE:
+        tree = read_json(file)
+        tree.pop("value_metadata_tree", None)
+        return tree
+    return read_json(file, {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
 
 
 class _RowReduction:
