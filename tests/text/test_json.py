@@ -94,6 +94,7 @@ def test_rows_convert_and_drop_entries_at_their_places():
     [
         (b"[" + b"{}," * 200 + b"{}]", "100 JSON values|10 entries"),
         (b'{"a":' * 12 + b"1" + b"}" * 12, "8 nested"),
+        (b"[" * 12 + b"]" * 12, "8 nested"),
         (b"[" * 50_000, "8 nested|100 JSON values"),
         (b" " * 70_000 + b"1", "65,536 bytes"),
     ],
