@@ -60,7 +60,7 @@ def transformers_reshard(source: str, target: str, part: str) -> Callable[[], No
 
 
 def transformers_dequantize(source: str, target: str) -> Callable[[], None]:
-    """from_pretrained of fp8 weights, dequantised to bfloat16, then save_pretrained."""
+    """from_pretrained of fp8 weights, dequantised to bfloat16, then save_pretrained in the names of its modules."""
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
     def run() -> None:
@@ -69,7 +69,7 @@ def transformers_dequantize(source: str, target: str) -> Callable[[], None]:
             dequantize=True, modules_to_not_convert=stated["modules_to_not_convert"]
         )
         model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", quantization_config=wanted)
-        model.save_pretrained(target)
+        model.save_pretrained(target, save_original_format=False)  # it cannot undo the dequantisation
         make_durable(Path(target))
 
     return run

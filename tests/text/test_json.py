@@ -5,7 +5,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from wherry.errors import CorruptError, HostileError, UsageError
@@ -64,6 +64,7 @@ def test_entries_in_any_pieces_are_those_of_the_standard_library(value, size, in
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet='{}[]",:01e.-tru \\n', max_size=24), st.integers(1, 5))
+@example(" 00", 3)
 def test_text_is_refused_exactly_where_the_standard_library_does(text, size):
     try:
         expected = json.loads(text)

@@ -322,9 +322,12 @@ class _Scanner:
         """The value at the position and its end; a value at the end of the window may go on behind it."""
         while True:
             try:
-                found, end = self._scan(self._text, self._at)
-                if self._is_end(end) or not self._more():
+                at = self._at
+                found, end = self._scan(self._text, at)
+                if self._is_end(end):
                     return found, end
+                if not self._more():
+                    return found, end - at  # the window begins at the value now
             except StopIteration as stop:
                 self._extend_or(json.JSONDecodeError("Expecting value", self._text, stop.value))
             except json.JSONDecodeError as error:
