@@ -338,7 +338,8 @@ class Plan:
     @property
     def spill(self) -> int:
         """Bytes that are written to spill files; a band of chunks is removed once it has been read."""
-        return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
+        banded = [path for path, way in self.ways.items() if way.band is not None]
+        return sum(self.source_manifest.tensors[path].nbytes for path in banded if self.ways[path].spilled)
 
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))
