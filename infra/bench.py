@@ -58,6 +58,18 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--scale", action="store_true", help="run the rows of several workers, and the simulation, instead"
     )
     parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="DIR",
+        help="compare processor times of detect, plan and convert with the wherry of another checkout, instead",
+    )
+    parser.add_argument(
+        "--tensors",
+        type=int,
+        default=20_000,
+        help="with --against: tensors of a large checkpoint (default: 20000)",
+    )
+    parser.add_argument(
         "--rate",
         type=parse_size,
         metavar="SIZE",
@@ -92,6 +104,8 @@ def main() -> int:
     asked = arguments()
     if asked.scale:
         return run_scale(asked)
+    if asked.against:
+        return run_against(asked)
     asked.size = asked.size or NOMINAL
     if asked.buckets:
         return run_buckets(asked)
@@ -120,6 +134,20 @@ def run_buckets(asked: argparse.Namespace) -> int:
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
         return bench_buckets(Path(folder), asked.size, asked.rounds, asked.rows, asked.results)
+
+
+def run_against(asked: argparse.Namespace) -> int:
+    """The rows of two checkouts, in a folder of their own."""
+    from benchmarks.checkouts.bench import bench as bench_against
+
+    other = asked.against.resolve()
+    if not (other / "wherry" / "__init__.py").is_file() or asked.tensors < 1:
+        print("error: --against has no package wherry, or --tensors is less than 1", file=sys.stderr)
+        return 2
+    above = asked.scratch or INFRA.parent / ".bench"
+    above.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="against-", dir=above.resolve()) as folder:
+        return bench_against(other, Path(folder), asked.tensors, asked.rounds, asked.rows, asked.results)
 
 
 def run_scale(asked: argparse.Namespace) -> int:

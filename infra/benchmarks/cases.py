@@ -17,6 +17,8 @@ _CONVERT = ("{python}", "-m", "wherry.cli", "convert")
 _NO_READ_BACK = ("--verify", "none")
 _SCANNED = ("--set", "scan_layers=true")
 _BUDGET = ("--memory", "128MiB")
+_DEEPSEEK = "DeepSeek-V3 layers in fp8"
+EXPERTS = 32  # of DeepSeek-V3's 256: its input has a size of its own
 _SMALL = 130_000_000  # peak bytes of a row whose tensors are copied as they are
 NOMINAL = (
     2_200_000_000  # bytes of the issue's input; the sizes of the memory rows keep their proportion to it
@@ -158,6 +160,7 @@ INPUTS: dict[str, Made] = {
     ),
     "t5x": of_size(1, "t5x"),
     "paxml": of_size(1, "paxml"),
+    _DEEPSEEK: Made(("{python}", "-m", "benchmarks.inputs", "deepseek", "{target}", str(EXPERTS))),
     "1000 tensors": sparse(100, 1000),
     "100,000 tensors": sparse(10, 100_000),
 }
@@ -284,6 +287,9 @@ CASES: tuple[Pair | Probe, ...] = (
           (peer("load, transpose, StandardCheckpointer", "paxml-to-maxtext", "paxml", "out", "orbax-checkpoint"),),
           Required(2.5, 2.1, memory=400_000_000, goals=("faster_read_back",)), name="PaxML GPT-3 → MaxText",
           options=_SCANNED, codecs=("zstd decode float32",)),
+    _pair(_DEEPSEEK, "maxtext",
+          (peer("transformers, dequantized", "transformers-dequantize", _DEEPSEEK, "out", "transformers"),),
+          Required(1, memory=300_000_000), name=f"{_DEEPSEEK} → MaxText", codecs=("zstd encode bfloat16",)),
     Probe("1 GB kernel, every axis order", (Run("kernel", "", "out", (*WORK, "kernel", "{size}")),),
           "value", 2.5, "× copy + SHA-256"),
     Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _size_runs("dcp"), "peak", 1.1, "× the smallest peak",

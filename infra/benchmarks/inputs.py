@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.inputs_deepseek import make_deepseek
 from benchmarks.inputs_zarr import make_paxml, make_t5x
 
 LAYERS = 22
@@ -195,6 +196,7 @@ MAKERS = {
     "wide": make_wide,
     "one-tensor": make_one_tensor,
     "sparse": make_sparse,
+    "deepseek": make_deepseek,
     "t5x": make_t5x,
     "paxml": make_paxml,
 }

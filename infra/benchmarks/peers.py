@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,22 @@ def transformers_reshard(source: str, target: str, part: str) -> Callable[[], No
     def run() -> None:
         model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
         model.save_pretrained(target, max_shard_size=int(part))
+        make_durable(Path(target))
+
+    return run
+
+
+def transformers_dequantize(source: str, target: str) -> Callable[[], None]:
+    """from_pretrained of fp8 weights, dequantised to bfloat16, then save_pretrained in the names of its modules."""
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+    def run() -> None:
+        stated = json.loads((Path(source) / "config.json").read_text())["quantization_config"]
+        wanted = FineGrainedFP8Config(
+            dequantize=True, modules_to_not_convert=stated["modules_to_not_convert"]
+        )
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", quantization_config=wanted)
+        model.save_pretrained(target, save_original_format=False)  # it cannot undo the dequantisation
         make_durable(Path(target))
 
     return run

@@ -23,6 +23,7 @@ WORKS = {
     "safetensors-to-orbax": "peers:safetensors_to_orbax",
     "orbax-to-safetensors": "peers:orbax_to_safetensors",
     "transformers": "peers:transformers_reshard",
+    "transformers-dequantize": "peers:transformers_dequantize",
     "mergekit": "peers:mergekit_reshard",
     "sign": "peers:sign",
     "verify-signature": "peers:verify_signature",

@@ -77,6 +77,20 @@ def test_wide_models_become_scanned_kernels_of_the_asked_size(
     assert all(1_000_000 <= size < 1_010_000 for size in sizes[-3:])
 
 
+def test_layers_of_deepseek_are_dequantized_with_one_projection_plain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = load("benchmarks.inputs_deepseek", monkeypatch)
+    small = inputs.Dimensions(2, embed=256, heads=2, dense=256, expert=128, q_rank=128, kv_rank=128)
+    inputs.make_layers(tmp_path / "fp8", small, plain=True)
+    with wherry.open(tmp_path / "fp8") as stored:
+        names = {".".join(path): spec.dtype for path, spec in stored.manifest.tensors.items()}
+    assert names["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"] == "bfloat16"
+    assert names["model.layers.0.self_attn.o_proj.weight"] == "float8_e4m3fn"
+    receipt = wherry.convert(tmp_path / "fp8", tmp_path / "out", to="maxtext", lineage=False)
+    assert receipt.verification is not None
+
+
 def bits(arrays: Iterable[Any]) -> Counter[tuple[Any, ...]]:
     """What arrays hold, whatever their names are; counts and steps left out, which systems keep differently."""
     return Counter(

@@ -200,6 +200,7 @@ ISSUE = {
     "MaxText → Hugging Face, scanned kernels of 1 GB into layers": (0.75, None),
     "T5X, gzip zarr → Hugging Face": (1.6, None),
     "PaxML GPT-3 → MaxText": (2.5, None),
+    "DeepSeek-V3 layers in fp8 → MaxText": (1, None),
 }
 
 

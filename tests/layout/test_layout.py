@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.errors import UsageError
 from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather
+from wherry.layout.copy_parts import cut_copy
 from wherry.layout.cuts import bands, stacked_grid
 from wherry.layout.layout import parse_layout, skeleton, skeletons
 from wherry.layout.runs import runs
@@ -54,7 +55,7 @@ def reference(layout, sizes, canonical, order):
     return tensors
 
 
-def moved(tensors, source, target, sizes, limit=1 << 20, dtype="float32"):
+def moved(tensors, source, target, sizes, limit=1 << 20, dtype="float32", cut=None):
     """What the moves make of a system's tensors, band by band."""
     pieces = Pieces(sizes)
     for one in stored(source, sizes, dtype):
@@ -65,7 +66,7 @@ def moved(tensors, source, target, sizes, limit=1 << 20, dtype="float32"):
         seen = np.zeros(one.spec.shape, int)
         for region, _span in bands(one, limit, pieces):
             out[region] = gather(
-                one, region, pieces, lambda path, part: np.ascontiguousarray(tensors[path][part])
+                one, region, pieces, lambda path, part: np.ascontiguousarray(tensors[path][part]), cut=cut
             )
             seen[region] += 1
         assert (seen == 1).all()
@@ -145,6 +146,28 @@ def test_random_layouts(drawn, limit, dtype):
     there = moved(tensors, one, other, sizes, limit, dtype)
     assert same(there, wanted)
     assert same(moved(there, other, one, sizes, limit, dtype), tensors)
+
+
+@settings(max_examples=300, deadline=None)
+@given(layout_pairs(), st.integers(1, 400), st.integers(1, 60), st.booleans())
+def test_copies_in_parts_make_the_same_and_read_little(drawn, limit, most, whole):
+    """A part reads at most `most` bytes or one row; together the parts read what the copy does."""
+    names, sizes, (one, other) = drawn
+    shape = [sizes[name] for name in names]
+    canonical = np.arange(math.prod(shape)).astype("float32").reshape(shape)
+    tensors, wanted = reference(one, sizes, canonical, names), reference(other, sizes, canonical, names)
+
+    def cut(copy):
+        parts = list(cut_copy(copy, most))
+        inner = region_shape(copy.region)
+        axis = next((axis for axis, extent in enumerate(inner) if extent > 1), len(inner))
+        row = 4 * math.prod(inner[axis + 1 :])
+        rows = max(copy.source_strides, default=1) * 4  # of one turn of the outermost loop
+        assert sum(math.prod(part.extents) for part in parts) == math.prod(copy.extents)
+        assert all(part.nbytes <= max(most, row, rows) for part in parts)
+        return parts
+
+    assert same(moved(tensors, one, other, sizes, 1 << 20 if whole else limit, cut=cut), wanted)
 
 
 @settings(max_examples=200, deadline=None)

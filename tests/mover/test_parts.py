@@ -9,6 +9,8 @@ import pytest
 
 import wherry
 from wherry.mover.parts import Parts
+from wherry.mover.pool import Pool
+from wherry.mover.source import Source
 
 ROWS = (slice(0, 64), slice(0, 128))
 
@@ -45,3 +47,16 @@ def test_memory_that_is_too_small_is_not_kept(checkpoint):
     np.testing.assert_array_equal(large, checkpoint.read("w"))
     parts.release()
     assert np.shares_memory(parts.read(("w",), (slice(0, 1), slice(0, 128))), large)
+
+
+def test_the_end_of_a_pass_returns_memory_that_waits_and_keeps_what_is_in_use(checkpoint):
+    parts = Parts(checkpoint.reader, checkpoint.manifest.tensors)
+    used = Parts(checkpoint.reader, checkpoint.manifest.tensors)
+    waiting, kept = parts.read(("w",), ROWS), used.read(("w",), ROWS)
+    parts.release()
+    with Source(checkpoint.reader, Pool(1 << 20)):
+        pass
+    assert not np.shares_memory(parts.read(("w",), ROWS), waiting)
+    np.testing.assert_array_equal(kept, checkpoint.read("w"))
+    used.release()
+    assert np.shares_memory(used.read(("w",), ROWS), kept)

@@ -5,7 +5,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from wherry.errors import CorruptError, HostileError, UsageError
@@ -64,6 +64,7 @@ def test_entries_in_any_pieces_are_those_of_the_standard_library(value, size, in
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet='{}[]",:01e.-tru \\n', max_size=24), st.integers(1, 5))
+@example(" 00", 3)
 def test_text_is_refused_exactly_where_the_standard_library_does(text, size):
     try:
         expected = json.loads(text)
@@ -94,6 +95,7 @@ def test_rows_convert_and_drop_entries_at_their_places():
     [
         (b"[" + b"{}," * 200 + b"{}]", "100 JSON values|10 entries"),
         (b'{"a":' * 12 + b"1" + b"}" * 12, "8 nested"),
+        (b"[" * 12 + b"]" * 12, "8 nested"),
         (b"[" * 50_000, "8 nested|100 JSON values"),
         (b" " * 70_000 + b"1", "65,536 bytes"),
     ],

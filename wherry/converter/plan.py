@@ -29,7 +29,7 @@ from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.objects.stores import object_store
-from wherry.runtime.threads import carrier_count
+from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
 from wherry.tree.axes import settle_options
@@ -99,7 +99,7 @@ def plan(
 def plan_request(request: ConvertRequest) -> Plan:
     """The plan of a request with one target; see `plan`."""
     (target,) = request.targets
-    with open_source(resolve_named(request.source)) as checkpoint:
+    with without_collection(), open_source(resolve_named(request.source)) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
         return replace(found, traffic=traffic_of(seen, found))
 
@@ -338,7 +338,8 @@ class Plan:
     @property
     def spill(self) -> int:
         """Bytes that are written to spill files; a band of chunks is removed once it has been read."""
-        return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
+        banded = [path for path, way in self.ways.items() if way.band is not None]
+        return sum(self.source_manifest.tensors[path].nbytes for path in banded if self.ways[path].spilled)
 
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))

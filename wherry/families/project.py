@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
     from wherry.families.bind import BoundFamily
     from wherry.families.schema import Optimizer, System
-    from wherry.layout.copies import Read
+    from wherry.layout.copies import Cut, Read
 
 _ONLY = "only params"
 
@@ -71,9 +71,11 @@ class Projection:
     ignored: tuple[IgnoredEntry, ...] = ()
     lossy: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
 
-    def gather(self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None) -> np.ndarray:
+    def gather(
+        self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None, cut: Cut | None = None
+    ) -> np.ndarray:
         """The elements of a region of a target tensor; see `copies.gather`."""
-        return gather(self.targets[path], region, self.pieces, read, out)
+        return gather(self.targets[path], region, self.pieces, read, out, cut=cut)
 
 
 def project(

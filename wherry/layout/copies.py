@@ -19,7 +19,7 @@ from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fu
 from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wherry.layout.layout import Sizes
 
     Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
+    Cut: TypeAlias = "Callable[[Copy], Iterable[Copy]]"
 
 Parameter: TypeAlias = tuple[str, str]
 _SLACK = 4  # a copy may read this many times what it needs before it is cut into several
@@ -225,19 +226,25 @@ def _merge_loops(
     )
 
 
-def held_bytes(target: StoredTensor, region: Region, sources: Pieces) -> int:
-    """Bytes in memory while a region is gathered: the region, the largest part that is read for it, and its cast."""
-    own = dtypes.canonical_size(target.spec.dtype, math.prod(region_shape(region)))
-    largest = 0
-    for copy in copies(target, region, sources):
-        converted = bool(copy.steps) or copy.source.dtype != target.spec.dtype
-        elements = math.prod(region_shape(copy.region))
-        largest = max(largest, copy.nbytes + (8 * elements if converted else 0))
-    return own + largest
+def part_bytes(copy: Copy, dtype: str) -> int:
+    """Bytes in memory while a copy is made: what is read for it, and its cast.
+
+    Args:
+        copy: the copy.
+        dtype: the element type of the target.
+    """
+    converted = bool(copy.steps) or copy.source.dtype != dtype
+    return copy.nbytes + (8 * math.prod(region_shape(copy.region)) if converted else 0)
 
 
 def gather(
-    target: StoredTensor, region: Region, sources: Pieces, read: Read, out: np.ndarray | None = None
+    target: StoredTensor,
+    region: Region,
+    sources: Pieces,
+    read: Read,
+    out: np.ndarray | None = None,
+    *,
+    cut: Cut | None = None,
 ) -> np.ndarray:
     """The elements of a region of a target tensor.
 
@@ -247,6 +254,7 @@ def gather(
         sources: the location of its parameters.
         read: reads a region of a source tensor as a C-order array.
         out: a C-order array of the region's shape and the target's dtype to fill; a new one by default.
+        cut: the parts in which a copy is made; as a whole by default.
 
     Returns:
         `out`.
@@ -258,7 +266,8 @@ def gather(
     if not _is_covered(target, region, sources.sizes):
         out[...] = np.zeros((), out.dtype)
     for copy in copies(target, region, sources):
-        scatter(copy, read(copy.source.path, copy.region), out)
+        for part in (copy,) if cut is None else cut(copy):
+            scatter(part, read(part.source.path, part.region), out)
     return out
 
 

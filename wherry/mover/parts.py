@@ -2,6 +2,8 @@
 
 For readers that compute: they take a region, turn it into something else, and need it no more. Threads that are done
 give their memory back, so that there is as much of it as regions are made at a time, however many threads there are.
+At the end of a pass `drop_free_parts` returns it to the system. Large regions lie in memory of their own, outside of
+malloc's, where freed blocks of such sizes leave gaps.
 """
 
 from __future__ import annotations
@@ -10,18 +12,31 @@ import math
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.mover.pool import map_memory
 from wherry.mover.regions import fill_region, raw_bytes
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Reader
+
+
+_MAPPED = 1 << 20  # bytes from which memory is mapped
+_EVERY: WeakSet[Parts] = WeakSet()
+
+
+def drop_free_parts() -> None:
+    """Return the memory that waits for reuse; for the end of a pass, whose successor reads other tensors."""
+    for parts in list(_EVERY):
+        parts.drop_free()
 
 
 class Parts:
@@ -37,8 +52,9 @@ class Parts:
         self._reader = reader
         self._specs = specs
         self._own = threading.local()
-        self._free: list[bytearray] = []
+        self._free: list[bytearray | mmap.mmap] = []
         self._lock = threading.Lock()
+        _EVERY.add(self)
 
     def read(self, path: KeyPath, region: Region) -> np.ndarray:
         """A region of a tensor, valid until this thread reads the next one or releases its memory."""
@@ -59,6 +75,11 @@ class Parts:
             with self._lock:
                 self._free.append(held)
 
+    def drop_free(self) -> None:
+        """Return the memory that no thread uses."""
+        with self._lock:
+            self._free.clear()
+
     def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
         import numpy as np
 
@@ -76,5 +97,5 @@ class Parts:
             if held is None or len(held) < nbytes:
                 self._free.clear()  # they are as small
                 held = None
-        self._own.buffer = held = held or bytearray(nbytes)
+        self._own.buffer = held = held or (map_memory(nbytes) if nbytes >= _MAPPED else bytearray(nbytes))
         return memoryview(held)[:nbytes]

@@ -78,7 +78,7 @@ class Pool:
                 return best
             while self._free and self._free_bytes() + self._used > self.budget:
                 del self._free[0]
-        return _Memory(size, _map_memory(size))
+        return _Memory(size, map_memory(size))
 
     def _give(self, memory: _Memory) -> None:
         """Keep a buffer for reuse; those that were used last are kept, and never more than were in use at once."""
@@ -98,7 +98,7 @@ class _Memory(NamedTuple):
     pages: mmap.mmap
 
 
-def _map_memory(size: int) -> mmap.mmap:
+def map_memory(size: int) -> mmap.mmap:
     """Memory for `size` bytes, and one more page for the alignment; with huge pages if they are available."""
     length, huge = size + mmap.PAGESIZE, size // _HUGE * _HUGE
     if not huge or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -23,8 +23,10 @@ from wherry.formats.reader import Block, Extent
 from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import DECODE_FACTOR, Way, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
+from wherry.mover.parts import drop_free_parts
 from wherry.mover.regions import band_at, file_offset, fill_region, place, raw_bytes, read_span
 from wherry.mover.spill import Spill
+from wherry.runtime.memory import return_freed_memory
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
 _LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too
 _MIB = 1 << 20
+_LARGE = 32 << 20  # bytes of buffers of a pass; after less there is little to return
 
 
 class Source:
@@ -94,6 +97,9 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._spill.close()
+        drop_free_parts()
+        if self.pool.peak >= _LARGE:
+            return_freed_memory()
 
     def access(self, spec: TensorSpec) -> Access:
         """How a tensor's bytes can be read; its reader is asked once."""

@@ -1,10 +1,22 @@
-"""memory: the available memory of this machine or container."""
+"""memory: the available memory of this machine or container, and the return of freed memory to it."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def return_freed_memory() -> None:
+    """Return freed blocks that malloc keeps for reuse (see `keep_freed_memory`) to the system; only glibc can do so.
+
+    For the end of a pass: the next one needs blocks of other sizes, and those of both would be in memory.
+    """
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_memory() -> int | None:

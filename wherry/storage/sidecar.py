@@ -24,7 +24,7 @@ from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError
 from wherry.runtime.threads import without_collection
 from wherry.text.json_scan import scan_json
-from wherry.text.limits import JsonLimits, beyond, scale_limit
+from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,7 @@ def _scan(place: Location) -> Any:
         nonlocal counted
         found = _leaves(text)
         counted += len(found)
-        if counted > scale_limit(_MOST_LEAVES):
+        if exceeds(counted, _MOST_LEAVES):
             raise beyond("the sidecar", scale_limit(_MOST_LEAVES), "leaves", uri=place.uri)
         return found
 

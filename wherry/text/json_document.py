@@ -12,9 +12,10 @@ from json.decoder import JSONDecoder
 from typing import Any
 
 from wherry.errors import CorruptError, HostileError
-from wherry.text.limits import DOCUMENT, JsonLimits, beyond, scale_limit
+from wherry.text.limits import DOCUMENT, JsonLimits, beyond, exceeds, scale_limit
 
 BEFORE_VALUES = ",:[{"
+_BEFORE_VALUES = BEFORE_VALUES.encode()
 _NESTING = frozenset({dict, list})
 
 
@@ -55,7 +56,8 @@ def parse_json(
         )  # of `_unique`, which knows no position
         reason = str(error).partition(":")[0] if ours else error
         raise CorruptError(f"invalid JSON in {what}: {reason}", uri=uri, cure=cure) from error
-    require_depth(found, what, limits, uri)
+    if data.count(b"{") + data.count(b"[") > limits.depth:  # else it cannot be so deep
+        require_depth(found, what, limits, uri)
     return found
 
 
@@ -65,9 +67,13 @@ def require_nodes(data: bytes, what: str, limits: JsonLimits = DOCUMENT, uri: st
     Raises:
         HostileError: it could.
     """
-    most = scale_limit(limits.nodes)
-    if len(data) > most and sum(data.count(sign) for sign in BEFORE_VALUES.encode()) > most:
-        raise beyond(what, most, "JSON values", uri=uri)
+    if len(data) > limits.nodes and exceeds(count_values(data), limits.nodes):
+        raise beyond(what, scale_limit(limits.nodes), "JSON values", uri=uri)
+
+
+def count_values(data: bytes) -> int:
+    """The number of values that a document has at most, less one."""
+    return sum(map(data.count, _BEFORE_VALUES))
 
 
 def require_depth(found: Any, what: str, limits: JsonLimits = DOCUMENT, uri: str | None = None) -> None:
@@ -107,7 +113,7 @@ def require_size(size: int, what: str, limits: JsonLimits, uri: str | None) -> N
     Raises:
         HostileError: it is.
     """
-    if size > scale_limit(limits.nbytes):
+    if exceeds(size, limits.nbytes):
         raise beyond(what, scale_limit(limits.nbytes), "bytes", uri=uri)
 
 

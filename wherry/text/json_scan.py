@@ -12,20 +12,21 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from itertools import chain
+from itertools import chain, count
 from json import decoder as json_decoder
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from wherry.errors import CorruptError
 from wherry.text.json_document import (
     BEFORE_VALUES,
+    count_values,
     decoder,
     parse_json,
     require_depth,
     require_size,
     too_deep,
 )
-from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, scale_limit
+from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +47,7 @@ _MOST_WHOLE, _MOST_WHOLE_BYTES = (
     10 << 20,
 )  # values and bytes up to which a document is parsed as a whole
 _MOST_WINDOW = 16 << 20  # characters of one entry
+_NESTING = (dict, list)
 _ENDS = frozenset(" \t\n\r,]}")  # characters after a value
 _NEAR = 32  # characters: an error so near to the end of the window may be caused by that end
 _STRING_END = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL).match
@@ -78,8 +80,8 @@ def scan_json(
         HostileError: it exceeds a limit.
     """
     head, rest = _head(pieces)
-    most = min(_MOST_WHOLE, scale_limit(limits.nodes))
-    if rest is None and sum(head.count(sign) for sign in BEFORE_VALUES.encode()) <= most:
+    most = min(_MOST_WHOLE, limits.nodes)
+    if rest is None and (len(head) <= most or count_values(head) <= most):
         whole = parse_json(head, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
         return _convert(whole, rows, what, uri, limits)
     pieces = chain(file_pieces(lambda start, stop: head[start:stop], 0, len(head)), rest or ())
@@ -105,22 +107,33 @@ def _head(pieces: Iterable[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
     return b"".join(parts), None
 
 
-def _convert(found: Any, rows: Rows, what: str, uri: str | None, limits: JsonLimits) -> Any:
+def _convert(found: Any, rows: Rows | None, what: str, uri: str | None, limits: JsonLimits) -> Any:
     """A small document, which was parsed as a whole, with its entries converted."""
-    if rows is DROPPED or type(found) not in (dict, list):
+    if rows is None or rows is DROPPED or type(found) not in _NESTING:
         return DROPPED if rows is DROPPED else found
-    if len(found) > scale_limit(limits.rows):
+    if exceeds(len(found), limits.rows):
         raise beyond(what, scale_limit(limits.rows), "entries", uri=uri)
-    kept: dict[Any, Any] = {}
-    for key, value in found.items() if type(found) is dict else enumerate(found):
-        if callable(rows):
-            entry = rows(key, value)
+    if type(found) is list:
+        return [entry for entry in _convert_items(found, rows, what, uri, limits) if entry is not DROPPED]
+    if callable(rows):
+        return {key: entry for key, value in found.items() if (entry := rows(key, value)) is not DROPPED}
+    others = rows.get("*")
+    for key in [*found] if others is not None else rows.keys() & found.keys():
+        entry = _convert(found[key], rows.get(key, others), what, uri, limits)
+        if entry is DROPPED:
+            del found[key]
         else:
-            row = _row_of(rows, str(key)) if type(found) is dict else rows.get("*")
-            entry = value if row is None else _convert(value, row, what, uri, limits)
-        if entry is not DROPPED:
-            kept[key] = entry
-    return kept if type(found) is dict else list(kept.values())
+            found[key] = entry
+    return found
+
+
+def _convert_items(
+    found: list[Any], rows: Rows, what: str, uri: str | None, limits: JsonLimits
+) -> Iterable[Any]:
+    if callable(rows):
+        return map(rows, count(), found)
+    row = rows.get("*")
+    return found if row is None else (_convert(value, row, what, uri, limits) for value in found)
 
 
 class _Scanner:
@@ -309,9 +322,12 @@ class _Scanner:
         """The value at the position and its end; a value at the end of the window may go on behind it."""
         while True:
             try:
-                found, end = self._scan(self._text, self._at)
-                if self._is_end(end) or not self._more():
+                at = self._at
+                found, end = self._scan(self._text, at)
+                if self._is_end(end):
                     return found, end
+                if not self._more():
+                    return found, end - at  # the window begins at the value now
             except StopIteration as stop:
                 self._extend_or(json.JSONDecodeError("Expecting value", self._text, stop.value))
             except json.JSONDecodeError as error:

@@ -64,6 +64,11 @@ def scale_limit(limit: int) -> int:
     return int(limit * factor())
 
 
+def exceeds(count: int, limit: int) -> bool:
+    """Whether a count exceeds a limit; the factor of the user, which is never below 1, is looked up only if it may."""
+    return count > limit and count > scale_limit(limit)
+
+
 def beyond(what: str, limit: int, unit: str, *, uri: str | None = None) -> HostileError:
     """The error for metadata that exceeds a limit, for example `… exceeds the limit of 250,000 tensors`."""
     return HostileError(f"{what} exceeds the limit of {limit:,} {unit}", uri=uri, cure=CURE)

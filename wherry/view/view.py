@@ -8,7 +8,6 @@ and are never turned into an array in memory.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,8 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles, ignored_companion
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Extent
-from wherry.layout.copies import copies, held_bytes, taken_by
+from wherry.layout.copies import copies, part_bytes, taken_by
+from wherry.layout.copy_parts import cut_copy
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
-    from wherry.layout.copies import Pieces, StoredTensor
+    from wherry.layout.copies import Copy, Pieces, StoredTensor
     from wherry.storage.location import Entry
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
@@ -207,7 +207,7 @@ class ViewReader(BaseReader):
         if taken is not None:
             return self._reader.read(self._source.spec(taken), region)
         try:
-            return self._projected.gather(spec.path, region, self._parts.read)
+            return self._projected.gather(spec.path, region, self._parts.read, cut=self._cut)
         finally:
             self._parts.release()
 
@@ -220,7 +220,7 @@ class ViewReader(BaseReader):
             out[...] = self.read(spec, region)
             return
         try:
-            self._projected.gather(spec.path, region, self._parts.read, out)
+            self._projected.gather(spec.path, region, self._parts.read, out, self._cut)
         finally:
             self._parts.release()
 
@@ -229,16 +229,22 @@ class ViewReader(BaseReader):
         stored = self._projected.targets.get(spec.path)
         if stored is None:
             return 0
-        own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
-        held = held_bytes(stored, region, self._projected.pieces) - own
-        return held + self._parts_overhead(stored, region)
+        every = copies(stored, region, self._projected.pieces)
+        found = [part for copy in every for part in self._cut(copy)]
+        held = max((part_bytes(part, spec.dtype) for part in found), default=0)
+        return held + self._parts_overhead(found)
 
-    def _parts_overhead(self, stored: StoredTensor, region: Region) -> int:
+    def _parts_overhead(self, found: Iterable[Copy]) -> int:
         """What the reader of the source needs for the part that needs most; stored tensors are read without."""
         if not self._source.is_view:
             return 0
-        found = copies(stored, region, self._projected.pieces)
         return max((self._reader.overhead(one.source, one.region) for one in found), default=0)
+
+    def _cut(self, copy: Copy) -> Iterable[Copy]:
+        """The parts in which a copy is made: small ones where the source can be read by any region."""
+        if copy.nbytes <= _BAND or self._reader.access(copy.source).kind not in ("raw", "regions"):
+            return (copy,)
+        return cut_copy(copy, _BAND)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of a tensor if the source's bytes are in the same order as the target's; None otherwise."""

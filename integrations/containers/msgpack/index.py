@@ -39,7 +39,7 @@ from wherry.integrations.containers.msgpack.tree import (
     leaves,
     sequences,
 )
-from wherry.text.limits import CURE, scale_limit
+from wherry.text.limits import CURE, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -77,7 +77,6 @@ class Walk:
         self.texts: list[str] = []
         self.arrays = 0
         self._nodes = 0
-        self._most_nodes = scale_limit(_MOST_NODES)
         self._text = 0
 
     def node(self, path: KeyPath, depth: int) -> Node:
@@ -101,8 +100,8 @@ class Walk:
 
     def _count(self, path: KeyPath, depth: int) -> None:
         self._nodes += 1
-        if self._nodes > self._most_nodes:
-            raise self._hostile(f"{self._most_nodes} nodes", path)
+        if self._nodes > _MOST_NODES and exceeds(self._nodes, _MOST_NODES):
+            raise self._hostile(f"{scale_limit(_MOST_NODES)} nodes", path)
         if depth > DEEPEST:
             raise self._hostile(f"{DEEPEST} levels", path)
 
@@ -155,7 +154,7 @@ class Walk:
     def _keep(self, length: int, path: KeyPath) -> bytes:
         self.source.require(length)
         self._text += length
-        if self._text > scale_limit(_MOST_TEXT):
+        if self._text > _MOST_TEXT and exceeds(self._text, _MOST_TEXT):
             raise self._hostile(f"{scale_limit(_MOST_TEXT)} bytes of text", path)
         return self.source.take(length)
 
@@ -270,8 +269,8 @@ class Walk:
                 f"expected {objects} objects in the remaining {self.source.size - self.source.position} bytes",
                 path,
             )
-        if self.paths is None and self._nodes + children > self._most_nodes:
-            raise self._hostile(f"{self._most_nodes} nodes", path)
+        if self.paths is None and exceeds(self._nodes + children, _MOST_NODES):
+            raise self._hostile(f"{scale_limit(_MOST_NODES)} nodes", path)
 
     @staticmethod
     def _decode(data: bytes) -> str | None:

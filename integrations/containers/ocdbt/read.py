@@ -17,7 +17,7 @@ from google_crc32c import value as crc32c
 
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
-from wherry.text.limits import MOST_CHUNKS, beyond, scale_limit
+from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,7 +143,7 @@ def _walk(
         )
     files = _files(body, base)
     count = body.varint()
-    if count > scale_limit(_MOST_ENTRIES):
+    if exceeds(count, _MOST_ENTRIES):
         raise beyond("an OCDBT node", scale_limit(_MOST_ENTRIES), "entries", uri=location.uri)
     keys, subtrees = _keys(body, count, prefix, interior=height > 0)
     if not keys or keys[0] < least or any(one >= other for one, other in pairwise(keys)):

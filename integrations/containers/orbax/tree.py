@@ -47,6 +47,7 @@ _MOST_UNKNOWN = 8  # fields of a row that are reported
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
 _PLAIN = frozenset({str, int, type(None)})  # types of a key and of its kind
 _ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
+_SMALL_TREE = 256 << 10  # bytes; sharing takes longer than it saves memory
 _LONGEST_TYPE = 100  # characters
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
 
@@ -119,11 +120,17 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
 
 
 def read_tree(location: Location) -> JsonObject:
-    """`_METADATA` of an item, with what `parse_tree` and the formats read of its rows, whose equal parts are shared.
+    """`_METADATA` of an item; of a large one only what is read of its rows, with equal parts shared.
 
     Raises: what `read_json` does.
     """
-    return read_json(location.join(TREE), {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
+    file = location.join(TREE)
+    entry = file.stat() if file.store.capabilities.local else None
+    if entry is not None and entry.size <= _SMALL_TREE:
+        tree = read_json(file)
+        tree.pop("value_metadata_tree", None)
+        return tree
+    return read_json(file, {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
 
 
 class _RowReduction:
@@ -137,23 +144,21 @@ class _RowReduction:
     def __call__(self, _key: Any, row: Any) -> Any:
         if type(row) is not dict or type(row.get("key_metadata")) is not list:
             return None  # which `parse_tree` refuses
-        value = row.get("value_metadata")
+        value, known, keys = row.get("value_metadata"), self._keys, list[Any]()
         if value != self._last[0]:
             self._last = (value, self._value(value) if type(value) is dict else None)
-        return {"key_metadata": list(map(self._key, row["key_metadata"])), "value_metadata": self._last[1]}
-
-    def _key(self, key: Any) -> Any:
-        if type(key) is not dict:
-            return None
-        name, kind = key.get("key"), key.get("key_type")
-        if type(name) not in _PLAIN or type(kind) not in _PLAIN:
-            return None
-        found = self._keys.get((name, kind))
-        if found is None:
-            found = self._keys[name, kind] = {
-                field: key[field] for field in ("key", "key_type") if field in key
-            }
-        return found
+        for key in row["key_metadata"]:  # most of the work for large trees, so without a call for each
+            found = None
+            if type(key) is dict:
+                name, kind = key.get("key"), key.get("key_type")
+                if type(name) in _PLAIN and type(kind) in _PLAIN:
+                    found = known.get((name, kind))
+                    if found is None:
+                        found = known[name, kind] = {
+                            field: key[field] for field in ("key", "key_type") if field in key
+                        }
+            keys.append(found)
+        return {"key_metadata": keys, "value_metadata": self._last[1]}
 
     def _value(self, value: JsonObject) -> JsonObject:
         word, skipped = value.get("value_type"), bool(value.get("skip_deserialize"))

@@ -151,11 +151,13 @@ class Machine:
 
     def take(self, length: int) -> bytes:
         """The next bytes."""
-        start = self.position
-        self.position = self._after(length)
+        start, stop = self.position, self.position + length
+        if not start <= stop <= self.size:
+            self._after(length)
         if length > MAX_PIECE:
             raise UnsupportedError(f"string of {length} bytes in the pickle exceeds the limit of {MAX_PIECE}")
-        return self.data[start : self.position]
+        self.position = stop
+        return self.data[start:stop]
 
     def _after(self, length: int) -> int:
         stop = self.position + length

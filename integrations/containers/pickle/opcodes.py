@@ -91,13 +91,13 @@ def _old_text(form: struct.Struct) -> Callable[[Machine], None]:
 
 def _empty_list(m: Machine) -> None:
     m.made += LIST_BYTES
-    m.push([])
+    m.stack.append([])
 
 
 def _number(form: struct.Struct) -> Callable[[Machine], None]:
     def push(m: Machine) -> None:
         m.made += NUMBER_BYTES
-        m.push(m.number(form))
+        m.stack.append(m.number(form))
 
     return push
 
@@ -180,10 +180,16 @@ def _dict_from_mark(m: Machine) -> None:
     m.set_items(items)
 
 
-def _group(m: Machine, kind: type[list[Any] | tuple[Any, ...]]) -> None:
+def _list(m: Machine) -> None:
     items = m.pop_mark()
     m.made += LIST_BYTES + 8 * len(items)
-    m.push(kind(items))
+    m.stack.append(items)
+
+
+def _tuple(m: Machine) -> None:
+    items = m.pop_mark()
+    m.made += LIST_BYTES + 8 * len(items)
+    m.stack.append(tuple(items))
 
 
 def _decimal_fraction(m: Machine) -> None:
@@ -239,8 +245,8 @@ _OPCODES: dict[int, Callable[[Machine], None]] = {
     ord("\x8f"): _empty_set,
     ord("a"): lambda m: m.extend([m.stack.pop()]),
     ord("e"): lambda m: m.extend(m.pop_mark()),
-    ord("l"): lambda m: _group(m, list),
-    ord("t"): lambda m: _group(m, tuple),
+    ord("l"): _list,
+    ord("t"): _tuple,
     ord("\x87"): _tuple3,
     ord("d"): _dict_from_mark,
     ord("s"): _set_item,

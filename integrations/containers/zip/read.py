@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.text.limits import MOST_TENSORS, beyond, scale_limit
+from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +95,7 @@ def read_directory(
     offset, size, count = _end_record(location, max(end - tail, start), start, end)
     if size > _LARGEST_DIRECTORY or not start <= offset <= offset + size <= end:
         raise _corrupt(f"zip central directory of {size} bytes at {offset} is outside the archive", location)
-    if count > scale_limit(_MOST_MEMBERS) or size > scale_limit(_MOST_DIRECTORY):
+    if exceeds(count, _MOST_MEMBERS) or exceeds(size, _MOST_DIRECTORY):
         raise beyond("zip archive", scale_limit(_MOST_MEMBERS), "members", uri=location.uri)
     data = location.read(offset, offset + size)
     members: dict[str, Member] = {}

@@ -137,7 +137,8 @@ def _contents(
     _look_beside(location, names, {*files, *mine}, beside)
     left = [entry for name in index.objects if (entry := rules.leave(name)) is not None]
     beside.ignored += left
-    index.objects = [name for name in index.objects if (name,) not in {entry.path for entry in left}]
+    out = {entry.path for entry in left}
+    index.objects = [name for name in index.objects if (name,) not in out]
     contents = DcpContents(
         index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
     )

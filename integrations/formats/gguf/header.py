@@ -20,7 +20,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.reader import Extent
-from wherry.text.limits import MOST_TENSORS, beyond, scale_limit
+from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -92,7 +92,7 @@ def read_header(location: Location) -> GgufHeader:
     cursor.size = "I" if header.version == 1 else "Q"
     tensors, pairs = cursor.number(cursor.size), cursor.number(cursor.size)
     for count, most, what in ((pairs, _MOST_PAIRS, "metadata keys"), (tensors, MOST_TENSORS, "tensors")):
-        if count > scale_limit(most):
+        if exceeds(count, most):
             raise beyond("the GGUF header", scale_limit(most), what, uri=location.uri)
     for _ in range(cursor.plausible(pairs, 12)):
         key = cursor.text(_LONGEST_KEY)
@@ -241,7 +241,7 @@ class _Cursor:
 
     def _count(self, entries: int) -> None:
         self._texts += entries
-        if self._texts > scale_limit(_MOST_TEXTS):
+        if exceeds(self._texts, _MOST_TEXTS):
             raise beyond("the GGUF header", scale_limit(_MOST_TEXTS), "entries of arrays", uri=self.uri)
 
     def _skip_strings(self, count: int) -> None:

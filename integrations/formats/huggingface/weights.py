@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 Container: TypeAlias = Literal["safetensors", "bin", "msgpack"]
 CONFIG = "config.json"
@@ -44,6 +45,12 @@ _STEMS: tuple[tuple[str, Container], ...] = (
 )
 CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
+_KNOWN = rf"(?P<stem>{'|'.join(dict(_STEMS))})"
+_ENDING = rf"\.(?P<container>{'|'.join(_ORDER)})"
+_NAMES: dict[Literal["single", "sharded"], re.Pattern[str]] = {
+    "single": re.compile(rf"{_KNOWN}{_VARIANT}{_ENDING}"),
+    "sharded": re.compile(rf"{_KNOWN}{_ENDING}\.index{_VARIANT}\.json"),
+}
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
@@ -88,9 +95,7 @@ def flax_weights(names: Mapping[str, object]) -> Weights | None:
 
 def weight_sets(names: Mapping[str, object]) -> list[Weights]:
     """Every set of weights with a known stem, in order of precedence."""
-    found = [
-        weights for container in _ORDER for weights in _find_weights(names, container) if weights is not None
-    ]
+    found = [weights for name in names if (weights := _parse_name(name)) is not None]
     return sorted(
         found,
         key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single", weights.file),
@@ -101,22 +106,14 @@ def _rank(weights: Weights) -> int:
     return _STEMS.index((weights.stem, weights.container))
 
 
-def _find_weights(names: Mapping[str, object], container: Container) -> Iterable[Weights | None]:
-    for stem, ending in _STEMS:
-        if ending != container:
-            continue
-        single = re.compile(rf"{stem}{_VARIANT}\.{ending}")
-        index = re.compile(rf"{stem}\.{ending}\.index{_VARIANT}\.json")
-        for name in names:
-            yield _match(single, name, container, "single", stem)
-            yield _match(index, name, container, "sharded", stem)
-
-
-def _match(
-    pattern: re.Pattern[str], name: str, container: Container, form: Literal["single", "sharded"], stem: str
-) -> Weights | None:
-    found = pattern.fullmatch(name)
-    return Weights(container, name, form, stem, found["variant"]) if found else None
+@lru_cache(1 << 10)
+def _parse_name(name: str) -> Weights | None:
+    """What a file name states, for one with a known stem; several formats ask for the same names."""
+    for form, pattern in _NAMES.items():
+        found = pattern.fullmatch(name)
+        if found and (found["stem"], found["container"]) in _STEMS:
+            return Weights(cast("Container", found["container"]), name, form, found["stem"], found["variant"])
+    return None
 
 
 def _without_a_known_stem(names: Mapping[str, object]) -> Weights | None:
