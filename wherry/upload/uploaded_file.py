@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.objects.checksums import CRC32C, agrees, joined_checksum
+from wherry.objects.checksums import CRC32C, PartBytes, agrees, joined_checksum
 from wherry.objects.uploads import Part
 from wherry.upload.pieces import PartPieces
 
@@ -237,17 +237,17 @@ class UploadedFile:
         act = self._put_part if self._count > 1 else self._put_whole
         self._using.sender.send(part.in_memory, lambda: self._load_part(number, part, act))
 
-    def _load_part(self, number: int, part: PartPieces, act: Callable[[int, list[memoryview]], None]) -> None:
+    def _load_part(self, number: int, part: PartPieces, act: Callable[[int, PartBytes], None]) -> None:
         """Act on all bytes of a part, of which some may wait in the store."""
         sender, missing = self._using.sender, part.nbytes - part.in_memory
         sender.hold(missing)
         try:
-            act(number, part.views)
+            act(number, PartBytes(part.views))
         finally:
             sender.release(missing)
         part.leave()
 
-    def _put_whole(self, _number: int, views: list[memoryview]) -> None:
+    def _put_whole(self, _number: int, views: PartBytes) -> None:
         using = self._using
         try:
             found = using.store.put_object(self.path, views, using.run)
@@ -260,7 +260,7 @@ class UploadedFile:
         except FileExistsError as error:
             raise using.occupied(self.path) from error
 
-    def _put_part(self, number: int, views: list[memoryview]) -> None:
+    def _put_part(self, number: int, views: PartBytes) -> None:
         upload = self._begin_upload()
         try:
             sent = self._using.store.put_part(upload, number, views)
