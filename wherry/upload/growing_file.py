@@ -68,7 +68,7 @@ class GrowingFile(UploadedFile):
         if part is not None and part.complete:
             self._send(last, part)
         if whole:
-            self._using.sender.send(0, self._assemble)
+            self._using.sender.send(0, self.assemble)
 
     def complete(self) -> None:
         """End the file, and send what is left."""
