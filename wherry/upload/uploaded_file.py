@@ -251,19 +251,25 @@ class UploadedFile:
             return
         self._using.sender.reserve(len(piece))
         with self._lock:
-            known = number in self._sent
-            if known:
-                freed, part = len(piece), None
+            full = None  # one thread alone finds the part complete
+            if number in self._sent:
+                freed = len(piece)
             else:
                 part = self._open.setdefault(number, PartPieces(self._length(number)))
                 freed = part.add(inside, _copy(piece))
-                if part.complete:
-                    del self._open[number]
-                    self._sent.add(number)
+                full = self._take_full(number)
         if freed:
             self._using.sender.release(freed)
-        if part is not None and part.complete:
-            self._send(number, part)
+        if full is not None:
+            self._send(number, full)
+
+    def _take_full(self, number: int) -> PartPieces | None:
+        """A part that is complete, which the caller sends; None if it is not. The caller has the lock."""
+        part = self._open.get(number)
+        if part is None or not part.complete:
+            return None
+        self._sent.add(number)
+        return self._open.pop(number)
 
     def _send(self, number: int, part: PartPieces) -> None:
         act = self._put_part if self._count > 1 or self.waits else self._put_whole
