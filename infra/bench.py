@@ -55,6 +55,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--buckets", action="store_true", help="run the rows of buckets, on emulators, instead"
     )
     parser.add_argument(
+        "--gs-size",
+        type=parse_size,
+        default=parse_size("0.5GB"),
+        metavar="SIZE",
+        help="with --buckets: that of the rows of gs:// (default: 0.5GB), whose emulator keeps all objects in memory",
+    )
+    parser.add_argument(
         "--scale", action="store_true", help="run the rows of several workers, and the simulation, instead"
     )
     parser.add_argument(
@@ -133,7 +140,8 @@ def run_buckets(asked: argparse.Namespace) -> int:
     above = asked.scratch or INFRA.parent / ".bench"
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
-        return bench_buckets(Path(folder), asked.size, asked.rounds, asked.rows, asked.results)
+        sizes = {"s3": asked.size, "gs": asked.gs_size}
+        return bench_buckets(Path(folder), sizes, asked.rounds, asked.rows, asked.results)
 
 
 def run_against(asked: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def amazon(scratch: Path) -> Iterator[Emulator]:
 
         S3FileSystem(endpoint_url=url, key="key", secret="secret").mkdir(BUCKET)
         yield Emulator("SeaweedFS", environment, pid)
+    shutil.rmtree(folder)
 
 
 @contextmanager

@@ -172,4 +172,14 @@ def test_chunks_are_4_to_8_mib_and_contiguous(shape, dtype):
 def test_chunks_are_multiples_of_a_leaf_where_that_is_possible():
     assert new.auto_chunks((32000, 4096), "bfloat16") == (1024, 4096)
     assert new.auto_chunks((1000, 4097), "float32")[0] * 4097 * 4 > 7 * MIB
+    assert new.auto_chunks((3072, 2048), "bfloat16") == (1024, 2048)
     assert new.auto_chunks((), "float32") == ()
+
+
+@pytest.mark.parametrize("most", [8 * MIB, 32 * MIB])
+@pytest.mark.parametrize("extent", [5632, 17408, 28672, 32000, 50257, 151936])
+@pytest.mark.parametrize("width", [1088, 2048, 5120])
+def test_little_of_the_last_chunk_is_padding(extent, width, most):
+    rows, *_rest = new.auto_chunks((extent, width), "bfloat16", most)
+    assert rows == extent or most // 2 <= rows * width * 2 <= most
+    assert -extent % rows <= extent / 40

@@ -34,7 +34,8 @@ def test_a_number_that_misses_what_is_required_is_bold(
     pair = (measured(buckets, 10, 10**8), measured(buckets, seconds, peak * 10**6, staged=5_000_000))
     row = buckets._cells("s3 → s3, dcp", SIZE, [pair])
     assert sum("**" in cell for cell in row) == missed
-    assert row[6:] == ["5", "1.000×", "1.000×", "1.50", "1.50", "2.50", "2.50", "300"]
+    assert row[1] == "2.00"
+    assert row[7:] == ["5", "1.000×", "1.000×", "1.50", "1.50", "2.50", "2.50", "300"]
     assert len(row) == len(buckets._HEAD)
 
 
@@ -45,6 +46,10 @@ def test_a_number_that_misses_what_is_required_is_bold(
         ("s3 → s3, dcp", 2.05, 1),
         ("local → s3, dcp", 1.03, 1),
         ("s3 → local, dcp", 1.02, 0),
+        ("s3 → s3, safetensors, verify store", 1.02, 0),
+        ("s3 → s3, safetensors, verify store", 1.03, 1),
+        ("local → s3, safetensors, verify store", 0.019, 0),
+        ("local → s3, safetensors, verify store", 0.021, 1),
     ],
 )
 def test_bytes_are_judged_by_how_often_a_row_reads_from_a_bucket(
@@ -68,7 +73,13 @@ def test_what_is_staged_on_a_disk_is_seen(buckets: ModuleType, tmp_path: Path) -
 def test_every_row_has_an_emulator_and_a_work(buckets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     works = load("benchmarks.bucket_work", monkeypatch).WORKS
     assert {row.scheme for row in buckets.ROWS} == set(buckets.SERVERS)
-    assert {peer.work for peer in buckets.PEERS} | {"wherry", "client", "copy-proved", "remove"} == set(works)
+    assert {peer.work for peer in buckets.PEERS} | {
+        "wherry",
+        "client",
+        "client-unread",
+        "copy-proved",
+        "remove",
+    } == set(works)
 
 
 def test_no_two_rows_do_the_same(

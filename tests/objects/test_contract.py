@@ -78,6 +78,16 @@ def test_a_removal_applies_to_one_state(backend):
     assert objects.head(path) is None
 
 
+def test_many_objects_are_removed_and_others_stay(backend):
+    objects = backend.objects
+    paths = [backend.path(f"journal-{number:06d} of {{ä & b}}") for number in range(5)]
+    marks = {path: objects.put_object(path, path.encode(), "run").mark for path in paths}
+    objects.remove_object(paths[0], marks[paths[0]])
+    objects.remove_many({path: marks[path] for path in paths[:4]})
+    assert [objects.head(path) is not None for path in paths] == [False] * 4 + [True]
+    objects.remove_many({})
+
+
 def test_the_mark_is_that_of_an_entry(remote):
     made = remote.objects.put_object(remote.path("model"), b"data", "run")
     assert remote.place.join("model").stat().mark == made.mark

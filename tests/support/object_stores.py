@@ -18,6 +18,7 @@ CALLS = (
     "head",
     "put_object",
     "remove_object",
+    "remove_many",
     "begin",
     "put_part",
     "copy_object",

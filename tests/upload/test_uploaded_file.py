@@ -47,6 +47,34 @@ def test_any_order_of_writes_makes_the_object(place, sending):
     assert sorted(sending.log) == list(range(16))
 
 
+class _Interrupted:
+    """A lock; when it is given back, another thread runs."""
+
+    def __init__(self, lock, other):
+        self._lock, self._other = lock, other
+
+    def __enter__(self):
+        return self._lock.__enter__()
+
+    def __exit__(self, *error):
+        self._lock.__exit__(*error)
+        other, self._other = self._other, None
+        if other is not None:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+
+def test_a_part_that_another_thread_completes_meanwhile_is_sent_once(place, sending):
+    data = random.Random(0).randbytes(SIZE)
+    file = UploadedFile(place.path, SIZE, sending)
+    file._lock = _Interrupted(file._lock, lambda: file.write(40, memoryview(data)[40:]))
+    file.write(0, memoryview(data)[:40])
+    sending.sender.drain()
+    assert place.read(0, SIZE) == data
+    assert sorted(sending.log) == list(range(16))
+
+
 def test_bytes_that_nobody_wrote_are_zeros(place, sending):
     file = UploadedFile(place.path, SIZE, sending)
     file.write(500, memoryview(b"in the middle"))

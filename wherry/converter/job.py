@@ -15,7 +15,7 @@ from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
-from wherry.errors import MismatchError, redact_values
+from wherry.errors import MismatchError, StorageError, WherryError, redact_values
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
@@ -28,6 +28,7 @@ from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
+from wherry.storage.location import Entry
 from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
@@ -196,6 +197,7 @@ def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[Any
                 job.plan.manifest.nbytes,
                 held=parts_share(job.plan.memory),
                 by_checksum=job.plan.verify == "store",
+                direct=job.plan.verify == "store" and job.row.single_file,
             )
         )
         return uploading, uploading.journal()
@@ -223,6 +225,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         raise staged.output.error
     with without_collection():
         finish(staged.output.writer)
+        if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
+            return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
     # Boxes and the source's identity read the source again.
@@ -242,6 +246,33 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
     staged.staging.commit(text if job.row.single_file else None)
+    return receipt
+
+
+def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) -> Receipt:
+    """Commit a file of which the store has all parts; no part can be read before.
+
+    Raises: what `complete` does. If the file cannot be opened as what the plan says, it is removed again.
+    """
+    job, place = staged.job, staged.staged
+    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    checksum = staging.run.compare_checksums()
+    file = Entry(place.name, staging.run.file_at(place.path).size, is_dir=False)
+    verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
+    with blaming_changes(job.pin, job.checkpoint.original), without_collection():
+        sidecar, receipt = _sidecar(
+            staged, ours, hashes, verification, fingerprint([file], place, marks=False)
+        )
+        text = encode(sidecar)
+    job.pin.require_unchanged(job.checkpoint.original)
+    staging.commit(text)
+    try:
+        with _open_staged(job, place) as written:
+            _require_structure(job, written.manifest)
+    except WherryError as error:
+        if not isinstance(error, StorageError):
+            staging.withdraw()
+        raise
     return receipt
 
 

@@ -21,6 +21,7 @@ from wherry.objects.checksums import (
     joined_checksum,
     to_base64,
 )
+from wherry.objects.removals import remove_each
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.errors import altered_error
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _RUN = "wherry-run"  # key of the metadata
 _REPEATED = 64 << 10  # bytes of a body that can be sent twice
 _COPIED = 128 << 20  # bytes of a part that the store copies, at least
+_REMOVALS = 1000  # objects that one request removes, at most
 _COPIES = 8  # parts that it copies at the same time
 # Method of the client → what it is told of a checksum.
 _CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
@@ -108,6 +110,28 @@ class AmazonObjects:
             return self._store.request(path, remove)
         except (FileExistsError, FileNotFoundError):
             return sent > 0 and self.head(path) is None
+
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """See ObjectStore. Stores of others do not all know the request; there each object is removed by itself."""
+        paths = list(marks)
+        for first in range(0, len(paths), _REMOVALS):
+            some = paths[first : first + _REMOVALS]
+            try:
+                self._remove_together(some)
+            except (StorageError, UnsupportedError) as error:
+                if error.retryable:
+                    raise
+                remove_each(self, {path: marks[path] for path in some})
+
+    def _remove_together(self, paths: Sequence[str]) -> None:
+        rows = [{"Key": self._store.fs.split_path(path)[1]} for path in paths]
+        answer = self._call(paths[0], "delete_objects", Delete={"Objects": rows, "Quiet": True})
+        if failed := answer.get("Errors"):
+            raise StorageError(
+                f"the store removed {len(paths) - len(failed)} of {len(paths)} objects: {failed[0].get('Message', '')}",
+                uri=f"s3://{paths[0]}",
+                cure="grant these credentials s3:DeleteObject",
+            )
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore. If the answer is lost, an upload without parts remains, which `uploads` finds."""
@@ -253,7 +277,7 @@ async def _client_call(
 
     Args:
         fs: the file system, whose options apply.
-        path: of the object; the bucket only where a prefix is stated.
+        path: of the object; the bucket only where a prefix or a removal of several is stated.
         method: of the client.
         data: the body.
         checksum: of the body, or of the object that is completed.
@@ -267,7 +291,7 @@ async def _client_call(
     client = await fs.get_s3(bucket)
     if method in _CHECKSUMS and _sends_checksums(client):
         stated |= _CHECKSUMS[method](checksum)
-    stated |= {"Bucket": bucket} if "Prefix" in stated else {"Bucket": bucket, "Key": key}
+    stated |= {"Bucket": bucket} if {"Prefix", "Delete"} & stated.keys() else {"Bucket": bucket, "Key": key}
     stated |= {} if data is None else {"Body": _body(data)}
     function = getattr(client, method)
     known = fs._get_s3_method_kwargs(function, **stated)  # noqa: SLF001  adds the options of the user

@@ -20,12 +20,13 @@ from wherry.errors import StorageError, UnsupportedError
 from wherry.objects.azure_blocks import BlockName, first_block, parse_block_name, part_block, parts_of
 from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import MD5, by_algorithm, checksum_of, is_same
+from wherry.objects.removals import remove_each
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered_error
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
@@ -95,6 +96,10 @@ class AzureObjects:
             return self._store.request(path, remove)
         except (FileExistsError, FileNotFoundError):
             return sent > 0 and self.head(path) is None
+
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """See ObjectStore."""
+        remove_each(self, marks)
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore."""

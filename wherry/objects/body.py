@@ -23,9 +23,9 @@ _BLOCK = 256 << 10  # bytes that are given at a time, of a large buffer
 _SMALL = 64 << 10  # bytes of a buffer that is given together with others
 
 
-def views_of(data: Content) -> list[memoryview]:
+def views_of(data: Content) -> Sequence[memoryview]:
     """The buffers of bytes that are given whole, or in pieces."""
-    return [memoryview(data)] if isinstance(data, bytes) else list(data)
+    return [memoryview(data)] if isinstance(data, bytes) else data
 
 
 class Body:

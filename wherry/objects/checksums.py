@@ -22,8 +22,26 @@ _BYTES = 4
 _PREFIX = f"{CRC32C}:"
 
 
+class PartBytes(list[memoryview]):
+    """The pieces of one part, whose bytes never change: each checksum of them is computed once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        super().__init__(pieces)
+        self._known: dict[str, str] = {}
+
+    def checksum(self, algorithm: str) -> str:
+        """As `checksum_of`."""
+        if algorithm not in self._known:
+            self._known[algorithm] = checksum_of(iter(self), algorithm)
+        return self._known[algorithm]
+
+
 def checksum_of(buffers: Iterable[memoryview], algorithm: str = CRC32C) -> str:
     """The checksum of buffers, one after the other."""
+    if isinstance(buffers, PartBytes):
+        return buffers.checksum(algorithm)
     if algorithm == MD5:
         return _md5_of(buffers)
     value = 0

@@ -32,13 +32,14 @@ from wherry.objects.google_calls import (
     list_page,
     read_row,
 )
+from wherry.objects.removals import remove_each
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 from wherry.remote.errors import altered_error, bucket_not_found
 from wherry.remote.filesystems import call_async
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
@@ -109,6 +110,10 @@ class GoogleObjects:
             return False
         except FileNotFoundError:
             return sent > 1  # an attempt whose answer was lost has removed it
+
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """See ObjectStore."""
+        remove_each(self, marks)
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import StorageError
 from wherry.objects.body import views_of
 from wherry.objects.checksums import by_algorithm, checksum_of, is_same, joined_checksum
+from wherry.objects.removals import remove_each
 from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.objects.body import Content
     from wherry.storage.fsspec_store import FsspecStore
@@ -64,6 +65,10 @@ class MemoryObjects:
                 return False
             self._fs.rm_file(self._key(path))
             return True
+
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """See ObjectStore."""
+        remove_each(self, marks)
 
     def begin(self, path: str, run: str) -> Upload:
         """See ObjectStore."""

@@ -42,23 +42,6 @@ def heads(store: ObjectStore, paths: Iterable[str]) -> Iterator[tuple[str, Store
             count = min(2 * count, _AT_ONCE)
 
 
-def remove_objects(store: ObjectStore, paths: Iterable[str]) -> None:
-    """Remove the object at each path, if there is one; some at the same time.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-
-    def remove(path: str) -> None:
-        found = store.head(path)
-        if found is not None:
-            store.remove_object(path, found.mark)
-
-    with threads.executor(_AT_ONCE, "wherry-removals", numbers=False) as pool:
-        for _done in pool.map(remove, paths):
-            pass  # raises what the removal raised
-
-
 def _memory(store: FsspecStore) -> ObjectStore:
     from wherry.objects.memory import MemoryObjects
 

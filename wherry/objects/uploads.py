@@ -117,6 +117,17 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """Remove objects of the same bucket that nobody but this run may replace, with as few requests as possible.
+
+        The caller holds a lease that keeps others away from them: a store that removes many objects with one request
+        does not compare their states. What no longer exists is left out.
+
+        Args:
+            marks: path → the state of the object.
+        """
+        ...
+
     def begin(self, path: str, run: str) -> Upload:
         """Begin an upload; nothing appears at the path."""
         ...

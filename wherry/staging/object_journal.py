@@ -2,8 +2,9 @@
 
 It is a row of small objects, `journal-<number>`, in the folder of staging objects beside the target. Each holds lines
 as the local journal does, with one chain of MACs over all of them, and is created on the condition that it
-does not exist: of two runs that believe to own the target, one cannot go on. A group is written for each hundredth of
-the checkpoint that was sent, or for each part of a small one.
+does not exist: of two runs that believe to own the target, one cannot go on. A group is written for each fiftieth of
+the checkpoint that was sent, or for each part of a small one; senders whose parts are finished meanwhile wait. So after
+a run that was killed the parts in flight are sent again, and 2 % at most.
 
 Every owner writes its id first. So what carries the id of a run that is in the journal was made by this conversion.
 """
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, storage_error
-from wherry.objects.stores import remove_objects
+from wherry.objects.stores import heads
 from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 NAME = "journal-"
-GROUPS = 100  # of a large checkpoint
+GROUPS = 50  # of a large checkpoint
 _MOST_BYTES = 4 * MOST_CONFIG  # of an object; that of a job has all leaves and parts, about 34 MB a terabyte
 
 
@@ -116,7 +117,7 @@ class ObjectJournal(Journal):
         area: the folder of staging objects.
         store: its store.
         run: id of the run.
-        group: bytes that are sent between two groups.
+        group: bytes of parts that are finished and not written, at most, beside those in flight.
         members: names of commit members of the target, for `clean`.
         notes: new notes of the writers of the target, about bytes that are sent.
     """
@@ -132,6 +133,7 @@ class ObjectJournal(Journal):
     _parts: list[tuple[str, dict[str, Any]]] = field(default_factory=list["tuple[str, dict[str, Any]]"])
     _uploads: dict[str, Upload] = field(default_factory=dict[str, Upload])
     _known: set[str] = field(default_factory=set[str])
+    _marks: dict[str, str] = field(default_factory=dict[str, str])  # of the objects that this run has written
     _sent: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -164,10 +166,9 @@ class ObjectJournal(Journal):
                 self._uploads[upload.key] = upload
             self._parts.append((upload.path, asdict(part)))
             self._sent += part.nbytes
-            due = self._sent >= self.group
-        if due:  # waits for a group that is being written, so that no more than two groups are ever unwritten
+        if self._is_due(part) or self._writing.locked():
             with self._writing:
-                if self._sent >= self.group:
+                if self._is_due(part):
                     self._flush()
 
     def whole(self, path: str, part: Part) -> None:
@@ -198,11 +199,20 @@ class ObjectJournal(Journal):
         """Remove the journal, the first object last: without it the rest is never used.
 
         Raises:
+            TargetInUseError: another run has taken over the target.
             StorageError: the storage failed.
         """
         names = sorted(entry.name for entry in self.area.entries() if entry.name.startswith(NAME))
-        remove_objects(self.store, [self.area.join(name).path for name in names[1:]])
-        remove_objects(self.store, [self.area.join(name).path for name in names[:1]])
+        paths = [self.area.join(name).path for name in names]
+        seen = heads(self.store, [path for path in paths if path not in self._marks])
+        marks = self._marks | {path: found.mark for path, found in seen if found is not None}
+        self.guard()
+        self.store.remove_many({path: marks[path] for path in paths[1:] if path in marks})
+        self.store.remove_many({path: marks[path] for path in paths[:1] if path in marks})
+
+    def _is_due(self, part: Part) -> bool:
+        """Whether another part of that size would be one too many."""
+        return self._sent + part.nbytes > self.group
 
     def _flush(self) -> None:
         with self._lock:
@@ -231,7 +241,8 @@ class ObjectJournal(Journal):
         text = json.dumps(row).encode()
         mac = next_mac(self._key, self._mac, text)
         data = b"%b\t%b\n" % (text, mac.hex().encode())
-        self.store.put_object(self.area.join(f"{NAME}{self._number:06d}").path, data, self.run)
+        path = self.area.join(f"{NAME}{self._number:06d}").path
+        self._marks[path] = self.store.put_object(path, data, self.run).mark
         self._mac, self._number = mac, self._number + 1
 
 

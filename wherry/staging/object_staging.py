@@ -80,6 +80,7 @@ class ObjectStaging:
         held: int | None = None,
         resume: bool = True,
         by_checksum: bool = False,
+        direct: bool = False,
     ) -> None:
         """Choose the names; nothing is asked of the store.
 
@@ -92,6 +93,7 @@ class ObjectStaging:
             held: bytes of parts that are in memory at a time; see Sender.
             resume: whether a later run of the conversion goes on where this one ends.
             by_checksum: whether the checksums of the store are the proof, so that those of every part must be known.
+            direct: whether the target is one file that nobody reads before the commit; see UploadRun.
         """
         store = object_store(target.store)
         assert store is not None, "the caller has asked"
@@ -104,7 +106,7 @@ class ObjectStaging:
         self._area = target.parent.join(f"{self._stem}.{identity}")
         self._lease = ObjectLease(store, target.parent.join(f"{self._stem}.lease"), target.uri)
         self._error: BaseException | None = None
-        self._committed, self._resume, self._by_checksum = False, resume, by_checksum
+        self._committed, self._resume, self._by_checksum, self._direct = False, resume, by_checksum, direct
         self._journal: ObjectJournal
 
     def __enter__(self) -> Self:
@@ -178,6 +180,10 @@ class ObjectStaging:
         except WherryError as error:  # the target is whole; `clean` finds what is left
             _log.warning("objects of the run were not removed: %s", error)
 
+    def withdraw(self) -> None:
+        """Let the target that was committed be removed at the end of the `with` block."""
+        self._committed = False
+
     def _open(self) -> None:
         """Take up what earlier runs of this conversion have sent, and remove what others have left."""
         if is_committed(self.target, self._members):
@@ -208,6 +214,8 @@ class ObjectStaging:
         self.run = UploadRun(
             self.target, self._area.path, using, self._members, before, past.notes, self.require_held
         )
+        # Units of one file send their parts under its staging name.
+        self.run.direct = self._direct and self.run.place(self.target.path) not in before
         self._journal.notes = self.run.new_notes
         self.location = Location(StagedObjects(self.target.store, self.run), self.target.path)
 

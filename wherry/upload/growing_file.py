@@ -62,13 +62,11 @@ class GrowingFile(UploadedFile):
             if part is not None:
                 part.nbytes = self._length(last)
             whole = len(self._parts) == self._count and self.stored is None
-            if part is not None and part.complete:
-                del self._open[last]
-                self._sent.add(last)
-        if part is not None and part.complete:
-            self._send(last, part)
+            full = self._take_full(last)
+        if full is not None:
+            self._send(last, full)
         if whole:
-            self._using.sender.send(0, self._assemble)
+            self._using.sender.send(0, self.assemble)
 
     def complete(self) -> None:
         """End the file, and send what is left."""

@@ -2,7 +2,9 @@
 
 Objects get their final names when they are complete, create-only, and carry the id of the run; readers do not take them
 for a checkpoint before its commit member is there. A commit member and the sidecar, which says that a checkpoint is
-proved, are held back: they are uploaded under staging names, and copied by the store when everything else is proved.
+proved, are held back: they are uploaded under staging names, and copied by the store when everything else is proved. A
+target of one file whose proof are the checksums of its parts is not read back: its parts are sent under its final name,
+and the commit makes them the object.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class UploadRun:
         before: path → what earlier runs have sent.
         notes: what the writers of earlier runs have noted about bytes that were sent.
         guard: raises if this run may no longer write.
+        direct: whether the target is one file, whose parts are sent under its final name.
     """
 
     target: Location
@@ -52,6 +55,7 @@ class UploadRun:
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
     notes: tuple[list[Any], ...] = ()
     guard: Callable[[], None] = lambda: None
+    direct: bool = False
     _noting: list[Callable[[], list[list[Any]]]] = field(
         default_factory=list["Callable[[], list[list[Any]]]"]
     )
@@ -83,7 +87,8 @@ class UploadRun:
                 if before and before.found and before.found.nbytes != size:
                     self.using.store.remove_object(place, before.found.mark)
                     before = None
-                known = self._files[path] = UploadedFile(place, size, self.using, before)
+                waits = self._is_direct(path)
+                known = self._files[path] = UploadedFile(place, size, self.using, before, waits=waits)
                 self._name_in_folders(path)
             return known
 
@@ -242,7 +247,9 @@ class UploadRun:
         for file in list(self._files.values()):
             file.complete()
         self.using.sender.drain()
-        odd = next((file for file in self._files.values() if file.stored is None), None)
+        odd = next(
+            (file for file in self._files.values() if not (file.is_sent if file.waits else file.stored)), None
+        )
         if odd is not None:
             raise StorageError(
                 "the object was not completed", uri=self._uri(odd.path), cure="run the conversion again"
@@ -299,6 +306,10 @@ class UploadRun:
         for path in sorted(held, key=lambda path: rank.get(self._name(path), -len(last))):
             self.guard()
             self._publish(path)
+        for file in self._files.values():
+            if file.waits and file.stored is None:
+                self.guard()
+                file.assemble()
 
     def abort(self) -> None:
         """Remove every object and every upload of this run and of those that it continues.
@@ -405,7 +416,12 @@ class UploadRun:
 
     def _is_held_back(self, path: str) -> bool:
         name = self._name(path)
-        return not name or name in self.members or name.rpartition("/")[2] == FOLDER_NAME
+        if not name:
+            return not self.direct
+        return name in self.members or name.rpartition("/")[2] == FOLDER_NAME
+
+    def _is_direct(self, path: str) -> bool:
+        return self.direct and not self._name(path)
 
     def _uri(self, path: str) -> str:
         return f"{self.using.protocol}://{path}"

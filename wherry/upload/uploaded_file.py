@@ -1,7 +1,8 @@
 """UploadedFile: one file of a target that is written at offsets and becomes one object.
 
 Its bytes are cut into parts of equal size; a part is sent as soon as all its bytes are known, and the object is
-assembled, create-only, when all parts are there. A file that fits one part is put at once. Bytes of a part that is
+assembled, create-only, when all parts are there; or later, where that is what makes the target appear. A file that fits
+one part is put at once. Bytes of a part that is
 sent are not sent again: writers write the same bytes at the same place, whatever the number of runs.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.objects.checksums import CRC32C, agrees, joined_checksum
+from wherry.objects.checksums import CRC32C, PartBytes, agrees, joined_checksum
 from wherry.objects.uploads import Part
 from wherry.upload.pieces import PartPieces
 
@@ -116,9 +117,18 @@ class UploadedFile:
         path: of the object.
         size: bytes of it.
         stored: the object, once it is complete.
+        waits: whether the object is assembled by the caller, not as soon as all parts are sent.
     """
 
-    def __init__(self, path: str, size: int, using: UploadContext, before: SentBefore | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        size: int,
+        using: UploadContext,
+        before: SentBefore | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
         """Begin or continue the object; nothing is sent yet.
 
         Args:
@@ -126,8 +136,9 @@ class UploadedFile:
             size: bytes of it.
             using: what the files of a run share.
             before: what earlier runs have sent.
+            waits: see the class.
         """
-        self.path, self.size = path, size
+        self.path, self.size, self.waits = path, size, waits
         self.stored = before.found if before else None
         self._using = using
         self._part = part_size(size, using.store.part_limits)
@@ -143,8 +154,8 @@ class UploadedFile:
         self._open: dict[int, PartPieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
-        if not self.stored and len(self._parts) == self._count:
-            using.sender.send(0, self._assemble)
+        if not self.stored and not waits and self.is_sent:
+            using.sender.send(0, self.assemble)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Take bytes at an offset; they are copied.
@@ -178,18 +189,23 @@ class UploadedFile:
                 self._send(number, part)
 
     @property
+    def is_sent(self) -> bool:
+        """Whether the store has all bytes, in parts or as the object."""
+        return self.stored is not None or len(self._parts) == self._count
+
+    @property
     def proved(self) -> str:
         """The algorithm of the checksums that the store has computed, if they are those of the bytes that were sent.
 
         Each part was compared when it was sent, by this run or an earlier one. It is empty where one is missing.
         """
-        if self.stored is None:
+        if not self.is_sent:
             return ""
         parts = [self._parts[number] for number in sorted(self._parts)]
         if not parts:
             return self._algorithm
         algorithms = {part.checksum.partition(":")[0] for part in parts}
-        theirs = self.stored.checksums.get(CRC32C)
+        theirs = self.stored.checksums.get(CRC32C) if self.stored else None
         same = theirs is None or joined_checksum(parts) == f"{CRC32C}:{theirs}"
         complete = len(parts) == self._count and len(algorithms) == 1
         return algorithms.pop() if complete and same else ""
@@ -206,6 +222,22 @@ class UploadedFile:
             if part is not None and part.in_memory:
                 part.move_out(whole)
 
+    def assemble(self) -> None:
+        """Make the object of its parts, which are all sent.
+
+        Raises:
+            TargetExistsError: an object exists at the path.
+            StorageError: the storage failed, or no longer has the parts.
+        """
+        using, upload = self._using, self._begin_upload()
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        try:
+            self.stored = using.store.assemble(upload, parts, create_only=True)
+        except FileExistsError as error:
+            raise using.occupied(self.path) from error
+        except FileNotFoundError as error:
+            raise using.lost(self.path) from error
+
     def abort(self) -> None:
         """Remove the upload, if there is one."""
         if self._upload is not None:
@@ -219,35 +251,41 @@ class UploadedFile:
             return
         self._using.sender.reserve(len(piece))
         with self._lock:
-            known = number in self._sent
-            if known:
-                freed, part = len(piece), None
+            full = None  # one thread alone finds the part complete
+            if number in self._sent:
+                freed = len(piece)
             else:
                 part = self._open.setdefault(number, PartPieces(self._length(number)))
                 freed = part.add(inside, _copy(piece))
-                if part.complete:
-                    del self._open[number]
-                    self._sent.add(number)
+                full = self._take_full(number)
         if freed:
             self._using.sender.release(freed)
-        if part is not None and part.complete:
-            self._send(number, part)
+        if full is not None:
+            self._send(number, full)
+
+    def _take_full(self, number: int) -> PartPieces | None:
+        """A part that is complete, which the caller sends; None if it is not. The caller has the lock."""
+        part = self._open.get(number)
+        if part is None or not part.complete:
+            return None
+        self._sent.add(number)
+        return self._open.pop(number)
 
     def _send(self, number: int, part: PartPieces) -> None:
-        act = self._put_part if self._count > 1 else self._put_whole
+        act = self._put_part if self._count > 1 or self.waits else self._put_whole
         self._using.sender.send(part.in_memory, lambda: self._load_part(number, part, act))
 
-    def _load_part(self, number: int, part: PartPieces, act: Callable[[int, list[memoryview]], None]) -> None:
+    def _load_part(self, number: int, part: PartPieces, act: Callable[[int, PartBytes], None]) -> None:
         """Act on all bytes of a part, of which some may wait in the store."""
         sender, missing = self._using.sender, part.nbytes - part.in_memory
         sender.hold(missing)
         try:
-            act(number, part.views)
+            act(number, PartBytes(part.views))
         finally:
             sender.release(missing)
         part.leave()
 
-    def _put_whole(self, _number: int, views: list[memoryview]) -> None:
+    def _put_whole(self, _number: int, views: PartBytes) -> None:
         using = self._using
         try:
             found = using.store.put_object(self.path, views, using.run)
@@ -260,7 +298,7 @@ class UploadedFile:
         except FileExistsError as error:
             raise using.occupied(self.path) from error
 
-    def _put_part(self, number: int, views: list[memoryview]) -> None:
+    def _put_part(self, number: int, views: PartBytes) -> None:
         upload = self._begin_upload()
         try:
             sent = self._using.store.put_part(upload, number, views)
@@ -276,21 +314,11 @@ class UploadedFile:
         with self._lock:
             self._parts[number] = sent
             whole = len(self._parts) == self._count
-        if whole:
-            self._assemble()
+        if whole and not self.waits:
+            self.assemble()
 
     def _begin_upload(self) -> Upload:
         with self._beginning:
             if self._upload is None:
                 self._upload = self._using.store.begin(self.path, self._using.run)
             return self._upload
-
-    def _assemble(self) -> None:
-        using, upload = self._using, self._begin_upload()
-        parts = [self._parts[number] for number in sorted(self._parts)]
-        try:
-            self.stored = using.store.assemble(upload, parts, create_only=True)
-        except FileExistsError as error:
-            raise using.occupied(self.path) from error
-        except FileNotFoundError as error:
-            raise using.lost(self.path) from error
