@@ -23,13 +23,13 @@ from wherry.families import load_family
 from wherry.formats.reader import Extent
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.objects.stores import object_store
+from wherry.readings.box_check import valid_records
 from wherry.records.box_record import box_record_from, box_records_in, receipts_state
 from wherry.records.records import records_beside
 from wherry.records.unit_receipt import receipt_from
 from wherry.storage.stores import locate
 from wherry.units import commit as committing
 from wherry.units import read_boxes
-from wherry.units.box_check import valid_records
 from wherry.units.commit import commit
 from wherry.units.estimate import plan_for_workers
 from wherry.units.split_job import opened_job, split
@@ -177,9 +177,12 @@ def test_a_record_that_does_not_fit_is_not_believed(llama, target):
     job_of(llama, target)
     read_by(target, "one", "another")
     with opened_job(target) as opened:
+        boxes, algorithm = opened.boxes, opened.algorithms[0]
         made_ = [receipt_from(row, target) for row in receipts(target).values()]
         found = [box_record_from(row, target) for row in records(target).values()]
-        assert sum(map(len, valid_records(opened, made_, found).values())) == len(opened.boxes.readings)
+        assert sum(map(len, valid_records(boxes, algorithm, made_, found).values())) == len(
+            opened.boxes.readings
+        )
         for fields in (
             {"version": "0.0.1"},
             {"algorithm": "sha256"},
@@ -190,8 +193,8 @@ def test_a_record_that_does_not_fit_is_not_believed(llama, target):
             {"reading": 99},
             {"reading": -1},
         ):
-            assert valid_records(opened, made_, [replace(one, **fields) for one in found]) == {}
-        assert valid_records(opened, made_[1:], found) == {}
+            assert valid_records(boxes, algorithm, made_, [replace(one, **fields) for one in found]) == {}
+        assert valid_records(boxes, algorithm, made_[1:], found) == {}
 
 
 def box_file(job):

@@ -22,6 +22,7 @@ from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.readback import ReadBefore
+from wherry.readings.box_check import boxes_before, valid_records
 from wherry.records.box_record import box_record_from, box_records_in, receipts_state
 from wherry.records.claims import TOKEN_DIGITS, claims_of
 from wherry.records.unit_proof import proof_from, proofs_in
@@ -40,7 +41,6 @@ from wherry.staging.journal import open_journal
 from wherry.staging.object_journal import finished_journal
 from wherry.staging.object_staging import is_committed
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
-from wherry.units.box_check import boxes_before, valid_records
 from wherry.units.made_files import folder_token, object_path, shared_marks, watch_files
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
 from wherry.units.open_parts import without_open
@@ -284,7 +284,8 @@ def _boxes(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Checkpoint
     found = [one for rows in box_records_in(names, receipts_state(names)).values() for one in rows]
     rows = split.records.read_all(found) if split.boxes.readings else []
     records = [box_record_from(row, split.uri) for row in rows if row]
-    return boxes_before(split, valid_records(split, receipts, records))
+    boxes, algorithm = split.boxes, split.algorithms[0]
+    return boxes_before(boxes, algorithm, valid_records(boxes, algorithm, receipts, records))
 
 
 def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:

@@ -20,9 +20,9 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
+from wherry.readings.box_readings import NO_BOXES, box_readings
 from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut, most_of_file
-from wherry.units.readings import NO_BOXES, box_readings
 from wherry.units.regions import step_in
 from wherry.units.target_files import target_files
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from wherry.core.request import ConvertRequest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.readings.box_readings import Boxes
     from wherry.records.unit import Unit
     from wherry.storage.location import Location
-    from wherry.units.readings import Boxes
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
 CLIENT_BYTES = 32 << 20  # of the library of a store

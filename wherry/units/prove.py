@@ -32,8 +32,7 @@ from wherry.storage.location import Location
 from wherry.units.commit import receipt_of
 from wherry.units.made_files import folder_token, made_place
 from wherry.units.make import member, staged_at, this_worker
-from wherry.units.target_files import ROOT, name_at
-from wherry.upload.selection import FileSketch
+from wherry.upload.selection import ROOT, FileSketch, name_at
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from wherry.core.progress import logger
 from wherry.errors import DamagedError, IncompleteError, MismatchError
 from wherry.mover.hashing import hash_leaves
+from wherry.readings.box_readings import origin_of
+from wherry.readings.made_checkpoint import made_checkpoint
 from wherry.records.box_record import BoxRecord, receipts_state, used_receipts
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.runtime import threads
 from wherry.units.commit import receipt_of
-from wherry.units.made_checkpoint import made_checkpoint
 from wherry.units.made_files import folder_token, made_place
 from wherry.units.make import this_worker
-from wherry.units.readings import origin_of
-from wherry.units.target_files import name_at
+from wherry.upload.selection import name_at
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.reader import Extent
+    from wherry.readings.box_readings import BoxReading
     from wherry.records.claims import Claim, Claims
     from wherry.records.unit import Unit
     from wherry.storage.location import Location
-    from wherry.units.readings import BoxReading
     from wherry.units.split_job import SplitJob
 
 _AT_ONCE = 16  # requests

@@ -21,12 +21,12 @@ from wherry.errors import MismatchError, NotFoundError, TargetExistsError, Targe
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.ledger.open import resolve_named
+from wherry.readings.box_readings import NO_BOXES, Boxes, box_readings
 from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.units.estimate import units_of
-from wherry.units.readings import NO_BOXES, Boxes, box_readings
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ from wherry.units.split_job import opened_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from wherry.readings.box_readings import BoxReading
     from wherry.records.claims import Claim
     from wherry.records.unit import Unit
     from wherry.records.unit_proof import UnitProof
     from wherry.records.unit_receipt import UnitReceipt
-    from wherry.units.readings import BoxReading
     from wherry.units.split_job import SplitJob
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest

@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.reader import Extent
     from wherry.mover.readback import ReadBack
+    from wherry.readings.box_readings import Boxes, BoxReading
     from wherry.records.box_record import BoxRecord
     from wherry.records.unit_receipt import UnitReceipt
-    from wherry.units.readings import BoxReading
-    from wherry.units.split_job import SplitJob
 
 
 def valid_records(
-    split: SplitJob, receipts: Iterable[UnitReceipt], records: Iterable[BoxRecord]
+    boxes: Boxes, algorithm: str, receipts: Iterable[UnitReceipt], records: Iterable[BoxRecord]
 ) -> dict[int, list[BoxRecord]]:
     """Number of each reading → the records of it that count.
 
     Args:
-        split: the job.
+        boxes: what workers read.
+        algorithm: of the hashes.
         receipts: one of each unit, whose files are there.
         records: all that were found.
     """
-    used, readings = used_receipts(receipt.name for receipt in receipts), split.boxes.readings
+    used, readings = used_receipts(receipt.name for receipt in receipts), boxes.readings
     found: dict[int, list[BoxRecord]] = defaultdict(list)
     for one in records:
         if not 0 <= one.reading < len(readings):
             continue
         reading = readings[one.reading]
-        wanted = (reading.unit.digest, __version__, split.algorithms[0], used)
+        wanted = (reading.unit.digest, __version__, algorithm, used)
         if (one.digest, one.version, one.algorithm, one.receipts) != wanted:
             continue
         if [len(leaves) for leaves in one.hashes] == [len(leaves) for leaves in reading.parts.values()]:
@@ -55,28 +55,29 @@ def valid_records(
 
 
 def boxes_before(
-    split: SplitJob, found: Mapping[int, Sequence[BoxRecord]]
+    boxes: Boxes, algorithm: str, found: Mapping[int, Sequence[BoxRecord]]
 ) -> Callable[[Checkpoint, ReadBack], BoxesBefore]:
     """A function that gives what the commit does not have to read of the finished target.
 
     Args:
-        split: the job.
+        boxes: what workers read.
+        algorithm: of the hashes.
         found: number of each reading → the records of it that count.
     """
 
     def before(written: Checkpoint, back: ReadBack) -> BoxesBefore:
-        if not found or back.before.changed() or not _are_there(split, written, back):
+        if not found or back.before.changed() or not _are_there(boxes, written, back):
             return BoxesBefore()
         leaves: dict[KeyPath, dict[int, bytes]] = defaultdict(dict)
         origin: dict[KeyPath, dict[int, bytes]] = defaultdict(dict)
-        for reading in split.boxes.readings:
+        for reading in boxes.readings:
             record = _agreed(reading, found)
             if record is None:
                 continue
             into = leaves if reading.of_target else origin
             for (path, numbers), hashes in zip(reading.parts.items(), record.hashes, strict=True):
                 into[path] |= dict(zip(numbers, hashes, strict=True))
-        return BoxesBefore(leaves, _digests(split, origin), _nbytes(split, leaves))
+        return BoxesBefore(leaves, _digests(boxes, algorithm, origin), _nbytes(boxes, leaves))
 
     return before
 
@@ -90,10 +91,11 @@ def _agreed(reading: BoxReading, found: Mapping[int, Sequence[BoxRecord]]) -> Bo
     return None
 
 
-def _digests(split: SplitJob, leaves: Mapping[KeyPath, Mapping[int, bytes]]) -> dict[KeyPath, str]:
+def _digests(
+    boxes: Boxes, algorithm: str, leaves: Mapping[KeyPath, Mapping[int, bytes]]
+) -> dict[KeyPath, str]:
     """The digests of the tensors of which every leaf was read."""
-    original, algorithm = split.job.checkpoint.original.manifest.tensors, split.algorithms[0]
-    specs = original if split.job.checkpoint.is_view else split.job.checkpoint.manifest.tensors
+    specs = boxes.origin
     return {
         path: tensor_digest(specs[path], [rows[leaf] for leaf in range(len(rows))], algorithm)
         for path, rows in leaves.items()
@@ -101,20 +103,18 @@ def _digests(split: SplitJob, leaves: Mapping[KeyPath, Mapping[int, bytes]]) -> 
     }
 
 
-def _nbytes(split: SplitJob, leaves: Mapping[KeyPath, Iterable[int]]) -> int:
-    specs = split.job.plan.manifest.tensors
+def _nbytes(boxes: Boxes, leaves: Mapping[KeyPath, Iterable[int]]) -> int:
     return sum(
-        min((leaf + 1) * LEAF, specs[path].nbytes) - leaf * LEAF
+        min((leaf + 1) * LEAF, boxes.target[path].nbytes) - leaf * LEAF
         for path, rows in leaves.items()
         for leaf in rows
     )
 
 
-def _are_there(split: SplitJob, written: Checkpoint, back: ReadBack) -> bool:
+def _are_there(boxes: Boxes, written: Checkpoint, back: ReadBack) -> bool:
     """Whether the reader of the finished target reads boxes from the places from which workers have read them."""
-    places, tensors = extents_of(back.writer), split.job.plan.manifest.tensors
-    for path in split.boxes.pairs:
-        spec = tensors[path]
+    places = extents_of(back.writer)
+    for path, spec in boxes.target.items():
         for cell in cells(spec.whole, spec.chunks or spec.shape):
             read, made = written.reader.chunk(written.manifest.tensors[path], cell), places(path, cell)
             if read is None or not made or _range(read) != _range(made[0]):

@@ -18,8 +18,7 @@ from wherry.formats.reader import Access, BaseReader
 from wherry.formats.writer import extents_of
 from wherry.mover.chunks import fill_from_chunks
 from wherry.storage.location import Location
-from wherry.units.target_files import ROOT
-from wherry.upload.selection import FileSketch
+from wherry.upload.selection import ROOT, FileSketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ written it, and no process alone can record a wrong digest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,14 @@ from wherry.converter.plan import joint_moves
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
 from wherry.formats.registry import find_format
+from wherry.readings.made_checkpoint import made_checkpoint
+from wherry.readings.read_units import read_units
 from wherry.records.unit import Unit, UnitPart
-from wherry.units.made_checkpoint import made_checkpoint
-from wherry.units.read_units import read_units
 from wherry.view.inverse import inverse_view
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
@@ -56,14 +56,18 @@ class Boxes:
 
     Attributes:
         pairs: key path in the target → in the source, or in the view of it.
+        target: the tensors, by their key paths in the target.
+        origin: what they were made of, by key paths in the source.
         readings: what is read of them.
     """
 
-    pairs: Mapping[KeyPath, KeyPath]
+    pairs: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
+    target: Mapping[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
+    origin: Mapping[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
     readings: tuple[BoxReading, ...] = ()
 
 
-NO_BOXES = Boxes({})
+NO_BOXES = Boxes()
 
 
 def box_readings(seen: Checkpoint, plan: Plan, units: Sequence[Unit], unit_bytes: int) -> Boxes:
@@ -75,7 +79,7 @@ def box_readings(seen: Checkpoint, plan: Plan, units: Sequence[Unit], unit_bytes
         units: its units.
         unit_bytes: size of a reading.
     """
-    pairs = _boxed(plan) if plan.verify == "digest" and units else {}
+    pairs = _tensors_in_boxes(plan) if plan.verify == "digest" and units else {}
     if not pairs or not _is_readable(seen):
         return NO_BOXES
     with made_checkpoint(find_format(plan.to), plan, lambda extent: extent) as made:
@@ -84,13 +88,12 @@ def box_readings(seen: Checkpoint, plan: Plan, units: Sequence[Unit], unit_bytes
         if not pairs:
             return NO_BOXES
         origin = origin_of(seen, made, pairs)
-        taken = origin.manifest.tensors if origin is not seen else _only(seen, pairs.values())
-    groups = [
-        (_cut({path: tensors[path] for path in pairs}, unit_bytes), True),
-        (_cut(taken, unit_bytes), False),
-    ]
-    specs = {True: tensors, False: taken}
-    return Boxes(pairs, tuple(_readings(groups, specs, plan, len(units))))
+        every = origin.manifest.tensors
+        taken = {path: every[path] for path in (pairs.values() if origin is seen else every)}
+    target = {path: tensors[path] for path in pairs}
+    groups = [(_cut(target, unit_bytes), True), (_cut(taken, unit_bytes), False)]
+    readings = _readings(groups, {True: target, False: taken}, plan, len(units))
+    return Boxes(pairs, target, taken, tuple(readings))
 
 
 def origin_of(seen: Checkpoint, made: Checkpoint, pairs: Mapping[KeyPath, KeyPath]) -> Checkpoint:
@@ -126,7 +129,7 @@ def _readings(
                 number += 1
 
 
-def _boxed(plan: Plan) -> dict[KeyPath, KeyPath]:
+def _tensors_in_boxes(plan: Plan) -> dict[KeyPath, KeyPath]:
     """The tensors that are carried in boxes; key path in the target → in the source."""
     moves = joint_moves([plan])
     found: dict[KeyPath, KeyPath] = {}
@@ -160,7 +163,3 @@ def _cut(specs: Mapping[KeyPath, TensorSpec], unit_bytes: int) -> list[Mapping[K
     """Leaves that are read together; chunks that are stored as they are can be read in parts."""
     plain = {path: replace(spec, chunks=None) for path, spec in specs.items()}
     return [unit.parts for unit in read_units(plain, unit_bytes)]
-
-
-def _only(seen: Checkpoint, paths: Iterable[KeyPath]) -> dict[KeyPath, TensorSpec]:
-    return {path: seen.manifest.tensors[path] for path in paths}
