@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.reader import Extent
     from wherry.mover.readback import ReadBack
@@ -114,9 +115,12 @@ def _nbytes(boxes: Boxes, leaves: Mapping[KeyPath, Iterable[int]]) -> int:
 def _are_there(boxes: Boxes, written: Checkpoint, back: ReadBack) -> bool:
     """Whether the reader of the finished target reads boxes from the places from which workers have read them."""
     places = extents_of(back.writer)
+    place: Callable[[TensorSpec, Region], Extent | None] | None = getattr(written.reader, "chunk", None)
+    if place is None:  # a reader of an older plug-in
+        return False
     for path, spec in boxes.target.items():
         for cell in cells(spec.whole, spec.chunks or spec.shape):
-            read, made = written.reader.chunk(written.manifest.tensors[path], cell), places(path, cell)
+            read, made = place(written.manifest.tensors[path], cell), places(path, cell)
             if read is None or not made or _range(read) != _range(made[0]):
                 return False
     return True
