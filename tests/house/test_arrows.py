@@ -46,9 +46,10 @@ ROOMS: Mapping[str, str] = {
     " ledger",
     "merger": "errors core storage formats mover view converter",
     "records": "errors core runtime storage objects staging mover",
+    "readings": "errors version core storage upload formats mover view converter records",
     "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"
-    " records",
-    "carriers": "errors version core runtime remote formats mover config ledger converter records units",
+    " records readings",
+    "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
     "compare": "errors text core runtime formats mover view config ledger converter",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",

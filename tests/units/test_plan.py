@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.command import command
+from tests.support.object_stores import small_parts
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.units.cut import UNIT_BYTES, most_of_file
@@ -118,17 +119,22 @@ def test_the_commands_say_how_a_large_file_is_made(source):
     assert data["units"][1]["region"] == [983_040, 2 * 983_040]
 
 
-def test_the_commit_alone_reads_back_a_file_that_several_workers_write(source):
-    plan, shared = planned(source, "safetensors", {})
-    assert len(shared.units) > 1
-    assert shared.commit_bytes == plan.nbytes_out
-    _plan, whole = planned(source, "safetensors", {}, unit=9 * MB)
+def test_workers_read_back_regions_of_a_file_but_not_parts_of_an_upload(source):
+    _plan, shared = planned(source, "safetensors", {})
+    assert (len(shared.units), shared.commit_bytes) == (5, 0)
+    request = convert_request(source, [TargetRequest("memory://bucket/out", "safetensors")])
+    with small_parts(256 << 10):
+        plan, objects = plan_for_workers(request, 4, MB, MB)
+        _plan, whole = plan_for_workers(request, 4, 9 * MB, MB)
+    assert plan.nbytes_out <= objects.commit_bytes < plan.nbytes_out + 10_000  # of the header too
+    assert objects.seconds > 4.8 > shared.seconds  # the commit alone reads 4.8 MB at 1 MB/s
     assert (len(whole.units), whole.commit_bytes) == (1, 0)
 
 
-def test_by_default_a_file_of_up_to_4_gib_is_whole():
-    assert most_of_file(UNIT_BYTES) == 4 << 30
-    assert most_of_file(512 << 20) == 512 << 20
+def test_by_default_an_object_of_up_to_4_gib_is_whole():
+    assert most_of_file(UNIT_BYTES, local=False) == 4 << 30
+    assert most_of_file(512 << 20, local=False) == 512 << 20
+    assert most_of_file(UNIT_BYTES, local=True) == UNIT_BYTES
 
 
 def test_a_rate_is_a_size_a_second():

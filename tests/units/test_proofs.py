@@ -288,10 +288,10 @@ def test_a_file_that_changes_while_the_commit_runs_is_read_again(source, target,
     job = made_job(source, target)
     made_and_proved(target)
     file = job.units[1].files[0]
-    real = committing._watch_files
+    real = committing.watch_files
 
-    def then_replaced(split_, receipts_, staged):
-        watched = real(split_, receipts_, staged)
+    def then_replaced(split_, receipts_, staged, shared):
+        watched = real(split_, receipts_, staged, shared)
         if target.startswith("/"):
             path = Path(staged.join(file.name).path)
             data = bytearray(path.read_bytes())
@@ -307,7 +307,7 @@ def test_a_file_that_changes_while_the_commit_runs_is_read_again(source, target,
             object_store(place.store).put_object(place.path, [memoryview(bytes(data))], found.run)
         return watched
 
-    monkeypatch.setattr(committing, "_watch_files", then_replaced)
+    monkeypatch.setattr(committing, "watch_files", then_replaced)
     with pytest.raises(MismatchError, match="read-back differs"):
         commit(target)
     assert not locate(target).join("wherry.json").exists()

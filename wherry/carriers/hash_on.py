@@ -28,7 +28,7 @@ from wherry.errors import DamagedError, HostileError, MismatchError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
-from wherry.units.read_units import ReadUnit, read_units, units_digest
+from wherry.readings.read_units import ReadUnit, read_units, units_digest
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -184,6 +184,10 @@ class Reader(Protocol):
     def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
         """The chunks in C order, if a codec encoded each of them into one byte range of a file; otherwise None."""
 
+    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:
+        """The byte range of a chunk that is stored as it is, perhaps with padding after it; None if unknown."""
+        ...
+
     def absent(self) -> Iterable[Absent]:
         """Missing chunks, from metadata alone."""
         ...
@@ -243,6 +247,10 @@ class BaseReader(ABC):
 
     def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:  # noqa: ARG002  of the protocol
         """No encoded chunks are named."""
+        return None
+
+    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:  # noqa: ARG002  of the protocol
+        """No place of a chunk is known."""
         return None
 
     def absent(self) -> Iterable[Absent]:
@@ -318,6 +326,11 @@ class ReaderOver(BaseReader):
         """The chunks that the tensor's reader names."""
         reader, stored = self.inner(spec)
         return reader.encoded(stored)
+
+    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:
+        """The place of a chunk in the tensor's reader."""
+        reader, stored = self.inner(spec)
+        return reader.chunk(stored, cell)
 
 
 def with_access(reader: Any) -> Reader:

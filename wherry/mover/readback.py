@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.writer import EncodedFunction, ExtentsFunction, Writer
+    from wherry.formats.writer import Checks, EncodedFunction, ExtentsFunction, Writer
     from wherry.mover.move import Move
     from wherry.storage.location import Location
 
@@ -112,14 +112,16 @@ class ReadBefore:
 
     Attributes:
         algorithm: of the hashes.
-        moves: source key path and span of each part.
+        moves: source key path and span of each part → the checksums of what was read; see `Writer.checks`.
         leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
         blocks: source key path → the blocks that these parts share with others.
         changed: the paths of files that are no longer as they were read.
     """
 
     algorithm: str = ""
-    moves: frozenset[tuple[KeyPath, Span]] = frozenset()
+    moves: Mapping[tuple[KeyPath, Span], Checks] = field(
+        default_factory=dict["tuple[KeyPath, Span]", "Checks"]
+    )
     leaves: Mapping[KeyPath, Mapping[int, bytes]] = field(
         default_factory=dict["KeyPath", "Mapping[int, bytes]"]
     )
@@ -131,6 +133,24 @@ class ReadBefore:
     def nbytes(self, sources: Collection[KeyPath]) -> int:
         """Bytes of the parts of some tensors."""
         return sum(span.nbytes for source, span in self.moves if source in sources)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesBefore:
+    """What other processes have read of tensors that were carried in boxes, before the target was finished.
+
+    Attributes:
+        leaves: key path in the target → number of leaf → its raw hash, on which two processes agree.
+        origin: key path in the source → digest of the tensor, as it was read back from the target, or from a source
+            that has the same tensors.
+        nbytes: bytes of these leaves.
+    """
+
+    leaves: Mapping[KeyPath, Mapping[int, bytes]] = field(
+        default_factory=dict["KeyPath", "Mapping[int, bytes]"]
+    )
+    origin: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -190,6 +210,8 @@ class ReadBack:
             return
         with self._lock:
             self._hasher(self.targets[move.source], move.source, self.before.algorithm)
+            if crc := self._crc(part):
+                crc.take(self.before.moves[move.source, move.span])
             self._read.setdefault(move.source, []).append(part)
 
     def parts(self) -> Iterator[StoredPart]:
@@ -266,7 +288,7 @@ class ReadBack:
         source, span = part.move.source, part.move.span
         with self._lock:
             own = self._hasher(expected.spec, source, expected.algorithms[0])
-            crc = self._crcs.setdefault(source, PieceCrc(part.target.nbytes)) if source in self.told else None
+            crc = self._crc(part)
             self._read.setdefault(source, []).append(part)
         own.update(span.start, data)
         if crc is not None:
@@ -314,6 +336,11 @@ class ReadBack:
             for leaf, digest in self.before.leaves.get(source, {}).items():
                 known.preset(leaf, digest)
         return known
+
+    def _crc(self, part: StoredPart) -> PieceCrc | None:
+        """The checksum of what was read of a tensor, if the writer was told one; the caller has the lock."""
+        source = part.move.source
+        return self._crcs.setdefault(source, PieceCrc(part.target.nbytes)) if source in self.told else None
 
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""

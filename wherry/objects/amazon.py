@@ -61,6 +61,7 @@ class AmazonObjects:
     """
 
     part_limits = PartLimits()
+    aborts_apart = True
 
     def __init__(self, store: FsspecStore) -> None:
         self._store = store

@@ -44,6 +44,7 @@ class AzureObjects:
     """
 
     part_limits = PartLimits(1, 4000 << 20, 50_000)
+    aborts_apart = False
 
     def __init__(self, store: FsspecStore) -> None:
         self._store = store

@@ -72,6 +72,7 @@ class GoogleObjects:
     """
 
     part_limits = PartLimits(1, _LARGEST, MOST_SOURCES**3)
+    aborts_apart = True
 
     def __init__(self, store: FsspecStore) -> None:
         self._store = store

@@ -35,6 +35,7 @@ class MemoryObjects:
     """
 
     part_limits = PartLimits()
+    aborts_apart = True
 
     def __init__(self, store: FsspecStore) -> None:
         self._fs: Any = store.fs

@@ -90,6 +90,7 @@ class ObjectStore(Protocol):
     """
 
     part_limits: PartLimits
+    aborts_apart: bool  # whether an upload can be aborted without the others to the same path
 
     def head(self, path: str) -> StoredObject | None:
         """The object at a path; None if there is none. Never from a cache."""

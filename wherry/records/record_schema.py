@@ -89,6 +89,20 @@ class _ProofRow(_RecordRow):
     worker: str
     nbytes: NonNegativeInt
     seconds: float
+    shared: list[_File]
+
+
+class _BoxRow(_RecordRow):
+    reading: NonNegativeInt
+    state: _Digest
+    digest: _Digest
+    token: _Digest
+    version: str
+    algorithm: str
+    receipts: _Digest
+    hashes: list[str]
+    worker: str
+    seconds: float
 
 
 class _UploadRow(BaseModel):
@@ -120,6 +134,7 @@ _KINDS: dict[str, type[_RecordRow]] = {
     "claim": _ClaimRow,
     "receipt": _ReceiptRow,
     "proof": _ProofRow,
+    "box": _BoxRow,
     "shared": _SharedFileRow,
     "challenge": _ChallengeRow,
 }

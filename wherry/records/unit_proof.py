@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import parse, render
 from wherry.errors import CorruptError
+from wherry.records.unit_receipt import MadeFile
 from wherry.staging.journal import decode, encode
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ class UnitProof:
         version: of wherry.
         algorithm: of the hashes.
         receipts: names of the receipts whose files were read: of the unit, and of units that share leaves with it.
-        moves: the moves that were read back, with the hashes of their leaves.
+        moves: the moves that were read back, with the hashes of their leaves, and with the checksums of what was read
+            where the receipts have checksums.
         blocks: of local files.
+        shared: the files that it has read and that several units have made, in the state before it has read them.
         worker: host and process.
         nbytes: bytes that were read.
         seconds: how long it took.
@@ -70,6 +73,7 @@ class UnitProof:
     worker: str
     nbytes: int
     seconds: float
+    shared: tuple[MadeFile, ...] = ()
 
     @property
     def name(self) -> str:
@@ -93,6 +97,7 @@ class UnitProof:
             "worker": self.worker,
             "nbytes": self.nbytes,
             "seconds": self.seconds,
+            "shared": [list(file) for file in self.shared],
         }
 
 
@@ -119,6 +124,7 @@ def proof_from(row: Mapping[str, Any], uri: str) -> UnitProof:
             worker=row["worker"],
             nbytes=row["nbytes"],
             seconds=row["seconds"],
+            shared=tuple(MadeFile(*file) for file in row["shared"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"invalid proof of a unit: {error!r}", uri=uri, cure="remove it") from error

@@ -248,9 +248,9 @@ class ObjectStaging:
         """Remove the objects of other conversions, and all uploads but those of a journal."""
         for path, found in others.items():
             self._store.remove_object(path, found.mark)
-        known = {upload.key for upload in past.uploads.values()}
+        known, apart = {upload.key for upload in past.uploads.values()}, self._store.aborts_apart
         for upload in list(self._uploads()):
-            if upload.key not in known:
+            if upload.key not in known and (apart or upload.path not in past.uploads):
                 self._store.abort(upload)
         if others:
             self.discarded = self.discarded or (

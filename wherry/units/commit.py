@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all
-from wherry.converter.job import inside
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.readback import ReadBefore
-from wherry.objects.stores import heads
+from wherry.readings.box_check import boxes_before, valid_records
+from wherry.records.box_record import box_record_from, box_records_in, receipts_state
 from wherry.records.claims import TOKEN_DIGITS, claims_of
 from wherry.records.unit_proof import proof_from, proofs_in
 from wherry.records.unit_receipt import (
@@ -41,6 +41,7 @@ from wherry.staging.journal import open_journal
 from wherry.staging.object_journal import finished_journal
 from wherry.staging.object_staging import is_committed
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
+from wherry.units.made_files import folder_token, object_path, shared_marks, watch_files
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
 from wherry.units.open_parts import without_open
 from wherry.units.proof_check import differences, has_leaf, read_before, valid_proofs
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from wherry.converter.job import Job
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.readback import BoxesBefore, ReadBack
     from wherry.records.unit import Unit
+    from wherry.records.unit_proof import UnitProof
     from wherry.storage.location import Location
     from wherry.units.split_job import SplitJob
 
@@ -82,14 +86,15 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
     with opened_job(uri) as split:
         shared = SharedUploads(split, partial(object_path, split))
         receipts, before = None if _is_made(split) else _receipts(split, shared), _unread
+        boxes = split.job.boxes
         if receipts is not None:
-            before = _proofs(split, receipts)
+            before, boxes = _proofs(split, receipts), _boxes(split, receipts)
             _compose(split, receipts, shared)
 
         def prepare(job: Job) -> Job:
             if receipts is None:
                 return job
-            job = replace(job, before=before)
+            job = replace(job, before=before, boxes=boxes)
             if not job.checkpoint.is_view:
                 return job
             specs = job.checkpoint.original.manifest.tensors
@@ -142,18 +147,19 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
     )
 
 
-def _make_again(split: SplitJob, unit: Unit, receipts: list[str], proofs: Sequence[str] = ()) -> None:
+def _make_again(split: SplitJob, unit: Unit, receipts: list[str], proofs: Sequence[UnitProof] = ()) -> None:
     """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them.
 
     Args:
         split: the job.
         unit: the unit.
         receipts: its receipts.
-        proofs: which other units' proofs are of no use without it.
+        proofs: which other units' proofs are of no use without it; those of a file that it shares are neither.
     """
     tokens, names = {name[-TOKEN_DIGITS:] for name in receipts}, split.records.names()
-    own = [*proofs_in(names).get(unit.number, ()), *proofs]
-    again = [units[unit.number] for units in (split.units, split.proof_units) if units]
+    void = {proof.unit for proof in proofs} | {one.number for one in _sharers(split, unit)}
+    own = [name for number in void for name in proofs_in(names).get(number, ())]
+    again = [unit, *(split.proof_of(split.units[number]) for number in sorted(void))]
     for name in [*receipts, *own, *(claim for one in again for claim in claims_of(one, names))]:
         split.records.remove(name)
     store = split.records.store
@@ -164,6 +170,13 @@ def _make_again(split: SplitJob, unit: Unit, receipts: list[str], proofs: Sequen
         found = store.head(path)
         if found is not None and found.run in tokens:
             store.remove_object(path, found.mark)
+
+
+def _sharers(split: SplitJob, unit: Unit) -> list[Unit]:
+    """The units of the same file: what one of them writes again changes its state for all."""
+    if unit.region is None:
+        return [unit]
+    return [one for one in split.units if one.files[0].name == unit.files[0].name]
 
 
 def _is_composed(split: SplitJob) -> bool:
@@ -213,7 +226,7 @@ def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads | N
     """Whether what a receipt names is there, in the state that its worker has left."""
     store = split.records.store
     if store is None:
-        token = _folder_token(split, receipt)
+        token = folder_token(split, receipt)
         entries = [member(staged_at(split, token), file.name).stat() for file in receipt.files]
         if split.units[receipt.unit].region is not None:
             return token == shared_token(split, split.units[receipt.unit]) and all(entries)
@@ -226,21 +239,6 @@ def _is_present(split: SplitJob, receipt: UnitReceipt, shared: SharedUploads | N
         one is not None and (one.run, one.nbytes, one.mark) == (receipt.token, file.nbytes, file.mark)
         for one, file in zip(found, receipt.files, strict=True)
     )
-
-
-def _folder_token(split: SplitJob, receipt: UnitReceipt) -> str:
-    """The token of the folder in which the files of a receipt lie, on a file system."""
-    return receipt.token if split.units[receipt.unit].region is None else receipt.files[0].mark
-
-
-def object_path(split: SplitJob, name: str) -> str:
-    """The path of an object of a unit until the commit."""
-    job = split.job
-    path = member(inside(job, job.committed), name).path
-    inner = path[len(job.committed.path) :].strip("/")
-    if inner and inner not in job.row.commit_members:
-        return path
-    return f"{staging_of(split).path}/{inner or job.committed.name}"
 
 
 def _unread(_staged: Location) -> ReadBefore:
@@ -257,17 +255,19 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
     if not split.proof_units:
         return _unread
     rows = split.records.read_all([one for all_ in proofs_in(split.records.names()).values() for one in all_])
-    proofs = valid_proofs(split, receipts, [proof_from(row, split.uri) for row in rows if row])
+    shared = shared_marks(split, receipts)
+    proofs = valid_proofs(split, receipts, [proof_from(row, split.uri) for row in rows if row], shared)
     other = next(differences(proofs, merged_moves(receipts, split.uri)), None)
     if other is None:
         return lambda staged: replace(
-            read_before(split, proofs, receipts, staged), changed=_watch_files(split, receipts, staged)
+            read_before(split, proofs, receipts, staged),
+            changed=watch_files(split, receipts, staged, shared),
         )
     by_name = {receipt.name: receipt for receipt in receipts}
     odd = [by_name[name] for name in other.proof.receipts]
     odd = [one for one in odd if has_leaf(split.units[one.unit], other.source, other.leaf)] or odd
     for receipt in odd:
-        vain = [proof.name for proof in proofs if receipt.name in proof.receipts]
+        vain = [proof for proof in proofs if receipt.name in proof.receipts]
         _make_again(split, split.units[receipt.unit], [receipt.name], vain)
     raise IncompleteError(
         f"{', '.join(f'unit {split.units[one.unit].name}' for one in odd)}: {other.proof.worker} read back other bytes"
@@ -278,36 +278,14 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
     )
 
 
-def _watch_files(
-    split: SplitJob, receipts: list[UnitReceipt], staged: Location
-) -> Callable[[], frozenset[str]]:
-    """A function that tells which files of a staged target are no longer as their receipts say, by their paths."""
-    store = split.records.store
-    rows = [(member(staged, file.name), one, file) for one in receipts for file in one.files]
-    if store is not None:
-        heads_of = {object_path(split, file.name): (place.path, one, file) for place, one, file in rows}
-
-        def replaced() -> frozenset[str]:
-            return frozenset(
-                path
-                for key, found in heads(store, heads_of)
-                for path, one, file in [heads_of[key]]
-                if found is None
-                or (found.run, found.nbytes, found.mark) != (one.token, file.nbytes, file.mark)
-            )
-
-        return replaced
-
-    def state(place: Location) -> str:
-        entry = place.stat()
-        return entry.inode if entry else ""
-
-    # The writer of the format may write headers again, which changes the time of the last change.
-    first = {
-        place: state(place) if (entry := place.stat()) and entry.mark == file.mark else None
-        for place, _one, file in rows
-    }
-    return lambda: frozenset(place.path for place, inode in first.items() if state(place) != inode)
+def _boxes(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Checkpoint, ReadBack], BoxesBefore]:
+    """A function that gives what workers have read of boxes, of the finished target."""
+    names = split.records.names()
+    found = [one for rows in box_records_in(names, receipts_state(names)).values() for one in rows]
+    rows = split.records.read_all(found) if split.boxes.readings else []
+    records = [box_record_from(row, split.uri) for row in rows if row]
+    boxes, algorithm = split.boxes, split.algorithms[0]
+    return boxes_before(boxes, algorithm, valid_records(boxes, algorithm, receipts, records))
 
 
 def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:
@@ -342,7 +320,7 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads
         sync_folder(Path(area.path).parent)
         for receipt in receipts:
             for file in receipt.files:  # files of an area have one name each
-                Path(member(staged_at(split, _folder_token(split, receipt)), file.name).path).unlink(
+                Path(member(staged_at(split, folder_token(split, receipt)), file.name).path).unlink(
                     missing_ok=True
                 )
 
@@ -350,7 +328,7 @@ def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads
 def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
     """Give the files of all attempts second names in one folder."""
     for receipt in receipts:
-        token = _folder_token(split, receipt)
+        token = folder_token(split, receipt)
         origin = attempt_folder(split, token)
         for file in receipt.files:
             made = Path(member(staged_at(split, token), file.name).path)

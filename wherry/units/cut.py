@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from wherry.units.target_files import TargetFiles
 
 UNIT_BYTES = 1 << 30
-_WHOLE_FILE = (
-    4  # units that a file may be by default: another worker can read back a file, but not a region of one
-)
 SMALLEST_UNIT = 256 << 20
 LARGEST_UNIT = 4 << 30
 
@@ -48,13 +45,17 @@ class PlanContents:
     is_view: bool = False
 
 
-def most_of_file(unit_bytes: int) -> int:
-    """Bytes of a file above which it is cut into regions: those of the largest unit, or the size that was chosen.
+def most_of_file(unit_bytes: int, *, local: bool) -> int:
+    """Bytes of a file above which it is cut into regions: the size of a unit.
 
-    Another worker can read back a whole file, but not a region of one, which only the commit can: so by default files
-    stay whole.
+    Another worker can read back a whole object, but not a part of an upload: so in a store of objects, files stay
+    whole by default up to the largest unit there is.
+
+    Args:
+        unit_bytes: size of a unit.
+        local: whether the target is on a file system.
     """
-    return LARGEST_UNIT if unit_bytes == UNIT_BYTES else unit_bytes
+    return LARGEST_UNIT if unit_bytes == UNIT_BYTES and not local else unit_bytes
 
 
 def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:

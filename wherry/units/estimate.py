@@ -2,7 +2,8 @@
 
 The numbers follow from metadata alone. Time is that of the busiest worker if each moves bytes at the given rate, and
 takes the next unit when it has finished one; latency, retries and workers that die are left out. Workers also share the
-read-back; tensors that only the reader of the finished target can read in order are read back by the commit alone.
+read-back. The commit alone reads back tensors that only the reader of the finished target can read in order, and parts
+of uploads, which cannot be read before they are complete.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
+from wherry.readings.box_readings import NO_BOXES, box_readings
 from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut, most_of_file
 from wherry.units.regions import step_in
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wherry.converter.plan import Plan
+    from wherry.core.keypath import KeyPath
     from wherry.core.request import ConvertRequest
+    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.readings.box_readings import Boxes
     from wherry.records.unit import Unit
     from wherry.storage.location import Location
 
@@ -115,7 +120,8 @@ def units_of(
         target: where its files will be.
         unit_bytes: size of a unit.
     """
-    files = target_files(plan, most_of_file(unit_bytes), step_in(target))
+    local = target.store.capabilities.local
+    files = target_files(plan, most_of_file(unit_bytes, local=local), step_in(target))
     if not files.sizes:
         return (), files.whole
     contents = PlanContents(
@@ -148,7 +154,10 @@ def plan_for_workers(
         plan = replace(found, traffic=traffic_of(seen, found))
         place = locate(target.uri)
         units, whole = units_of(seen, plan, place, unit_bytes)
-    return plan, replace(_shared_out(plan, units, workers, rate, whole), large=large_files(units, place))
+        boxes = box_readings(seen, plan, units, unit_bytes)
+    local = place.store.capabilities.local
+    shared = _shared_out(plan, units, boxes, workers, rate, local=local)
+    return plan, replace(shared, whole=whole, large=large_files(units, place))
 
 
 def large_files(units: Sequence[Unit], target: Location) -> str:
@@ -159,13 +168,21 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
     return "regions of one preallocated file" if local else "parts of one multipart upload"
 
 
-def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, whole: str) -> WorkerPlan:
-    back = plan.verify == "digest"
-    alone = sum(_read_by_commit(plan, units)) if back and units else 0
-    share = back * (
-        1 - min(1, alone / max(plan.nbytes_out, 1))
-    )  # of the bytes of a unit that workers read back
-    loads = [max(unit.nbytes_in, unit.nbytes) + round(unit.nbytes * share) for unit in units]
+def _shared_out(
+    plan: Plan, units: tuple[Unit, ...], boxes: Boxes, workers: int, rate: int, *, local: bool
+) -> WorkerPlan:
+    back, read = plan.verify == "digest", boxes if workers > 1 else NO_BOXES
+    rows = list(_read_in_order(plan)) if back and units else []
+    decoded = sum(spec.nbytes for _path, spec, _box in rows)
+    open_uploads = [unit.nbytes for unit in units if back and unit.region is not None and not local]
+    alone = sum(spec.nbytes * (1 + box) for path, spec, box in rows if path not in read.pairs)
+    alone += sum(open_uploads)
+    share = back * (1 - min(1, decoded / max(plan.nbytes_out, 1)))  # of the bytes of a unit that workers read
+    loads = [
+        max(unit.nbytes_in, unit.nbytes) + round(unit.nbytes * share * (local or unit.region is None))
+        for unit in units
+    ]
+    loads += [reading.unit.nbytes_in for reading in read.readings]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * back]
     stores = plan.traffic.stores
@@ -176,24 +193,17 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], workers: int, rate: int, wh
         seconds=(longest(loads, workers) + alone) / rate,
         peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
         requests=sum(one.reads + one.writes + one.lists for one in stores),
-        whole=whole,
         commit_bytes=alone,
     )
 
 
-def _read_by_commit(plan: Plan, units: Sequence[Unit]) -> Iterator[int]:
-    """Bytes read of each tensor whose moves are no runs of its bytes; boxes are compared with the source too.
-
-    A file whose regions are units of their own is whole only at the commit, which then reads back everything.
-    """
-    if any(unit.region is not None for unit in units):
-        yield plan.nbytes_out
-        return
+def _read_in_order(plan: Plan) -> Iterator[tuple[KeyPath, TensorSpec, bool]]:
+    """Each tensor whose moves are no runs of its bytes, and whether they are boxes: these are read a second time."""
     moves = joint_moves([plan])
     for target, source in plan.pairs.items():
         spec, first = plan.manifest.tensors[target], next(moves.of(source), None)
         if first is not None and not is_run(spec, first):
-            yield spec.nbytes * (1 + first.box)
+            yield target, spec, first.box
 
 
 def longest(loads: Sequence[int], workers: int) -> int:

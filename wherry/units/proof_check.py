@@ -2,7 +2,8 @@
 
 A proof counts if another process than the maker of the unit made it, with the same wherry, of the files that the
 receipts name, and if it has read the same leaves that the maker has hashed. A move that two units have made counts if
-the proofs of both have it, a leaf that lies in several moves if all of them count. So of every byte that the commit
+the proofs of both have it, a leaf that lies in several moves if all of them count. A file that several units have made
+must be as it was before it was read, and its receipts do not say how: so proofs do. So of every byte that the commit
 does not read, a process that has not written it says what storage gave, and the commit has compared that.
 """
 
@@ -19,7 +20,7 @@ from wherry.units.make import member
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
@@ -46,7 +47,10 @@ class Difference(NamedTuple):
 
 
 def valid_proofs(
-    split: SplitJob, receipts: Sequence[UnitReceipt], proofs: Iterable[UnitProof]
+    split: SplitJob,
+    receipts: Sequence[UnitReceipt],
+    proofs: Iterable[UnitProof],
+    shared: Mapping[str, str] | None = None,
 ) -> list[UnitProof]:
     """The proofs that count.
 
@@ -54,7 +58,9 @@ def valid_proofs(
         split: the job.
         receipts: one of each unit, whose files are there.
         proofs: all that were found.
+        shared: name of each file that several units have made → its present state.
     """
+    present = shared or {}
     makers = {receipt.unit: receipt.worker for receipt in receipts}
     units, names = dict(enumerate(split.units)), {receipt.name: receipt.unit for receipt in receipts}
     return [
@@ -67,7 +73,13 @@ def valid_proofs(
         and proof.unit in {names.get(name) for name in proof.receipts}
         and names.keys() >= set(proof.receipts)
         and all(units[proof.unit].has(move.source, move.span) for move in proof.moves)
+        and {file.name: file.mark for file in proof.shared}.items() <= present.items()
+        and (units[proof.unit].region is None or units[proof.unit].files[0].name in _names(proof))
     ]
+
+
+def _names(proof: UnitProof) -> set[str]:
+    return {file.name for file in proof.shared}
 
 
 def differences(proofs: Iterable[UnitProof], moves: Iterable[DurableMove]) -> Iterator[Difference]:
@@ -99,7 +111,7 @@ def read_before(
         staged: where the target is staged.
     """
     rows = list(proofs)
-    read = {(proof.unit, move.source, move.span) for proof in rows for move in proof.moves}
+    read = {(proof.unit, move.source, move.span): move.checks for proof in rows for move in proof.moves}
     moves: dict[tuple[KeyPath, Span], DurableMove] = {}
     unread: defaultdict[KeyPath, set[int]] = defaultdict(set)  # leaves
     lost: set[tuple[KeyPath, Span]] = set()
@@ -115,7 +127,8 @@ def read_before(
     leaves: defaultdict[KeyPath, dict[int, bytes]] = defaultdict(dict)
     for move in taken:
         leaves[move.source] |= {leaf: raw[:HASH_BYTES] for leaf, raw in move.leaves.items()}
-    spans = frozenset((move.source, move.span) for move in taken)
+    checks = {(source, span): found for (_unit, source, span), found in read.items()}
+    spans = {(move.source, move.span): checks[move.source, move.span] for move in taken}
     return ReadBefore(split.algorithms[0], spans, dict(leaves), _blocks(rows, staged))
 
 

@@ -4,7 +4,7 @@ The writer of the format is created in a store that holds nothing, and asked for
 read from the files or objects of the attempts whose receipts count, past the page cache, and hashed. A leaf that
 crosses the edge of a unit is read whole, with the bytes in the files of the next unit. Left to the commit are tensors
 that only the reader of the finished target can decode, small ones, and everything of which a file is no longer as it
-was made.
+was made. Of a file on a file system that several units have made, a region is read when all of them have receipts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from wherry.converter.job import least_alone, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.core.digest import LeafHasher
 from wherry.errors import IncompleteError
+from wherry.mover.checksums import PieceCrc
 from wherry.mover.pool import Pool
 from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.mover.readback import FilesBeingWritten, ReadBack
 from wherry.records.unit_proof import BlockHash, UnitProof
-from wherry.records.unit_receipt import receipts_by_unit
+from wherry.records.unit_receipt import MadeFile, receipts_by_unit
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 from wherry.staging.journal import DurableMove
 from wherry.storage.location import Location
-from wherry.units.commit import object_path, receipt_of
+from wherry.units.commit import receipt_of
+from wherry.units.made_files import folder_token, made_place
 from wherry.units.make import member, staged_at, this_worker
-from wherry.units.target_files import ROOT, name_at
-from wherry.upload.selection import FileSketch
+from wherry.upload.selection import ROOT, FileSketch, name_at
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         back.add(_moves_of(split, unit))
         parts = [made.located(part) for part in back.parts()]
         hashers = {part.move.source: LeafHasher(targets[part.move.source], (algorithm,)) for part in parts}
-        _read(split, back, parts, hashers)
+        crcs = {source: PieceCrc(targets[source].nbytes) for source in made.told() & hashers.keys()}
+        _read(split, back, parts, hashers, crcs)
     return UnitProof(
         unit=unit.number,
         digest=unit.digest,
@@ -79,7 +81,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         version=__version__,
         algorithm=algorithm,
         receipts=tuple(receipt.name for _number, receipt in sorted(made.receipts.items())),
-        moves=tuple(_rows(unit, parts, hashers)),
+        moves=tuple(_rows(unit, parts, hashers, crcs)),
         blocks=tuple(
             BlockHash(source, made.names[at.location.path], at.offset, at.length, digest)
             for source, (at, digest) in back.shared()
@@ -87,6 +89,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         worker=this_worker(),
         nbytes=sum(part.move.span.nbytes for part in parts),
         seconds=round(time.monotonic() - clock, 3),
+        shared=tuple(made.shared.values()),
     )
 
 
@@ -96,13 +99,18 @@ class _MadeFiles:
     Attributes:
         receipts: number of a unit → its receipt, of the files that were asked for.
         names: path of each of these files → its name in the target.
+        shared: name of each file of several units that was asked for → its state before that.
     """
 
     def __init__(self, split: SplitJob, names: Sequence[str]) -> None:
         self._split, self._finished = split, receipts_by_unit(names)
-        self._units = {file.name: unit for unit in split.units for file in unit.files}
+        self._units: dict[str, list[Unit]] = {}
+        for unit in split.units:
+            for file in unit.files:
+                self._units.setdefault(file.name, []).append(unit)
         self.receipts: dict[int, UnitReceipt] = {}
         self.names: dict[str, str] = {}
+        self.shared: dict[str, MadeFile] = {}
 
     def receipt(self, unit: Unit) -> UnitReceipt:
         """The receipt of a unit.
@@ -118,8 +126,21 @@ class _MadeFiles:
                     f"unit {unit.name} is no longer as it was written", uri=self._split.uri,
                     cure="run `wherry commit`, which has it written again",
                 )  # fmt: skip
+            if unit.region is not None:
+                self._note_state(known)
             self.receipts[unit.number] = known
         return known
+
+    def told(self) -> set[KeyPath]:
+        """The sources of which receipts have checksums."""
+        return {move.source for receipt in self.receipts.values() for move in receipt.moves if move.checks}
+
+    def _note_state(self, receipt: UnitReceipt) -> None:
+        """Note the state of a file that several units have made; it is compared when the target is committed."""
+        name = receipt.files[0].name
+        entry = member(staged_at(self._split, folder_token(self._split, receipt)), name).stat()
+        if name not in self.shared and entry is not None:
+            self.shared[name] = MadeFile(name, entry.size, entry.mark)
 
     def located(self, part: StoredPart) -> StoredPart:
         """A part, in the files that were made."""
@@ -128,13 +149,17 @@ class _MadeFiles:
 
     def _extent(self, extent: Extent) -> Extent:
         name = name_at(extent.location.path)
-        token = self.receipt(self._units[name]).token
-        if self._split.records.store is None:
-            place = member(staged_at(self._split, token), name)
-        else:
-            place = Location(self._split.job.committed.store, object_path(self._split, name))
+        receipts = [self.receipt(unit) for unit in self._units[name] if has_bytes(unit, extent)]
+        place = made_place(self._split, name, folder_token(self._split, receipts[0]))
         self.names[place.path] = name
         return replace(extent, location=place)
+
+
+def has_bytes(unit: Unit, extent: Extent) -> bool:
+    """Whether a unit has made bytes of a byte range of its file."""
+    region = unit.region
+    stop = extent.offset + max(extent.length, 1)
+    return region is None or (extent.offset < region.stop and stop > region.start)
 
 
 def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
@@ -145,7 +170,11 @@ def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
 
 
 def _read(
-    split: SplitJob, back: ReadBack, parts: Sequence[StoredPart], hashers: Mapping[KeyPath, LeafHasher]
+    split: SplitJob,
+    back: ReadBack,
+    parts: Sequence[StoredPart],
+    hashers: Mapping[KeyPath, LeafHasher],
+    crcs: Mapping[KeyPath, PieceCrc],
 ) -> None:
     """Read and hash parts with several threads, within the memory of the plan."""
     pool, algorithm = Pool(split.job.plan.memory), split.algorithms[0]
@@ -155,17 +184,24 @@ def _read(
 
     def read(part: StoredPart) -> None:
         with pool.buffer(part.memory, part.extra, part.place) as memory:
-            hashers[part.move.source].update(part.move.span.start, back.read(part, memory, algorithm))
+            data, source, start = back.read(part, memory, algorithm), part.move.source, part.move.span.start
+            hashers[source].update(start, data)
+            if source in crcs:
+                crcs[source].update(start, data)
 
     Crew().work((partial(read, part) for part in parts), count)
 
 
 def _rows(
-    unit: Unit, parts: Sequence[StoredPart], hashers: Mapping[KeyPath, LeafHasher]
+    unit: Unit,
+    parts: Sequence[StoredPart],
+    hashers: Mapping[KeyPath, LeafHasher],
+    crcs: Mapping[KeyPath, PieceCrc],
 ) -> Iterator[DurableMove]:
     """The moves of the unit all of whose leaves were read."""
     for part in parts:
         source, span = part.move.source, part.move.span
         leaves = hashers[source].known(*span) if unit.has(source, span) else None
         if leaves is not None:
-            yield DurableMove(source, span, leaves)
+            checks = crcs[source].known(*span) if source in crcs else ()
+            yield DurableMove(source, span, leaves, tuple(checks))

@@ -73,7 +73,9 @@ def shared_upload(split: SplitJob, unit: Unit, path: str, claim: Claim | None = 
     if row is None and claim is not None:
         own = store.begin(path, claim.token)
         row = _record(split.records, name, {"upload": asdict(own)}, claim)
-        if row["upload"]["key"] != own.key:  # another worker was faster
+        # Another worker was faster. On Azure, what has begun is left, and goes when the object is there: an abort
+        # removes what all workers have sent.
+        if row["upload"]["key"] != own.key and store.aborts_apart:
             store.abort(own)
     return None if row is None else Upload(**row["upload"])
 

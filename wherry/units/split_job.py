@@ -20,6 +20,7 @@ from wherry.errors import MismatchError, NotFoundError, TargetExistsError, Targe
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.ledger.open import resolve_named
+from wherry.readings.box_readings import NO_BOXES, Boxes, box_readings
 from wherry.records.record_schema import request_of
 from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
@@ -51,6 +52,7 @@ class SplitJob:
         request: as it was stated.
         unit_bytes: size of a unit.
         whole: why there is only one unit; empty if there are several.
+        boxes: what workers read of tensors that are carried in boxes.
     """
 
     job: Job
@@ -61,6 +63,7 @@ class SplitJob:
     request: ConvertRequest
     unit_bytes: int
     whole: str = ""
+    boxes: Boxes = NO_BOXES
 
     @property
     def identity(self) -> str:
@@ -69,13 +72,21 @@ class SplitJob:
 
     @property
     def proof_units(self) -> tuple[Unit, ...]:
-        """The proofs of the units, as units with numbers of their own; none if the commit reads everything back.
+        """The proofs of the units that other workers read back, as units with numbers of their own.
 
-        It does where units are regions of one file, which is whole only then, and where nothing is read back at all.
+        Left to the commit are the regions of an object, which cannot be read before its upload is complete. None are
+        left to anybody where nothing is read back at all.
         """
-        if self.job.plan.verify != "digest" or any(unit.region is not None for unit in self.units):
+        if self.job.plan.verify != "digest":
             return ()
-        return tuple(replace(unit, number=len(self.units) + unit.number) for unit in self.units)
+        return tuple(self.proof_of(unit) for unit in self.units if self._is_readable(unit))
+
+    def proof_of(self, unit: Unit) -> Unit:
+        """The proof of a unit, as a unit with a number of its own."""
+        return replace(unit, number=len(self.units) + unit.number)
+
+    def _is_readable(self, unit: Unit) -> bool:
+        return unit.region is None or self.records.store is None
 
     @property
     def uri(self) -> str:
@@ -164,7 +175,8 @@ def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
         algorithms = algorithms_of(job.algorithm, read_sidecar(locate(checkpoint.uri)))
         records = records_beside(job.committed)
         header = header_of(job, algorithms)
-        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes, whole)
+        boxes = box_readings(job.checkpoint, job.plan, units, unit_bytes)
+        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes, whole, boxes)
 
 
 def _require_units(job: Job, units: Sequence[Unit], whole: str) -> None:

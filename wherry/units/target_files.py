@@ -21,7 +21,7 @@ from wherry.formats.writer import extents_of, home_of
 from wherry.mover.move import cells
 from wherry.storage.location import Location
 from wherry.units.regions import regions_at, regions_of
-from wherry.upload.selection import FileSketch
+from wherry.upload.selection import ROOT, FileSketch, name_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from wherry.formats.writer import ExtentsFunction, HomeFunction
     from wherry.mover.move import JointMoves, Move
     from wherry.units.regions import FileRegion, StepFunction
-
-ROOT = "/target"  # of the target in a sketch
 
 
 class FilesOfMove(NamedTuple):
@@ -246,8 +244,3 @@ def _names(place: Location | None) -> frozenset[str]:
 @lru_cache(1 << 16)
 def _name_set(path: str) -> frozenset[str]:
     return frozenset([name_at(path)])
-
-
-def name_at(path: str) -> str:
-    """The name of a file, from its path in a sketch of the target."""
-    return path[len(ROOT) :].strip("/") or "."

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from wherry.upload.run import UploadRun
 
 
+ROOT = "/target"  # of the target in a sketch
+
+
 @runtime_checkable
 class Selection(Protocol):
     """A store that selects files."""
@@ -139,3 +142,8 @@ def is_region(location: Location) -> bool:
     """Whether only a region of one file of the target at a location is written."""
     store: Any = location.store
     return isinstance(store, Selection) and store.region is not None
+
+
+def name_at(path: str) -> str:
+    """The name of a file, from its path in a sketch of the target."""
+    return path[len(ROOT) :].strip("/") or "."

@@ -21,7 +21,7 @@ from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_c
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
     import numpy as np
@@ -85,8 +85,9 @@ def differences(
     found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
+    before: Mapping[KeyPath, str],
     memory: int,
-    progress: OnProgress | None = None,
+    progress: OnProgress | None,
 ) -> list[Failure]:
     """The tensors of a newly written target that differ from their source.
 
@@ -98,15 +99,18 @@ def differences(
         pairs: key path in the target → in the source, of these tensors.
         found: their digests in the target.
         known: digests of the source's own tensors, if `source` is a view of it; unknown ones are computed again.
+        before: digests of the source's tensors that other processes have read, of a view through the inverse layout.
+            One that differs is not believed: the tensor is read here.
         memory: budget for reading.
         progress: called a few times a second.
     """
     del written, known
+    rest = {path: taken for path, taken in pairs.items() if before.get(taken) != found.digests.get(path)}
     theirs = hash_checkpoint(
-        source, found.algorithm, memory=memory, progress=progress, paths=list(pairs.values())
+        source, found.algorithm, memory=memory, progress=progress, paths=list(rest.values())
     )
-    expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
-    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
+    expected = {path: theirs.digests[taken] for path, taken in rest.items()}
+    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in rest.items()})
 
 
 @differences.register(LayoutView)
@@ -117,10 +121,30 @@ def _(
     found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
+    before: Mapping[KeyPath, str],
     memory: int,
-    progress: OnProgress | None = None,
+    progress: OnProgress | None,
 ) -> list[Failure]:
     """For a view: read the target back through the inverse layout."""
+    forward = source.projected
+    with inverse_view(source, written, pairs) as inverse:
+        # of the stored tensors, not of a view of them
+        mine = known if source.source is source.original else None
+        own = mine if mine is None else Hashes(found.algorithm, mine)
+        back, algorithm = inverse.projected, found.algorithm
+        return list(
+            _compare(inverse, source.source, forward, back, algorithm, memory, progress, own, before=before)
+        )
+
+
+def inverse_view(source: LayoutView, written: Checkpoint, pairs: Collection[KeyPath]) -> LayoutView:
+    """The source's own tensors, as some tensors of a newly written target contain them.
+
+    Args:
+        source: the view of the source through the target's layout.
+        written: the target.
+        pairs: key paths in the target.
+    """
     forward = source.projected
     wanted = {piece.parameter for path in pairs for piece in forward.targets[path].pieces}
     whole = _inverse(forward, written)
@@ -129,13 +153,7 @@ def _(
         for path, stored in whole.targets.items()
         if any(piece.parameter in wanted for piece in stored.pieces)
     }
-    back = replace(whole, targets=held, scalars={})
-    with LayoutView(written, back) as inverse:
-        mine = (
-            known if source.source is source.original else None
-        )  # of the stored tensors, not of a view of them
-        own = mine if mine is None else Hashes(found.algorithm, mine)
-        return list(_compare(inverse, source.source, forward, back, found.algorithm, memory, progress, own))
+    return LayoutView(written, replace(whole, targets=held, scalars={}))
 
 
 def _compare(
@@ -148,8 +166,8 @@ def _compare(
     progress: OnProgress | None,
     known: Hashes | None = None,
     measured: MeasuredError | None = None,
+    before: Mapping[KeyPath, str] | None = None,
 ) -> Iterator[Failure]:
-    found = hash_checkpoint(view, algorithm, memory=memory, progress=progress, stage="roundtrip")
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
     if known is None:
         theirs = hash_checkpoint(
@@ -157,6 +175,11 @@ def _compare(
         )
     else:
         theirs = Hashes(algorithm, {path: known.digests[path] for path in wanted})
+    equal = {path for path, digest in (before or {}).items() if theirs.digests.get(path) == digest}
+    rest = [path for path in view.manifest.tensors if path not in equal]
+    found = hash_checkpoint(
+        view, algorithm, memory=memory, progress=progress, stage="roundtrip", paths=rest
+    ).joined(Hashes(algorithm, {path: theirs.digests[path] for path in equal}))
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
         yield from _measure(failure, view, source, back, bound, measured or MeasuredError())

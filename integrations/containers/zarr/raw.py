@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import TensorSpec, region_shape, region_within
 from wherry.formats.reader import Extent
-from wherry.mover.move import cells
-from wherry.mover.regions import fill_region, raw_bytes
+from wherry.mover.chunks import fill_from_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.core.tensorspec import Region
+    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.integrations.containers.zarr.listing import Listing
     from wherry.integrations.containers.zarr.metadata import ZarrArray
     from wherry.storage.location import Location
@@ -58,31 +56,11 @@ def fill(
         CorruptError: a file is truncated.
         StorageError: the storage failed.
     """
-    import numpy as np
 
-    chunk = TensorSpec(spec.path, array.zarr.chunks, array.zarr.dtype)
-    whole = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
-    touched = tuple(
-        slice(part.start // step * step, -(-part.stop // step) * step)
-        for part, step in zip(region, chunk.shape, strict=True)
-    )
-    for cell in cells(touched, chunk.shape):
-        common = tuple(
-            slice(max(part.start, own.start), min(part.stop, own.stop))
-            for part, own in zip(region, cell, strict=True)
-        )
-        (key,) = array.chunk_keys(common)
+    def place(cell: Region) -> Extent:
+        (key,) = array.chunk_keys(cell)
         value = listing.values[key]
         assert value.file is not None
-        extents = (Extent(location.member(value.file), value.offset, chunk.nbytes),)
-        inside = region_within(common, cell)
-        if common == region:
-            _read(chunk, extents, inside, buffer)
-            return
-        part = np.empty(region_shape(inside), whole.dtype)
-        _read(chunk, extents, inside, part.reshape(-1).view("u1").data)
-        whole[region_within(common, region)] = part
+        return Extent(location.member(value.file), value.offset, value.length)
 
-
-def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: memoryview) -> None:
-    fill_region(chunk, region, raw_bytes(extents, chunk), out)
+    fill_from_chunks(spec, array.zarr.chunks, place, region, buffer)

@@ -6,6 +6,7 @@ for a region before every chunk of it is known to exist and to be large enough f
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -160,6 +161,18 @@ class ArrayReader(BaseReader):
                 return None
             extents.append(Extent(listing.place(value.file), value.offset, length))
         return tuple(extents)
+
+    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:
+        """The byte range of a raw chunk; None if it is not in a file as its metadata says."""
+        array, listing = self.arrays.get(spec.path), self.listing
+        if array is None or listing is None or not array.zarr.raw:
+            return None
+        (key,) = array.chunk_keys(cell)
+        value = listing.values.get(key)
+        if value is None or value.file is None or listing.lack(key):
+            return None
+        nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(cell)))
+        return Extent(listing.place(value.file), value.offset, nbytes)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with a region; of raw chunks, only the requested bytes are read."""
