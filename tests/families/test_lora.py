@@ -106,7 +106,7 @@ def test_what_the_layouts_do_not_have_is_refused(tmp_path):
         wherry.convert(source, tmp_path / "out", to="megatron", lineage=False)
     source, _tensors = adapter(tmp_path / "plain")
     with pytest.raises(UnrepresentableError, match="no layout for the LORA adapter"):
-        wherry.convert(source, tmp_path / "out", to="maxtext", lineage=False)
+        wherry.convert(source, tmp_path / "out", to="penzai", lineage=False)
 
 
 def test_an_adapter_of_megatron_needs_a_config_for_peft(tmp_path):

@@ -16,7 +16,6 @@ initialisations that change the base, and every field that this module does not 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, json_beside
+from wherry.view.peft import PATTERNS, SCALE, START, refusal, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,20 +35,8 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
 
-_LORA = "LORA"
-_START = "base_model.model."
 _BASE_LAYER = ".base_layer"
 _BASE, _ADAPTER = 0, 1
-# Fields that the merge reads, and those that do not change it: what was trained, and how.
-_READ = frozenset(
-    {"peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"}
-)
-_IGNORED = frozenset({
-    "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules", "inference_mode",
-    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
-    "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
-})  # fmt: skip
-_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
 
 
 class LowRankPair(NamedTuple):
@@ -96,20 +84,9 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
 
 
 def _require_supported(config: Mapping[str, Any], adapter: Checkpoint) -> None:
-    if config.get("peft_type") != _LORA:
-        raise _unfit(f"adapters of type {config.get('peft_type')} cannot be merged", adapter)
-    if config.get("init_lora_weights") not in _INITIALISATIONS:
-        raise _unfit(f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base", adapter)
-    if config.get("bias") not in (None, "none"):
-        raise _unfit(f"bias is {config['bias']!r}: trained biases are not merged", adapter)
-    known = _READ | _IGNORED | {"init_lora_weights", "bias"}
-    stated = sorted(name for name, value in config.items() if name not in known and value)
-    if stated:
-        words = ", ".join(f"{name} is {config[name]!r}" for name in stated)
-        raise _unfit(f"{words}, of which no merge is known", adapter)
-    for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), int | float):
-            raise _unfit(f"{name} is {config.get(name)!r}", adapter)
+    reason = refusal(config, SCALE | PATTERNS)
+    if reason is not None:
+        raise _unfit(reason, adapter)
 
 
 def _modules(adapter: Checkpoint) -> tuple[dict[str, LowRankPair], dict[str, KeyPath]]:
@@ -118,11 +95,11 @@ def _modules(adapter: Checkpoint) -> tuple[dict[str, LowRankPair], dict[str, Key
     whole: dict[str, KeyPath] = {}
     for path in adapter.manifest.tensors:
         name = path[-1]
-        lora = re.fullmatch(re.escape(_START) + r"(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
+        lora = re.fullmatch(re.escape(START) + r"(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
         if lora and bool(lora[2]) != bool(lora[4]) and len(path) == 1:
             found.setdefault(lora[1], {})[f"{lora[2] or ''}{lora[3]}"] = path
-        elif name.startswith(_START) and name.endswith(".weight") and ".lora_" not in name and len(path) == 1:
-            whole[name.removeprefix(_START).removesuffix(".weight")] = path
+        elif name.startswith(START) and name.endswith(".weight") and ".lora_" not in name and len(path) == 1:
+            whole[name.removeprefix(START).removesuffix(".weight")] = path
         else:
             raise _unfit(f"{name} is no matrix of a LoRA adapter", adapter)
     pairs: dict[str, LowRankPair] = {}
@@ -153,7 +130,7 @@ def _low_rank(
     _require_shape(down, (rank, ins), adapter)
     _require_shape(up, (outs, rank), adapter)
     alpha = _pattern(config.get("alpha_pattern"), module) or config["lora_alpha"]
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scale = scale_of(config, rank, alpha)
     return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
 
 

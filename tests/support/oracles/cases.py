@@ -113,6 +113,13 @@ NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
     (label, "unscanned") for label in UNSCANNED
 ]
+# Adapters that MaxText itself restores and saves: one model of each block whose projections lie otherwise.
+ADAPTER_PAIRS = [
+    ("llama", "scanned"), ("llama", "unscanned"), ("llama-3.1", "scanned"), ("llama-3.1", "axis-0"),
+    ("mistral", "scanned"), ("mixtral", "unscanned"), ("qwen3", "scanned"), ("gemma", "scanned"),
+    ("gemma2", "scanned"), ("gemma2", "unscanned"), ("gemma3", "scanned"),
+    ("gemma3", "unscanned"), ("deepseek-v3", "scanned"), ("deepseek-v3", "unscanned"),
+]  # fmt: skip
 
 LINGUA_SYSTEMS = ("lingua", "meta")
 LINGUA_INTO = ["llama", "llama-tied", "phi3", "granite", "granite-tied"]
