@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families import load_family, system_of_format, system_of_tree
 from wherry.families.adapters import ALPHA, RANK, adapter_family, is_of_adapters
+from wherry.families.bind import unknown_tensors
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import LORA, SCALE, START, refusal
 
@@ -30,32 +31,37 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format
 
 _PEFT, _MAXTEXT = "huggingface", "maxtext"
-_FLAT = "lora"  # the family of adapters whose layouts need no heads
+_DECLARED = ("lora", "lora-fused")  # families of adapters of Megatron-Bridge
+_OF_MEGATRON = ".adapter."
 _OF_MAXTEXT = frozenset({"kernel_lora_a", "kernel_lora_b"})
 _NOTES, _TABLE, _RANK = "checkpoint", "lora", "lora_rank"  # in the custom metadata of a step of MaxText
 _CURE = "merge the adapter into its base (wherry merge BASE ADAPTER DST) and convert the result"
 
 
 def is_adapter(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint has matrices of LoRA, under the names of PEFT or MaxText."""
+    """Whether a checkpoint has matrices of LoRA, under the names of PEFT, Megatron-Bridge or MaxText."""
     return any(_is_matrix(path) for path in checkpoint.manifest.tensors)
 
 
 def _is_matrix(path: KeyPath) -> bool:
-    return path[-1].startswith(START) if len(path) == 1 else not _OF_MAXTEXT.isdisjoint(path[-2:])
+    if len(path) == 1:
+        return path[0].startswith(START) or _OF_MEGATRON in path[0]
+    return not _OF_MAXTEXT.isdisjoint(path[-2:])
 
 
 def family_of_adapters(found: Family, checkpoint: Checkpoint, row: Format) -> Family:
-    """The family of the adapters of a family's models, which has layouts for source and target if any has."""
+    """The family of the adapters of a family's models: of those with both systems, one that knows the most tensors."""
     if is_of_adapters(found):
         return found
-    candidates = [one for one in (adapter_family(found), load_family(_FLAT)) if one is not None]
-
-    def fits(one: Family) -> bool:
-        source = system_of_tree(one, checkpoint.detection.format, checkpoint.manifest)
-        return source is not None and system_of_format(one, row.name) is not None
-
-    return next(filter(fits, candidates), candidates[0])
+    candidates = [one for one in (adapter_family(found), *map(load_family, _DECLARED)) if one is not None]
+    unknown = {
+        one.name: unknown_tensors(one, source, checkpoint.manifest)
+        for one in candidates
+        if (source := system_of_tree(one, checkpoint.detection.format, checkpoint.manifest)) is not None
+        and system_of_format(one, row.name) is not None
+    }
+    known = [one for one in candidates if one.name in unknown]
+    return min(known, key=lambda one: unknown[one.name], default=candidates[0])
 
 
 def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
