@@ -162,8 +162,18 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
-                 "qwen3-moe", "smollm3", "qwen2-moe")  # fmt: skip
-MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe")
+                 "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss")  # fmt: skip
+MEGATRON_OUT_OF = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "smollm3",
+    "qwen2-moe",
+    "gpt-oss",
+)
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip
