@@ -30,7 +30,7 @@ from wherry.config.config import VARIABLES
 from wherry.config.schema import Retention, Route, Settings, TargetRule
 from wherry.console.formats import COLUMNS, format_cells
 from wherry.errors import WherryError
-from wherry.families import families, load_family
+from wherry.families import adapter_families, families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
 from wherry.objects.stores import OBJECT_STORES
@@ -184,7 +184,7 @@ def judged_table() -> str:
     """One row for each family and system: what judges the conversions to it, and those from it."""
     rows = [
         (f"`{name}`", system, *(judges(read_judges().get(name, {}).get(system, {}), way) for way in WAYS))
-        for name in families()
+        for name in (*families(), *adapter_families())
         for system in load_family(name).systems
         if system != "huggingface"
     ]

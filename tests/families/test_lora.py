@@ -92,6 +92,92 @@ def interleaved(query, key, value):
     return np.concatenate(parts, axis=2).reshape(len(query), -1)
 
 
+BASE = {
+    "model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": EMBED, "num_attention_heads": GROUPS * HEADS,
+    "num_key_value_heads": GROUPS, "head_dim": DIM, "intermediate_size": FFN, "rope_scaling": {"rope_type": "default"},
+}  # fmt: skip
+
+
+def save_fused(folder):
+    """An adapter of fused projections, as Megatron-Bridge's LoRA saves it: imitated with torch's own DCP."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed import checkpoint as dcp
+
+    rng = np.random.default_rng(7)
+    fused = {
+        "self_attention.linear_qkv": (EMBED, QUERIES + 2 * KEYS), "self_attention.linear_proj": (QUERIES, EMBED),
+        "mlp.linear_fc1": (EMBED, 2 * FFN), "mlp.linear_fc2": (FFN, EMBED),
+    }  # fmt: skip
+    tensors = {}
+    for name, (ins, outs) in fused.items():
+        for half, shape in (("in", (LAYERS, RANK, ins)), ("out", (LAYERS, outs, RANK))):
+            key = f"decoder.layers.{name}.adapter.linear_{half}.weight"
+            tensors[key] = rng.standard_normal(shape).astype("f4")
+    state = {name: torch.from_numpy(one) for name, one in tensors.items()}
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    torch.save({"iteration": 10, "checkpoint_version": 3.0}, folder / "common.pt")
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}
+    (folder / "metadata.json").write_text(json.dumps(backend))
+    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    (folder.parent / "config.json").write_text(json.dumps(BASE))
+    return tensors, str(folder.parent / "config.json")
+
+
+def test_an_adapter_of_fused_projections_goes_to_peft(tmp_path):
+    """Query, key and value get their rows of B, and a copy of A each; so do gate and up."""
+    stored, config = save_fused(tmp_path / "iter_0000010")
+    wherry.convert(
+        tmp_path / "iter_0000010", tmp_path / "peft", to="huggingface", config=config, lineage=False
+    )
+    found = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    assert len(found) == LAYERS * 14
+    x = np.random.default_rng(4).standard_normal((2, EMBED)).astype("f4")
+    for layer in range(LAYERS):
+
+        def applied(module, layer=layer):
+            down, up = (found[f"{START}.{layer}.{module}.lora_{letter}.weight"] for letter in "AB")
+            return x @ down.T @ up.T
+
+        def fused(name, layer=layer):
+            down, up = (
+                stored[f"decoder.layers.{name}.adapter.linear_{half}.weight"][layer] for half in ("in", "out")
+            )
+            return x @ down.T @ up.T
+
+        heads = interleaved(*(applied(f"self_attn.{one}_proj") for one in "qkv"))
+        np.testing.assert_allclose(heads, fused("self_attention.linear_qkv"), rtol=1e-4, atol=1e-5)
+        gated = np.concatenate([applied("mlp.gate_proj"), applied("mlp.up_proj")], axis=1)
+        np.testing.assert_allclose(gated, fused("mlp.linear_fc1"), rtol=1e-4, atol=1e-5)
+        for module, name in (
+            ("self_attn.o_proj", "self_attention.linear_proj"),
+            ("mlp.down_proj", "mlp.linear_fc2"),
+        ):
+            for letter, half in (("A", "in"), ("B", "out")):
+                want = stored[f"decoder.layers.{name}.adapter.linear_{half}.weight"][layer]
+                np.testing.assert_array_equal(found[f"{START}.{layer}.{module}.lora_{letter}.weight"], want)
+    assert wherry.verify(tmp_path / "peft", level="digest", against=str(tmp_path / "iter_0000010")).ok
+
+
+def test_a_fused_adapter_without_the_config_of_its_base_is_asked_for_it(tmp_path):
+    save_fused(tmp_path / "iter_0000010")
+    with pytest.raises(WherryError) as caught:
+        wherry.convert(tmp_path / "iter_0000010", tmp_path / "peft", to="huggingface", lineage=False)
+    assert "config" in caught.value.cure
+    assert not (tmp_path / "peft").exists()
+
+
+def test_an_adapter_of_peft_has_no_fused_form(tmp_path):
+    """Its matrices A differ; the layouts of CanonicalLoRA have them all."""
+    source, _tensors = adapter(tmp_path / "peft")
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    with pytest.raises(UnrepresentableError, match="no layout for parameter key_in"):
+        wherry.convert(
+            source, tmp_path / "out", to="megatron", family="lora-fused", config=str(tmp_path / "config.json"),
+            lineage=False,
+        )  # fmt: skip
+
+
 def test_a_layer_without_an_adapter_is_refused(tmp_path):
     """Stacked or not, all layers of a projection belong to a checkpoint."""
     source, _tensors = adapter(tmp_path / "peft", layers=(0, 2))
@@ -106,7 +192,7 @@ def test_what_the_layouts_do_not_have_is_refused(tmp_path):
         wherry.convert(source, tmp_path / "out", to="megatron", lineage=False)
     source, _tensors = adapter(tmp_path / "plain")
     with pytest.raises(UnrepresentableError, match="no layout for the LORA adapter"):
-        wherry.convert(source, tmp_path / "out", to="maxtext", lineage=False)
+        wherry.convert(source, tmp_path / "out", to="penzai", lineage=False)
 
 
 def test_an_adapter_of_megatron_needs_a_config_for_peft(tmp_path):

@@ -12,6 +12,7 @@ import wherry
 from tests.support.command import command
 from tests.support.merging import made, read, save
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.merger.recipes import LowRank, Magnitudes
 
 SHAPES = {
     "model.embed.weight": (11, 8), "model.layers.0.q.weight": (8, 8), "model.layers.0.up.weight": (12, 8),
@@ -109,7 +110,8 @@ def test_a_module_that_stores_its_inputs_first(base, tmp_path):
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    ({"use_dora": True}, "use_dora is True"), ({"bias": "all"}, "bias is 'all'"), ({"peft_type": "IA3"}, "type IA3"),
+    ({"use_dora": True}, "lacks one of its three tensors"), ({"bias": "all"}, "bias is 'all'"),
+    ({"peft_type": "IA3"}, "type IA3"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"), ({"lora_bias": True}, "lora_bias is True"),
     ({"layer_replication": [[0, 2]]}, "layer_replication"), ({"something_new": 3}, "something_new is 3"),
     ({"r": 3}, r"is \[2, 8\], but the base and the config need \[3, 8\]"), ({"lora_alpha": None}, "lora_alpha is None"),
@@ -133,6 +135,60 @@ def test_tensors_that_do_not_fit_are_refused_by_name(base, change, words, tmp_pa
     tensors = change(pair(np.random.default_rng(3), "model.layers.0.q", 8, 8))
     with pytest.raises(UnrepresentableError, match=words):
         merged(base, save_adapter(tmp_path / "adapter", tensors), tmp_path)
+
+
+def with_lengths(tensors, rng, outs=8, module="model.layers.0.q"):
+    return tensors | {f"{START}{module}.lora_magnitude_vector": rng.uniform(0.5, 2, outs).astype("f4")}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["outputs-first", "inputs-first"])
+def test_dora_scales_each_output_to_its_magnitude(base, first, tmp_path):
+    rng = np.random.default_rng(3)
+    ins, outs = (12, 8) if first else (8, 12)
+    tensors = with_lengths(pair(rng, "model.layers.0.up", ins, outs), rng, outs, "model.layers.0.up")
+    adapter = save_adapter(tmp_path / "adapter", tensors, use_dora=True, fan_in_fan_out=first)
+    _receipt, found = merged(base, adapter, tmp_path)
+    weight = made(1, shapes=SHAPES)["model.layers.0.up.weight"].astype("f8")
+    whole = (weight.T if first else weight) + delta(tensors, "model.layers.0.up", 3.0)
+    lengths = tensors[f"{START}model.layers.0.up.lora_magnitude_vector"]
+    wanted = lengths[:, None] * whole / np.linalg.norm(whole, axis=1, keepdims=True)
+    up = found["model.layers.0.up.weight"]
+    np.testing.assert_allclose(up.T if first else up, wanted, rtol=1e-5, atol=1e-6)
+    assert np.linalg.norm(up.T if first else up, axis=1) == pytest.approx(lengths, rel=1e-5)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["outputs-first", "inputs-first"])
+def test_a_part_of_a_matrix_with_dora_is_that_of_the_whole(first):
+    """Rows are measured as a whole, also if only some of their elements are read."""
+    rng, sizes = np.random.default_rng(5), (6, 10)
+    arrays = {
+        "w": rng.standard_normal(sizes[::-1] if first else sizes), "a": rng.standard_normal((2, 10)),
+        "b": rng.standard_normal((6, 2)), "m": rng.uniform(0.5, 2, 6),
+    }  # fmt: skip
+    recipe = Magnitudes(LowRank(("w",), ("a",), ("b",), 2, 0.5, first), ("m",), 10)
+
+    def read(path, region):
+        return arrays[path[0]][region]
+
+    rows, columns = (slice(0, 10), slice(0, 6)) if first else (slice(0, 6), slice(0, 10))
+    whole = recipe.values((rows, columns), read)
+    part = (slice(3, 7), slice(1, 4)) if first else (slice(1, 4), slice(3, 7))
+    np.testing.assert_allclose(recipe.values(part, read), whole[part], rtol=1e-12)
+
+
+def test_dora_of_an_embedding_and_lengths_of_another_shape_are_refused(base, tmp_path):
+    rng = np.random.default_rng(3)
+    embedding = with_lengths(
+        pair(rng, "model.embed", 11, 8, kind="lora_embedding", end=""), rng, 8, "model.embed"
+    )
+    longer = with_lengths(pair(rng, "model.layers.0.q", 8, 8), rng, 9)
+    for name, tensors, words in (
+        ("one", embedding, "an embedding with DoRA"),
+        ("other", longer, r"is \[9\], but"),
+    ):
+        adapter = save_adapter(tmp_path / name, tensors, use_dora=True)
+        with pytest.raises(UnrepresentableError, match=words):
+            merged(base, adapter, tmp_path)
 
 
 def test_adapters_are_not_added(base, tmp_path):

@@ -36,6 +36,9 @@ again.merge_and_unload().save_pretrained(job["out"])
 ADAPTERS = {
     "plain": ("llama", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}),
     "rslora": ("llama", {"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": ["v_proj", "o_proj"]}),
+    "dora": ("llama", {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["q_proj", "down_proj"]}),
+    "dora-rslora": ("llama", {"r": 4, "lora_alpha": 8, "use_dora": True, "use_rslora": True,
+                              "target_modules": ["v_proj", "up_proj"]}),
     "patterns": ("llama", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"],
                            "rank_pattern": {"layers.1.self_attn.q_proj": 2}, "alpha_pattern": {"up_proj": 3}}),
     "whole-modules": ("llama", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),

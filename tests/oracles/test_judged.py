@@ -8,7 +8,8 @@ from tests.support import flax_classes
 from tests.support.infra import load
 from tests.support.oracles import cases
 from tests.support.oracles.huggingface import MODELS
-from wherry.families import families, load_family
+from wherry.families import adapter_families, families, load_family
+from wherry.families.adapters import SUFFIX
 from wherry.view.overview import judges, read_judges
 
 FORWARD, LIBRARY = {"forward"}, {"library"}
@@ -47,6 +48,9 @@ def covered():
     add(flax_classes.families_of(flax_classes.OUT_OF), "huggingface-flax", "out_of", LIBRARY)
     add(of_families(cases.MEGATRON_INTO), "megatron", "into", LIBRARY)
     add(of_families(cases.MEGATRON_OUT_OF), "megatron", "out_of", LIBRARY)
+    for way in ("into", "out_of"):
+        labels = [label for label, _form in cases.ADAPTER_PAIRS]
+        add([f"{name}{SUFFIX}" for name in of_families(labels)], "maxtext", way, LIBRARY)
     for system, way in cases.GPT3_WAYS:
         add(["gpt3"], system, way, FORWARD)
     return found
@@ -67,7 +71,7 @@ def test_the_table_says_what_the_tests_do():
 def test_every_pair_of_the_registry_has_a_line_in_the_page(docs):
     pairs = {
         (name, system)
-        for name in families()
+        for name in (*families(), *adapter_families())
         for system in load_family(name).systems
         if system != "huggingface"
     }

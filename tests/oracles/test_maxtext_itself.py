@@ -1,8 +1,7 @@
 """MaxText's own model classes, on the processor, load what wherry wrote and compute what transformers computes.
 
 This judges the forward passes of `tests.support.oracles` too. MaxText 0.2.5 needs Python 3.12, hence an environment of
-its own (`tests.support.generations`). It computes in float32; where logits go through the embedding, it rounds the
-embedding to bfloat16.
+its own (`tests.support.generations`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ import yaml
 import wherry
 from tests.support.generations import old_python
 from tests.support.oracles import judge
-from tests.support.oracles.cases import FORMS, ITSELF_PAIRS, MODEL_NAMES
+from tests.support.oracles.cases import FORMS, ITSELF_PAIRS
 from tests.support.oracles.huggingface import TOKENS
+from tests.support.oracles.maxtext_itself import ROUNDED, SINGLE, stated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
-
-SINGLE, ROUNDED = 2e-5, 5e-3
 
 SCRIPT = """
 import json, sys, traceback
@@ -58,17 +56,6 @@ for job in json.load(sys.stdin):
     except Exception:
         open(job["out"] + ".txt", "w").write(traceback.format_exc())
 """
-
-
-def stated(label: str, config: dict) -> list[str]:
-    """The command line: where a model's name is needed, all attributes, which else that name's own file replaces."""
-    name = {**MODEL_NAMES.get(label, {}), **config}.get("model_name")
-    if name is None:
-        return []
-    whole = {**config, "model_name": name, "override_model_config": True}
-    return [
-        f"{key}={json.dumps(value)}".replace('"', "") for key, value in whole.items() if key != "base_config"
-    ]
 
 
 def job(folder: Path, label: str, form: str) -> dict:

@@ -30,6 +30,13 @@ SAVED = {
     "qwen2": {**_DENSE, "add_qkv_bias": True},
     "mixtral": {**_DENSE, **_EXPERTS, "moe_router_pre_softmax": False},
     "qwen3-moe": {**_DENSE, **_EXPERTS, "qk_layernorm": True, "moe_router_pre_softmax": True},
+    "gpt-oss": {
+        **_DENSE, **_EXPERTS, "num_layers": 4, "swiglu": False, "quick_geglu": True, "glu_linear_offset": 1.0,
+        "activation_func_clamp_value": 0.5, "softmax_type": "learnable", "window_size": [3, 0],
+        "window_attn_skip_freq": 2, "add_bias_linear": True, "moe_router_pre_softmax": False,
+        "position_embedding_type": "yarn", "yarn_rotary_scaling_factor": 4.0, "yarn_beta_fast": 32.0,
+        "yarn_original_max_position_embeddings": 16, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": False,
+    },
     "qwen2-moe": {
         **_DENSE, **_EXPERTS, "moe_router_pre_softmax": False, "add_qkv_bias": True,
         "moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True,

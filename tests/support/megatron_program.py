@@ -1,9 +1,10 @@
 """Runs where Megatron-Core is installed: loads checkpoints into GPTModel, or saves new ones, and prints logits.
 
-Megatron-Core trains on GPUs. On a processor its own code runs with gloo and one rank, in place of four things of CUDA:
-waiting for a stream, the number of a device, states of random numbers that only dropout draws from, and a product of
-Transformer Engine that its router names without importing it. The program reads a list of jobs as JSON from its first
-argument: {"load": folder} or {"save": folder, "args": arguments}, and the token ids from its second.
+Megatron-Core trains on GPUs. On a processor its own code runs with gloo and one rank, in place of five things of CUDA:
+waiting for a stream, the number of a device, states of random numbers that only dropout draws from, a product of
+Transformer Engine that its router names without importing it, and the mask of a window, which it makes on a GPU. The
+program reads a list of jobs as JSON from its first argument: {"load": folder} or {"save": folder, "args": arguments},
+and the token ids from its second.
 """
 
 from __future__ import annotations
@@ -26,17 +27,27 @@ def start() -> None:
     place = Path(tempfile.mkdtemp(), "ranks").as_uri()
     torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     from megatron.core import parallel_state
+    from megatron.core.fusions import fused_softmax
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer.moe import moe_utils
 
     CudaRNGStatesTracker.fork = lambda *_args: contextlib.nullcontext()
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+    fused_softmax.get_sliding_window_causal_mask = window_mask
     parallel_state.initialize_model_parallel(1, 1)
+
+
+def window_mask(rows: int, columns: int, window: tuple[int, int]) -> torch.Tensor:
+    """What a query does not attend to, as `transformer.utils.get_sliding_window_causal_mask` has it."""
+    whole = torch.ones(rows, columns, dtype=torch.bool)
+    before = torch.triu(whole, diagonal=columns - rows - window[0])
+    return ~torch.tril(before, diagonal=columns - rows + window[1])
 
 
 def model_of(args: Namespace) -> Any:
     """GPTModel as Megatron's training program builds it from these arguments, of Megatron's own layers."""
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -55,12 +66,21 @@ def model_of(args: Namespace) -> Any:
     config = TransformerConfig(
         num_layers=args.num_layers, hidden_size=args.hidden_size, num_attention_heads=args.num_attention_heads,
         num_query_groups=args.num_query_groups, kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
-        normalization=args.normalization, gated_linear_unit=args.swiglu, activation_func=torch.nn.functional.silu,
+        normalization=args.normalization, gated_linear_unit=args.swiglu or said("quick_geglu", False),
+        activation_func=quick_gelu if said("quick_geglu", False) else torch.nn.functional.silu,
+        activation_func_clamp_value=said("activation_func_clamp_value"),
+        glu_linear_offset=said("glu_linear_offset", 0.0),
+        softmax_type=said("softmax_type", "vanilla"), window_size=said("window_size"),
+        window_attn_skip_freq=said("window_attn_skip_freq"),
         add_bias_linear=args.add_bias_linear, add_qkv_bias=said("add_qkv_bias", False),
         qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
         bias_activation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0, attention_softmax_in_fp32=True,
         rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"), **moe,
     )  # fmt: skip
+    for name in (name for name in vars(args) if name.startswith("yarn_")):
+        setattr(config, name, getattr(args, name))
+    for name in ("yarn_mscale", "yarn_mscale_all_dim"):
+        setattr(config, name, said(name))
     spec = get_gpt_layer_local_spec(
         num_experts=experts,
         moe_grouped_gemm=False,

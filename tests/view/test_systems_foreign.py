@@ -135,9 +135,9 @@ def test_family_none_makes_no_checkpoint_of_foreign_names(to, llama, tmp_path):
     assert "remove --family none" in error.cure
 
 
-@pytest.mark.parametrize("to", [name for name in SYSTEMS if name != "megatron"])
+@pytest.mark.parametrize("to", [name for name in SYSTEMS if name not in ("maxtext", "megatron")])
 def test_an_adapter_is_no_model(to, tmp_path):
-    """Megatron-Bridge has a layout for it; see tests/families/test_lora.py."""
+    """MaxText and Megatron-Bridge have layouts for it; see tests/families/test_adapters.py and test_lora.py."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -146,7 +146,7 @@ def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
 
 def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
-    from wherry.families import families, load_family
+    from wherry.families import adapter_families, families, load_family
     from wherry.quantized.schemes import schemes
     from wherry.view.overview import blocks_without_layouts, matrix, without_layouts
 
@@ -167,6 +167,10 @@ def _list_families(*, json_: bool) -> None:
     say("")
     tables.print_table(
         ["scheme", "quantised weights that are dequantised"], [[one.name, one.about] for one in schemes()]
+    )
+    _show_group(
+        "families of LoRA adapters, in PEFT and MaxText",
+        [(name, load_family(name).about) for name in adapter_families()],
     )
     _show_group("model types without layouts", list(without_layouts().items()))
     _show_group("decoder blocks of MaxText without layouts", list(blocks_without_layouts().items()))

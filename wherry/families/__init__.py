@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS
 from wherry.errors import UnrepresentableError, UsageError, choose
+from wherry.families.adapters import SUFFIX, adapter_family
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
 from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
 from wherry.families.facts import assumed_facts, conventions_of, forms_told, require_accepted, tell
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundFamily",
     "Projection",
+    "adapter_families",
     "convert_layout",
     "families",
     "families_of_system",
     "family_of_config",
+    "is_known",
     "load_family",
     "load_family_file",
     "side_by_side",
@@ -61,15 +64,34 @@ def families() -> tuple[str, ...]:
 
 
 @cache
+def adapter_families() -> tuple[str, ...]:
+    """The names of the families of LoRA adapters, which are derived from those of their models."""
+    found = [adapter_family(load_family(name)) for name in families()]
+    return tuple(one.name for one in found if one is not None)
+
+
+@cache
 def load_family(name: str) -> Family:
-    """One of the families that come with wherry.
+    """One of the families that come with wherry, or of the adapters of one (`llama-lora`).
 
     Raises:
         UsageError: the name is unknown.
     """
+    adapters = adapter_family(load_family(name.removesuffix(SUFFIX))) if _has_adapters(name) else None
+    if adapters is not None:
+        return adapters
     if name not in families():
         raise UsageError(f"unknown family {name!r}", cure=choose(name, families()))
     return family_of(_extend(_parse(_FOLDER / f"{name}.toml")), f"family {name}")
+
+
+def is_known(name: str) -> bool:
+    """Whether a family comes with wherry, or is derived from one."""
+    return name in families() or _has_adapters(name)
+
+
+def _has_adapters(name: str) -> bool:
+    return name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in families()
 
 
 def load_family_file(path: str) -> Family:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
-from wherry.families.match import FamilyMatch, match_tensors
 from wherry.families.pieces import require_complete, stored_tensors
 from wherry.families.scalars import SortedTensors, concrete_slots, sort_tensors
 from wherry.families.sizes import solved_sizes
-from wherry.families.templates import Template, form_choices, templates
+from wherry.families.templates import FamilyMatch, Template, form_choices, match_tensors, templates
 from wherry.layout.copies import Pieces, StoredTensor
 from wherry.layout.expr import evaluate
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.families.facts import ConfigFacts
-    from wherry.families.match import Match
     from wherry.families.schema import Family, System
-    from wherry.families.templates import Template
+    from wherry.families.templates import Match, Template
     from wherry.layout.boxes import Groups
     from wherry.layout.copies import Parameter
     from wherry.layout.layout import Dimension, Layout

@@ -14,6 +14,7 @@ from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import parse
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.families.adapters import is_of_adapters
 from wherry.families.scalars import scalar_texts
 from wherry.families.targets import (
     fill_sizes,
@@ -141,18 +142,23 @@ def project(
 def target_manifest(projected: Projection, source: Manifest) -> Manifest:
     """The target's manifest before its format prepares it: tensors, the run's numbers, lists and empty nodes.
 
-    The family, both systems, every form and convention, and the facts that the user stated are recorded in `origin`.
+    The family, both systems, every form and convention, and the facts that the user stated are recorded in `origin`; of
+    an adapter also the sizes and facts of its base, whose config is not beside it.
     """
+    bound = projected.source
+    of_adapter = is_of_adapters(bound.family)
+    facts = dict(bound.told.facts if of_adapter else bound.told.stated)
     scalars = {
         path: replace(source.tensors[taken], path=path, chunks=None, axes=None, sharding=None)
         for path, taken in projected.scalars.items()
     }
     moments = any(slot != "params" for slot in _slots(projected))
     layout = {
-        "family": projected.source.family.name,
-        "from": {"system": projected.source.system.name, **projected.source.chosen},
+        "family": bound.family.name,
+        "from": {"system": bound.system.name, **bound.chosen},
         "to": {"system": projected.system.name, **projected.chosen},
-        **({"facts": dict(projected.source.told.stated)} if projected.source.told.stated else {}),
+        **({"facts": facts} if facts else {}),
+        **({"sizes": dict(bound.solved.sizes)} if of_adapter else {}),
     }
     return Manifest(
         tensors={**{path: stored.spec for path, stored in projected.targets.items()}, **scalars},

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.families.facts import ConfigFacts
-    from wherry.families.match import FamilyMatch, Match
     from wherry.families.schema import Family, System
-    from wherry.families.templates import Template
+    from wherry.families.templates import FamilyMatch, Match, Template
     from wherry.layout.layout import Dimension, Layout
 
 _CURE = "pass the model's config with --config FILE"

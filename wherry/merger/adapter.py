@@ -6,17 +6,18 @@
     base_model.model.<module>.lora_B.weight           B, [out, r]
     base_model.model.<module>.lora_embedding_A, _B    of an embedding: [r, entries], [width, r]
     base_model.model.<module>.base_layer.weight       W itself, which PEFT saves with embeddings
+    base_model.model.<module>.lora_magnitude_vector   m, [out], of DoRA
     base_model.model.<module>.weight                  a module that was trained whole (modules_to_save)
 
 The merged weight is W + s·B·A with s = alpha / r, or alpha / sqrt(r) (`use_rslora`); transposed where the module stores
-its inputs first (`fan_in_fan_out`) and for an embedding. `rank_pattern` and `alpha_pattern` replace both numbers for
-modules whose names end with one of their patterns. What an adapter states beyond that is refused by name: DoRA, biases,
-initialisations that change the base, and every field that this module does not know.
+its inputs first (`fan_in_fan_out`) and for an embedding. With `use_dora` every row of it is scaled to the length m.
+`rank_pattern` and `alpha_pattern` replace both numbers for modules whose names end with one of their patterns. What an
+adapter states beyond that is refused by name: biases, initialisations that change the base, and every field that
+`wherry.view.peft` does not know.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,9 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
 from wherry.merger.join import JoinedCheckpoint, at
-from wherry.merger.recipes import LowRank, Recipe, UnchangedTensor, is_summable
+from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, json_beside
+from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,28 +37,17 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
 
-_LORA = "LORA"
-_START = "base_model.model."
-_BASE_LAYER = ".base_layer"
+_BASE_LAYER, _MAGNITUDE = ".base_layer", ".lora_magnitude_vector"
 _BASE, _ADAPTER = 0, 1
-# Fields that the merge reads, and those that do not change it: what was trained, and how.
-_READ = frozenset(
-    {"peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"}
-)
-_IGNORED = frozenset({
-    "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules", "inference_mode",
-    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
-    "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
-})  # fmt: skip
-_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
 
 
 class LowRankPair(NamedTuple):
-    """The two matrices of a module: the key paths of A and B in the adapter, and whether it is an embedding."""
+    """The matrices of a module: the key paths of A, B and DoRA's m in the adapter, and whether it is an embedding."""
 
     down: KeyPath
     up: KeyPath
     embedding: bool
+    magnitude: KeyPath | None
 
 
 def adapter_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -79,7 +70,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     recipes: dict[KeyPath, Recipe] = {
         path: UnchangedTensor(at(_BASE, path)) for path in base.manifest.tensors
     }
-    pairs, whole = _modules(adapter)
+    pairs, whole = _modules(adapter, dora=bool(config.get(DORA)))
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
         path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
         _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)
@@ -87,7 +78,8 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     for module, pair in pairs.items():
         path = _weight_of(module, base, adapter)
         (under,) = recipes[path].sources
-        recipes[path] = replace(_low_rank(path, pair, module, config, base, adapter), base=under)
+        matrix = replace(_low_rank(path, pair, module, config, base, adapter), base=under)
+        recipes[path] = matrix if pair.magnitude is None else _magnitudes(path, pair, matrix, base, adapter)
     sources = [{"uri": base.uri, "role": "base"}, {"uri": adapter.uri, "role": "adapter"}]
     return MergedView(
         JoinedCheckpoint([base, adapter]), recipes, {"kind": "lora", "sources": sources},
@@ -96,42 +88,50 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
 
 
 def _require_supported(config: Mapping[str, Any], adapter: Checkpoint) -> None:
-    if config.get("peft_type") != _LORA:
-        raise _unfit(f"adapters of type {config.get('peft_type')} cannot be merged", adapter)
-    if config.get("init_lora_weights") not in _INITIALISATIONS:
-        raise _unfit(f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base", adapter)
-    if config.get("bias") not in (None, "none"):
-        raise _unfit(f"bias is {config['bias']!r}: trained biases are not merged", adapter)
-    known = _READ | _IGNORED | {"init_lora_weights", "bias"}
-    stated = sorted(name for name, value in config.items() if name not in known and value)
-    if stated:
-        words = ", ".join(f"{name} is {config[name]!r}" for name in stated)
-        raise _unfit(f"{words}, of which no merge is known", adapter)
-    for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), int | float):
-            raise _unfit(f"{name} is {config.get(name)!r}", adapter)
+    reason = refusal(config, {*SCALE, *PATTERNS, DORA})
+    if reason is not None:
+        raise _unfit(reason, adapter)
 
 
-def _modules(adapter: Checkpoint) -> tuple[dict[str, LowRankPair], dict[str, KeyPath]]:
-    """Module → its two matrices, and module → the whole weight that replaces it."""
+def _modules(adapter: Checkpoint, *, dora: bool) -> tuple[dict[str, LowRankPair], dict[str, KeyPath]]:
+    """Module → its matrices, and module → the whole weight that replaces it."""
     found: dict[str, dict[str, KeyPath]] = {}
     whole: dict[str, KeyPath] = {}
     for path in adapter.manifest.tensors:
         name = path[-1]
-        lora = re.fullmatch(re.escape(_START) + r"(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
+        lora = re.fullmatch(re.escape(START) + r"(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
         if lora and bool(lora[2]) != bool(lora[4]) and len(path) == 1:
             found.setdefault(lora[1], {})[f"{lora[2] or ''}{lora[3]}"] = path
-        elif name.startswith(_START) and name.endswith(".weight") and ".lora_" not in name and len(path) == 1:
-            whole[name.removeprefix(_START).removesuffix(".weight")] = path
+        elif dora and name.startswith(START) and name.endswith(_MAGNITUDE) and len(path) == 1:
+            found.setdefault(name.removeprefix(START).removesuffix(_MAGNITUDE), {})[_MAGNITUDE] = path
+        elif name.startswith(START) and name.endswith(".weight") and ".lora_" not in name and len(path) == 1:
+            whole[name.removeprefix(START).removesuffix(".weight")] = path
         else:
             raise _unfit(f"{name} is no matrix of a LoRA adapter", adapter)
-    pairs: dict[str, LowRankPair] = {}
-    for module, both in found.items():
-        mark = "embedding_" if "embedding_A" in both else ""
-        if set(both) != {f"{mark}A", f"{mark}B"}:
-            raise _unfit(f"{module} lacks one of its two matrices", adapter)
-        pairs[module] = LowRankPair(both[f"{mark}A"], both[f"{mark}B"], bool(mark))
-    return pairs, whole
+    return {module: _pair(module, both, adapter, dora=dora) for module, both in found.items()}, whole
+
+
+def _pair(module: str, found: Mapping[str, KeyPath], adapter: Checkpoint, *, dora: bool) -> LowRankPair:
+    """The matrices of a module, which must all be there."""
+    mark = "embedding_" if "embedding_A" in found else ""
+    if dora and mark:
+        raise _unfit(f"{module} is an embedding with DoRA, which is not supported", adapter)
+    if not {f"{mark}A", f"{mark}B"} <= set(found) or len(found) != 2 + dora:
+        raise _unfit(f"{module} lacks one of its {'three tensors' if dora else 'two matrices'}", adapter)
+    return LowRankPair(found[f"{mark}A"], found[f"{mark}B"], bool(mark), found.get(_MAGNITUDE))
+
+
+def _magnitudes(
+    path: KeyPath, pair: LowRankPair, matrix: LowRank, base: Checkpoint, adapter: Checkpoint
+) -> Magnitudes:
+    """DoRA's scaling of the rows of a matrix."""
+    assert pair.magnitude is not None
+    weight, spec = base.manifest.tensors[path], adapter.manifest.tensors[pair.magnitude]
+    outs, ins = reversed(weight.shape) if matrix.transposed else weight.shape
+    if not is_summable(spec.dtype):
+        raise _unfit(f"{spec.name} is {spec.dtype}, not of floating point", adapter)
+    _require_shape(spec, (outs,), adapter)
+    return Magnitudes(matrix, at(_ADAPTER, pair.magnitude), ins)
 
 
 def _low_rank(
@@ -153,7 +153,7 @@ def _low_rank(
     _require_shape(down, (rank, ins), adapter)
     _require_shape(up, (outs, rank), adapter)
     alpha = _pattern(config.get("alpha_pattern"), module) or config["lora_alpha"]
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scale = scale_of(config, rank, alpha)
     return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
 
 

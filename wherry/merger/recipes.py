@@ -104,7 +104,7 @@ class LowRank:
         base: W, [out, in]; [in, out] if transposed.
         down: A, [rank, in].
         up: B, [out, rank].
-    rank: rows of A, columns of B.
+        rank: rows of A, columns of B.
         scale: s.
         transposed: whether W has its inputs first.
     """
@@ -136,6 +136,50 @@ class LowRank:
         dtype = specs[self.base].dtype
         narrow = 2 * canonical_size(_DOUBLE, self.rank * sum(region_shape(region)))
         return 2 * _nbytes(_wide_name(dtype), region) + _nbytes(dtype, region) + narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Magnitudes:
+    """A matrix whose rows, those of each output, are scaled to given lengths: DoRA, m · V / |V| with V = W + s·B·A.
+
+    Attributes:
+        matrix: V.
+        magnitude: m, [out].
+        inputs: the length of a row.
+    """
+
+    matrix: LowRank
+    magnitude: KeyPath
+    inputs: int
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """W, A, B and m."""
+        return (*self.matrix.sources, self.magnitude)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements of a region; the lengths of its rows are computed from whole rows, piece by piece."""
+        outs, ins = region[::-1] if self.matrix.transposed else region
+        found = self.matrix.values(region, read)
+        wanted = read(self.magnitude, (outs,)).astype(found.dtype)
+        factor = wanted / self._lengths(outs, ins, found, read).astype(found.dtype)
+        found *= factor if self.matrix.transposed else factor[:, None]
+        return found
+
+    def _lengths(self, outs: slice, ins: slice, found: np.ndarray, read: Read) -> np.ndarray:
+        """The length of each row, of which `found` has the columns `ins`."""
+        axis, width = (0 if self.matrix.transposed else 1), ins.stop - ins.start
+        squares = (found.astype(_DOUBLE) ** 2).sum(axis)
+        for first, last in ((0, ins.start), (ins.stop, self.inputs)):
+            for start in range(first, last, width):
+                part = slice(start, min(start + width, last))
+                region = (part, outs) if self.matrix.transposed else (outs, part)
+                squares += (self.matrix.values(region, read).astype(_DOUBLE) ** 2).sum(axis)
+        return squares**0.5
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """The region, the squares of a part, and the part."""
+        return 2 * self.matrix.memory(region, specs) + 2 * _nbytes(_DOUBLE, region)
 
 
 def is_summable(dtype: str) -> bool:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, UsageError
-from wherry.families import Projection, convert_layout, families, load_family, load_family_file
+from wherry.families import Projection, convert_layout, is_known, load_family, load_family_file
+from wherry.families.adapters import adapter_family
 from wherry.families.companions import config_beside, facts_beside
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
@@ -187,11 +188,14 @@ def _compare(
 
 def _family(layout: Mapping[str, Any]) -> Family:
     declared = layout.get("family_file")
-    if declared is None and layout["family"] not in families():
+    if declared is None and not is_known(layout["family"]):
         raise UsageError(
             f"family {layout['family']!r} was declared in a family file", cure="pass the same --family-file"
         )
-    return load_family_file(declared) if declared else load_family(layout["family"])
+    if not declared:
+        return load_family(layout["family"])
+    found = load_family_file(declared)
+    return found if found.name == layout["family"] else adapter_family(found) or found
 
 
 def as_laid_out(source: Checkpoint, layout: Mapping[str, Any]) -> LayoutView:
@@ -208,8 +212,8 @@ def _forward(
     config, told_by = config_beside(source, mine)
     return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
-        source_options=one, options=other, sizes=sizes, only=layout.get("only"), dtype=layout.get("dtype"),
-        facts=facts_beside(source, family, mine), stated=layout.get("facts"),
+        source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
+        dtype=layout.get("dtype"), facts=facts_beside(source, family, mine), stated=layout.get("facts"),
     )  # fmt: skip
 
 

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
+    adapter_families,
     convert_layout,
     families,
     family_of_config,
+    is_known,
     load_family,
     load_family_file,
     system_of_format,
     system_of_tree,
 )
+from wherry.families.adapters import ALPHA, is_of_adapters
 from wherry.families.companions import (
     facts_beside,
     outfit,
@@ -30,6 +33,14 @@ from wherry.families.companions import (
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.view.adapter import (
+    adapter_facts,
+    family_of_adapters,
+    is_adapter,
+    notes_of,
+    require_rank,
+    with_config,
+)
 from wherry.view.foreign import in_form, no_layout
 from wherry.view.model import config_of, model_named
 from wherry.view.view import LayoutView
@@ -54,6 +65,7 @@ def layout_options() -> frozenset[str]:
             DEQUANTIZE,
             QUANTIZE,
             SCALES,
+            ALPHA,
             *facts,
             *(name for one in systems for name in (*one.forms, *one.conventions)),
         ]
@@ -90,7 +102,8 @@ def laid_out(
     """
     from wherry.quantized.view import CHOICES, dequantized_view
 
-    config = None if checkpoint.is_view else config_of(checkpoint, wish.config)
+    whole = not checkpoint.is_view and not is_adapter(checkpoint)
+    config = config_of(checkpoint, wish.config) if whole else None
     seen = partial(view, row=row, asked=asked, wish=wish, only=only, renamed=renamed, files=files)
     try:
         plain = dequantized_view(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
@@ -134,7 +147,8 @@ def view(
         WherryError: see `relaid`.
     """
     config = config_of(checkpoint, wish.config)
-    written = _written_layout(checkpoint)
+    layout = _recorded_layout(checkpoint)
+    written = {"family": layout["family"], **layout["to"]} if layout else {}
     family = _family(checkpoint, row, wish, config, written, asked, renamed=renamed)
     if family is None and wish.dtype:
         raise no_layout(checkpoint, row, wish)
@@ -149,17 +163,24 @@ def view(
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
     config = _of_plain_weights(config)
+    of_adapter = is_of_adapters(family)
+    noted = layout if of_adapter else {}  # of the base, whose config is not beside an adapter
+    facts = {**noted.get("facts", {}), **facts_beside(checkpoint, family, source, wish.config)}
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
-        facts=facts_beside(checkpoint, family, source, wish.config),
-        sizes=None if config else sizes_stated(family, wish.config),
+        facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
+        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"),
     )  # fmt: skip
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
-    return LayoutView(checkpoint, projected, made, wish.dtype, only)
+    if not of_adapter:
+        return LayoutView(checkpoint, projected, made, wish.dtype, only)
+    require_rank(checkpoint, projected)
+    made = with_config(made, projected, checkpoint) if made else None
+    return LayoutView(checkpoint, projected, made, wish.dtype, only, notes_of(projected, checkpoint))
 
 
 def _of_plain_weights(config: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -206,13 +227,24 @@ def _family(
     checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], asked: Mapping[str, str], *, renamed: bool,
 ) -> Family | None:  # fmt: skip
+    """The family of a checkpoint, or of the adapters of its models if it is one."""
+    found = _model_family(checkpoint, row, wish, config, written, asked, renamed=renamed)
+    return (
+        family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
+    )
+
+
+def _model_family(
+    checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
+    written: Mapping[str, str], asked: Mapping[str, str], *, renamed: bool,
+) -> Family | None:  # fmt: skip
     if wish.family == NONE:
         return None
     if wish.family_file or wish.family:
         return load_family_file(wish.family_file) if wish.family_file else load_family(wish.family or "")
     name = written.get("family") or (family_of_config(config) if config else None)
-    if name in families():
-        return load_family(name or "")
+    if name is not None and is_known(name):
+        return load_family(name)
     if _tree_stays(checkpoint, row, wish) and not (asked or wish.explicit):
         return None
     if name is not None:
@@ -230,7 +262,8 @@ def _family(
 
 def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
     """The only family whose layouts fit every tensor and the config; None if none does."""
-    fits = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, wish)]
+    names = (*families(), *(adapter_families() if is_adapter(checkpoint) else ()))
+    fits = [one for one in map(load_family, names) if _fits(one, checkpoint, row, wish)]
     fitting = [one for one in fits if _yields_to(one, checkpoint) not in {other.name for other in fits}]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
@@ -252,11 +285,10 @@ def _yields_to(family: Family, checkpoint: Checkpoint) -> str | None:
     return family.yields_in(source.name) if source else None
 
 
-def _written_layout(checkpoint: Checkpoint) -> dict[str, str]:
+def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
     """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
     sidecar = read_sidecar(locate(checkpoint.uri))
-    layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}
-    return {"family": layout["family"], **layout["to"]} if layout else {}
+    return (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
 
 
 def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:

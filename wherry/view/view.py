@@ -9,7 +9,7 @@ and are never turned into an array in memory.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.account import IgnoredEntry
@@ -125,6 +125,7 @@ class LayoutView(View):
         made: Outfit | None = None,
         dtype: str | None = None,
         only: str | None = None,
+        custom: Mapping[str, Any] | None = None,
     ) -> None:
         """Create a view; nothing is read yet.
 
@@ -134,12 +135,13 @@ class LayoutView(View):
             made: the companion files of the target.
             dtype: the element type to which the parameters are cast, which is recorded with the layout.
             only: `params` if the optimizer's state is left out on request; recorded too.
+            custom: free metadata of the target.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = view_manifest(source, projected)
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
-        manifest = replace(manifest, companions=(*kept, *new))
+        manifest = replace(manifest, companions=(*kept, *new), custom={**manifest.custom, **(custom or {})})
         asked = {name: text for name, text in (("dtype", dtype), ("only", only)) if text}
         if asked:
             layout = {**manifest.origin["layout"], **asked}

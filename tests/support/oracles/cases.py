@@ -113,6 +113,13 @@ NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
     (label, "unscanned") for label in UNSCANNED
 ]
+# Adapters that MaxText itself restores and saves: one model of each block whose projections lie otherwise.
+ADAPTER_PAIRS = [
+    ("llama", "scanned"), ("llama", "unscanned"), ("llama-3.1", "scanned"), ("llama-3.1", "axis-0"),
+    ("mistral", "scanned"), ("mixtral", "unscanned"), ("qwen3", "scanned"), ("gemma", "scanned"),
+    ("gemma2", "scanned"), ("gemma2", "unscanned"), ("gemma3", "scanned"),
+    ("gemma3", "unscanned"), ("deepseek-v3", "scanned"), ("deepseek-v3", "unscanned"),
+]  # fmt: skip
 
 LINGUA_SYSTEMS = ("lingua", "meta")
 LINGUA_INTO = ["llama", "llama-tied", "phi3", "granite", "granite-tied"]
@@ -155,8 +162,18 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
-                 "qwen3-moe", "smollm3", "qwen2-moe")  # fmt: skip
-MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe")
+                 "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss")  # fmt: skip
+MEGATRON_OUT_OF = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "smollm3",
+    "qwen2-moe",
+    "gpt-oss",
+)
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -1,0 +1,161 @@
+"""adapter: a LoRA adapter between two systems: its family, its scale, and the files that state the scale.
+
+The scale alpha / rank is in no tensor. PEFT states it in `adapter_config.json`, which goes along to other systems;
+MaxText in the `custom_metadata` of the step (`lora`: rank and alpha). Both are read and written, so that either system
+applies the adapter as the other did.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import MismatchError, UnrepresentableError
+from wherry.families import load_family, system_of_format, system_of_tree
+from wherry.families.adapters import ALPHA, RANK, adapter_family, is_of_adapters
+from wherry.families.bind import unknown_tensors
+from wherry.view.model import ADAPTER, json_beside
+from wherry.view.peft import LORA, SCALE, START, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.families.companions import Outfit
+    from wherry.families.project import Projection
+    from wherry.families.schema import Family
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.format import Format
+
+_PEFT, _MAXTEXT = "huggingface", "maxtext"
+_DECLARED = ("lora", "lora-fused")  # families of adapters of Megatron-Bridge
+_OF_MEGATRON = ".adapter."
+_OF_MAXTEXT = frozenset({"kernel_lora_a", "kernel_lora_b"})
+_NOTES, _TABLE, _RANK = "checkpoint", "lora", "lora_rank"  # in the custom metadata of a step of MaxText
+_CURE = "merge the adapter into its base (wherry merge BASE ADAPTER DST) and convert the result"
+
+
+def is_adapter(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has matrices of LoRA, under the names of PEFT, Megatron-Bridge or MaxText."""
+    return any(_is_matrix(path) for path in checkpoint.manifest.tensors)
+
+
+def _is_matrix(path: KeyPath) -> bool:
+    if len(path) == 1:
+        return path[0].startswith(START) or _OF_MEGATRON in path[0]
+    return not _OF_MAXTEXT.isdisjoint(path[-2:])
+
+
+def family_of_adapters(found: Family, checkpoint: Checkpoint, row: Format) -> Family:
+    """The family of the adapters of a family's models: of those with both systems, one that knows the most tensors."""
+    if is_of_adapters(found):
+        return found
+    candidates = [one for one in (adapter_family(found), *map(load_family, _DECLARED)) if one is not None]
+    unknown = {
+        one.name: unknown_tensors(one, source, checkpoint.manifest)
+        for one in candidates
+        if (source := system_of_tree(one, checkpoint.detection.format, checkpoint.manifest)) is not None
+        and system_of_format(one, row.name) is not None
+    }
+    known = [one for one in candidates if one.name in unknown]
+    return min(known, key=lambda one: unknown[one.name], default=candidates[0])
+
+
+def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
+    """The alpha of an adapter, for a family whose systems state it.
+
+    Raises:
+        UnrepresentableError: the adapter is of a kind that no layout has; what it states is named.
+        MismatchError: PEFT's file and MaxText's metadata contradict each other.
+    """
+    config, notes = json_beside(checkpoint, ADAPTER), _notes(checkpoint)
+    reason = refusal(config, SCALE) if config is not None else None
+    if reason is not None:
+        raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
+    stated = [one for one in (_alpha(config), notes.get(ALPHA)) if one]
+    if len(stated) > 1 and not math.isclose(*stated):
+        raise MismatchError(
+            f"{ADAPTER} states an alpha of {stated[0]}, but the metadata of the step {stated[1]}",
+            uri=checkpoint.uri, cure=f"correct one of them, or state it with --set {ALPHA}=VALUE",
+        )  # fmt: skip
+    return {ALPHA: stated[0]} if stated and ALPHA in family.facts else {}
+
+
+def _alpha(config: Mapping[str, Any] | None) -> float | None:
+    """The alpha whose quotient by the rank is the scale, also if PEFT divides it by the root of the rank."""
+    if config is None:
+        return None
+    return config["lora_alpha"] * math.sqrt(config["r"]) if config.get("use_rslora") else config["lora_alpha"]
+
+
+def _notes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What MaxText recorded of the adapter beside its step."""
+    around = checkpoint.manifest.custom.get(_NOTES)
+    table = around.get(_TABLE) if isinstance(around, dict) else None
+    return table if isinstance(table, dict) else {}
+
+
+def require_rank(checkpoint: Checkpoint, projected: Projection) -> None:
+    """Compare the rank of the tensors with the stated ones.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    rank = projected.source.solved.sizes[RANK]
+    for source, stated in (
+        (ADAPTER, (json_beside(checkpoint, ADAPTER) or {}).get("r")),
+        ("the metadata of the step", _notes(checkpoint).get(_RANK) or None),
+    ):
+        if stated is not None and stated != rank:
+            raise MismatchError(
+                f"the rank is {rank} in the tensors, but {stated} in {source}",
+                uri=checkpoint.uri,
+                cure="correct it, or pass the adapter that it belongs to",
+            )
+
+
+def with_config(made: Outfit, projected: Projection, checkpoint: Checkpoint) -> Outfit:
+    """The files of a target with PEFT's config, if PEFT needs one and none lies beside the source."""
+    beside = {one.name for one in checkpoint.manifest.companions}
+    alpha = projected.source.told.facts.get(ALPHA)
+    if projected.system.name != _PEFT or ADAPTER in beside or alpha is None:
+        return made
+    data = json.dumps(_peft_config(projected, alpha), indent=2) + "\n"
+    return replace(made, files={**made.files, ADAPTER: data.encode()})
+
+
+def _peft_config(projected: Projection, alpha: float) -> dict[str, Any]:
+    return {
+        "base_model_name_or_path": None, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "init_lora_weights": True, "lora_alpha": int(alpha) if alpha == int(alpha) else alpha, "lora_dropout": 0.0,
+        "peft_type": LORA, "r": projected.source.solved.sizes[RANK],
+        "target_modules": _modules(path[-1] for path in projected.targets), "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+
+
+def _modules(names: Iterable[str]) -> list[str]:
+    """The modules of an adapter as PEFT finds them: the last part of a name, with the one above if several have it."""
+    parents: defaultdict[str, set[str]] = defaultdict(set)
+    for name in names:
+        above, module = name.partition(".lora_")[0].split(".")[-2:]
+        parents[module].add(above)
+    rows = parents.items()
+    return sorted(
+        one
+        for module, above in rows
+        for one in ([module] if len(above) == 1 else [f"{up}.{module}" for up in above])
+    )
+
+
+def notes_of(projected: Projection, checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The free metadata with which MaxText finds rank and alpha; None for another target."""
+    alpha = projected.source.told.facts.get(ALPHA)
+    if projected.system.name != _MAXTEXT or alpha is None:
+        return None
+    around = dict(checkpoint.manifest.custom.get(_NOTES) or {})
+    rank = projected.source.solved.sizes[RANK]
+    table = {**_notes(checkpoint), "enable_lora": True, _RANK: rank, ALPHA: float(alpha)}
+    return {_NOTES: {**around, _TABLE: table}}

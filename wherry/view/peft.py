@@ -1,0 +1,53 @@
+"""PEFT: what `adapter_config.json` says of a LoRA adapter, and what of it is supported.
+
+Facts: PEFT 0.21 (tuners/lora/config.py). The scale of B · A is alpha / rank, with `use_rslora` alpha / sqrt(rank).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+LORA = "LORA"
+START = "base_model.model."  # of the names of an adapter's tensors
+SCALE = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out"})
+PATTERNS = frozenset({"rank_pattern", "alpha_pattern"})
+DORA = "use_dora"
+# Fields that change no value: what was trained, and how.
+_IGNORED = frozenset({
+    "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
+    "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
+})  # fmt: skip
+_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
+
+
+def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
+    """What an adapter states that is not supported; None if there is nothing.
+
+    Args:
+        config: `adapter_config.json`.
+        read: the fields that the caller reads.
+    """
+    if config.get("peft_type") != LORA:
+        return f"adapters of type {config.get('peft_type')} are not supported, only those of type {LORA}"
+    if config.get("init_lora_weights") not in _INITIALISATIONS:
+        return f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base"
+    if config.get("bias") not in (None, "none"):
+        return f"bias is {config['bias']!r}: trained biases are not supported"
+    known = {*read, *_IGNORED, "init_lora_weights", "bias"}
+    stated = sorted(name for name, value in config.items() if name not in known and value)
+    if stated:
+        return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported"
+    for name in ("r", "lora_alpha"):
+        if isinstance(config.get(name), bool) or not isinstance(config.get(name), int | float):
+            return f"{name} is {config.get(name)!r}, not a number"
+    return None
+
+
+def scale_of(config: Mapping[str, Any], rank: float, alpha: float) -> float:
+    """The factor of B · A for a rank and an alpha."""
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
