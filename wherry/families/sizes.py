@@ -42,10 +42,10 @@ def solved_sizes(
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
     cure = _cure(system)
     _require_rows(system, sure, told)
-    _require_counts(system, sure, told)
+    _require_counts(family, system, sure, told)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
     matches = [_decide(options, first.sizes) for options in matching.found.values()]
-    _require_counts(system, matches, told)
+    _require_counts(family, system, matches, told)
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
@@ -180,16 +180,17 @@ def _other_rows(
     )  # fmt: skip
 
 
-def _require_counts(system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
+def _require_counts(family: Family, system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
     """Compare the numbers of layers and experts in key paths with those that the config states."""
+    sizes = {**family.constants, **told.sizes}
     by_template: defaultdict[int, list[Match]] = defaultdict(list)
     for match in matches:
         by_template[id(match.template)].append(match)
     for group in by_template.values():
         for place, index in enumerate(group[0].template.layouts[0].indices):
-            if index.needed <= set(told.sizes):
-                said = " × ".join(system.config.sizes[name] for name in index.names)
-                _require_numbers(group, place, index, told.sizes, f"{told.source} ({said})")
+            stated = [system.config.sizes[name] for name in index.names if name in told.sizes]
+            if stated and index.needed <= set(sizes):
+                _require_numbers(group, place, index, sizes, f"{told.source} ({' × '.join(stated)})")
 
 
 def _require_numbers(
@@ -211,6 +212,12 @@ def _require_numbers(
         raise IncompleteError(
             f"missing index {missing} of {name} in {template.layouts[0].text}, which {said} implies: {count}",
             cure="restore the missing tensors, or correct the config",
+        )
+    if odd := by_number.keys() - set(index.numbers(sizes)):
+        raise UnrepresentableError(
+            f"{name} in {template.layouts[0].text} has no index {min(odd)}: {said} states another kind there",
+            path=by_number[min(odd)].spec.name,
+            cure="correct the config, or remove the tensors that do not belong to the model",
         )
 
 
