@@ -14,6 +14,7 @@ INDEXER = [
     for name in ("query", "key", "norm", "norm_bias", "weights")
 ]
 BIASES = ["query_bias", "key_bias", "value_bias"]
+HEAD_NORMS = ["query_norm", "key_norm"]
 EXPERTS = ["router", "expert_gate", "expert_up", "expert_down"]
 
 # Parameters that exclude each other: a model has those of one row less.
@@ -25,12 +26,14 @@ VARIANTS = {
            ["encoder_layer_relpos", "decoder_layer_relpos", "encoder_gate", "encoder_gated_up", "decoder_gate",
             "decoder_gated_up", "logits"]],
     "qwen": [["gate", "up", "down", *BIASES], [*EXPERTS, "query_norm", "key_norm", "head"], [*EXPERTS, *BIASES]],
+    "stablelm": [[], HEAD_NORMS, [*HEAD_NORMS, "head", *BIASES]],
     "bert": [[], ["pooler", "pooler_bias"]],
     "lora": [[], ["key_in", "key_out", "down_in", "down_out"]],
 }  # fmt: skip
 # Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2.
 LACKED = {
     ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
+    ("stablelm", "megatron"): HEAD_NORMS,
 }  # fmt: skip
 # Sizes that a system cannot hold otherwise: MaxText's shared expert of Qwen3-Next is as wide as the others.
 OWN_SIZES = {"qwen3-next": {"shared_ffn": 5}}

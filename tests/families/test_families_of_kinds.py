@@ -35,9 +35,10 @@ def edited(folder, label, edit):
         ("qwen3next", "maxtext", {"norm_topk_prob": False}, "norm_topk_prob is False in .* always uses True"),
         ("qwen3next", "megatron", {}, "megatron has no layout for family qwen3-next"),
         ("glm4moe", "megatron", {"num_experts_per_tok": 1}, "does not make the weight of a single expert 1"),
+        ("deepseek-v3", "megatron", {"num_experts_per_tok": 1}, "does not make the weight of a single expert 1"),
         ("glm4moe", "maxtext", {}, "maxtext has no layout for family glm4-moe"),
-        ("stablelm", "megatron", {"use_parallel_residual": True}, "attention and feed-forward layer are in parallel"),
-        ("stablelm", "megatron", {"qk_layernorm": True}, "each head has a norm of its own"),
+        ("stablelm", "megatron", {"use_parallel_residual": True}, "parallel_residual is True .* always uses False"),
+        ("stablelm", "megatron", {"qk_layernorm": True}, "no layout for parameter key_norm of family stablelm"),
     ],
 )  # fmt: skip
 def test_what_a_system_cannot_hold_is_refused(label, to, more, match, tmp_path):

@@ -141,8 +141,8 @@ def _convolved(take: Part, c: Any, *parts: Array) -> list[Array]:
     seen, channels = c.gdn_conv_kernel_dim, joined.shape[-1]
     kernel = take("conv1d/kernel", seen, 1, channels)
     padded = np.pad(joined, ((0, 0), (seen - 1, 0), (0, 0)))
-    seen_of = [padded[:, place : place + length] * kernel[place, 0] for place in range(seen)]
-    found = _SILU(np.sum(seen_of, axis=0))
+    weighed = [padded[:, place : place + length] * kernel[place, 0] for place in range(seen)]
+    found = _SILU(np.sum(weighed, axis=0))
     ends = np.cumsum([one[0, 0].size for one in parts])[:-1]
     return [new.reshape(old.shape) for new, old in zip(np.split(found, ends, axis=-1), parts, strict=True)]
 

@@ -252,14 +252,22 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "use_mrope": {QWENS: [in_file(True)]},
 }  # fmt: skip
 
+_TURNED_PART = {"rope_parameters.partial_rotary_factor": [0.25, 1.0]}
 _ROPE = {
     "phi3": long_entries(4, "rope_parameters."),
     "llama mistral mixtral qwen2 qwen2_moe qwen3_moe olmo2 smollm3": entries(4, "rope_parameters."),
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
-    PARTS: {
+    "qwen3_next glm4_moe": {**entries(4, "rope_parameters."), **_TURNED_PART},
+    # StableLmAttention takes a part of a head, and the rule `proportional` the other elements too.
+    "stablelm": {
         **entries(4, "rope_parameters."),
-        "rope_parameters.partial_rotary_factor": [0.25, 1.0],
+        **_TURNED_PART,
+        "rope_parameters.rope_type": [
+            one
+            for one in entries(4, "rope_parameters.")["rope_parameters.rope_type"]
+            if one.value != "proportional"
+        ],
     },
     LATENT: entries(2, "rope_parameters."),
     # GptOssRotaryEmbedding turns a part of a head by no other rule.
