@@ -295,6 +295,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "_sliding_window_pattern": {"gemma3_text": "the class reads sliding_window_pattern, and layer_types before it"},
     "attention_bias": {"mistral mixtral qwen2": "an attribute of other classes"},
     "attn_logit_softcapping": {"gemma3_text": "Gemma3Attention does not pass it on"},
+    "full_attention_interval": {"qwen3_next": "another interval is another list of layer_types, which are walked"},
     "head_dim": {LATENT: "the class computes it"},
     "hidden_activation": {"gemma": "an attribute of other classes"},
     "layer_types": {"deepseek_v32": "it chooses a cache"},
