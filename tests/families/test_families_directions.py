@@ -14,6 +14,7 @@ INDEXER = [
     for name in ("query", "key", "norm", "norm_bias", "weights")
 ]
 BIASES = ["query_bias", "key_bias", "value_bias"]
+HEAD_NORMS = ["query_norm", "key_norm"]
 EXPERTS = ["router", "expert_gate", "expert_up", "expert_down"]
 
 # Parameters that exclude each other: a model has those of one row less.
@@ -25,6 +26,7 @@ VARIANTS = {
            ["encoder_layer_relpos", "decoder_layer_relpos", "encoder_gate", "encoder_gated_up", "decoder_gate",
             "decoder_gated_up", "logits"]],
     "qwen": [["gate", "up", "down", *BIASES], [*EXPERTS, "query_norm", "key_norm", "head"], [*EXPERTS, *BIASES]],
+    "stablelm": [[], HEAD_NORMS, [*HEAD_NORMS, "head", *BIASES]],
     "bert": [[], ["pooler", "pooler_bias"]],
     "lora": [[], ["key_in", "key_out", "down_in", "down_out"]],
     "lora-fused": [[]],
@@ -32,7 +34,10 @@ VARIANTS = {
 # Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2.
 LACKED = {
     ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
+    ("stablelm", "megatron"): HEAD_NORMS,
 }  # fmt: skip
+# Sizes that a system cannot hold otherwise: MaxText's shared expert of Qwen3-Next is as wide as the others.
+OWN_SIZES = {"qwen3-next": {"shared_ffn": 5}}
 CHOSEN = {"rope": "interleaved", "query_scale": "folded"}
 
 
@@ -83,7 +88,7 @@ def test_there_and_back(name, source, forms, target, without):
     family = load_family(name)
     mine = {**forms, **conventions(family, source)}
     theirs = conventions(family, target)
-    sizes = {**SIZES, "expert_ffn": 5, **family.constants}
+    sizes = {**SIZES, "expert_ffn": 5, **OWN_SIZES.get(name, {}), **family.constants}
     if "huggingface-flax" in (source, target) and "pair" in family.axes:  # whose heads divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
     begun = made(family, source, mine, without=without, sizes=sizes)

@@ -108,7 +108,7 @@ def test_lingua_permutation_is_the_one_of_converters():
 def layout_pairs(draw):
     """Two layouts of one parameter with random axes, groups and unrolled indices."""
     names = [f"a{place}" for place in range(draw(st.integers(1, 5)))]
-    sizes = {name: draw(st.integers(1, 4)) for name in names}
+    sizes = {name: draw(st.integers(1, 4)) for name in names} | {"far": 5}
     return names, sizes, [_random_layout(draw, names, sizes, side) for side in "st"]
 
 
@@ -117,7 +117,8 @@ def _random_layout(draw, names, sizes, side):
     unrolled = order[: draw(st.integers(0, min(2, len(order))))]
     held = order[len(unrolled) :]
     if len(unrolled) == 2 and draw(st.booleans()):
-        key = f"{side}.{{{' '.join(unrolled)}}}.w"
+        step = draw(st.sampled_from(["", ":far"]))
+        key = f"{side}.{{{unrolled[0]}{step} {unrolled[1]}}}.w"
     else:
         key = "/".join([side, *(f"x_{{{name}}}" for name in unrolled)])
     if unrolled and draw(st.booleans()):
@@ -168,6 +169,29 @@ def test_copies_in_parts_make_the_same_and_read_little(drawn, limit, most, whole
         return parts
 
     assert same(moved(tensors, one, other, sizes, 1 << 20 if whole else limit, cut=cut), wanted)
+
+
+STEPS = {"block": 3, "local": 3, "cycle": 4, "embed": 2}
+
+
+def test_indices_that_count_more_numbers_than_an_axis_has():
+    """Three of four layers are of one kind, and the fourth of another: their numbers are disjoint, and all there."""
+    three, last = (
+        parse_layout(key, "embed") for key in ("l.{block:cycle local}.w", "l.{block:cycle+local}.w")
+    )
+    for layout, wanted in ((three, [0, 1, 2, 4, 5, 6, 8, 9, 10]), (last, [3, 7, 11])):
+        (index,) = layout.indices
+        assert list(index.numbers(STEPS)) == wanted
+        assert [layout.path(at, STEPS)[0] for at in layout.places(STEPS)] == [f"l.{one}.w" for one in wanted]
+        inside = [one for one in range(20) if layout.at((one,), STEPS) is not None]
+        assert inside == wanted
+        assert [index.number(layout.at((one,), STEPS), STEPS) for one in wanted] == wanted
+
+
+@pytest.mark.parametrize("key", ["l.{a:}", "l.{:c a}", "l.{a:B}", "l.{a:c:d}"])
+def test_an_invalid_step_is_an_error(key):
+    with pytest.raises(UsageError, match="invalid index"):
+        parse_layout(key, "b")
 
 
 @settings(max_examples=200, deadline=None)

@@ -92,4 +92,5 @@ def test_maxtext_itself_computes_what_transformers_computed(folders, label, form
     error = folder / "logits.npy.txt"
     assert not error.exists(), error.read_text()[-1500:]
     tied = label.startswith("gemma") or label.endswith("-tied")
-    judge.require_equal(np.load(folder / "logits.npy"), judge.wanted(label), ROUNDED if tied else SINGLE)
+    single = max(SINGLE, judge.allowed(label))
+    judge.require_equal(np.load(folder / "logits.npy"), judge.wanted(label), ROUNDED if tied else single)

@@ -41,6 +41,13 @@ SAVED = {
         **_DENSE, **_EXPERTS, "moe_router_pre_softmax": False, "add_qkv_bias": True,
         "moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True,
     },
+    "stablelm": {**_DENSE, "normalization": "LayerNorm", "rotary_percent": 0.5, "add_qkv_bias": True},
+    "glm4-moe": {
+        **_DENSE, **_EXPERTS, "add_qkv_bias": True, "qk_layernorm": True, "rotary_percent": 0.5,
+        "moe_layer_freq": [0] + [1] * (ARGS["num_layers"] - 1), "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True, "moe_router_topk_scaling_factor": 2.5,
+        "moe_shared_expert_intermediate_size": 48,
+    },
 }  # fmt: skip
 
 

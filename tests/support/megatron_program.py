@@ -48,7 +48,7 @@ def window_mask(rows: int, columns: int, window: tuple[int, int]) -> torch.Tenso
 def model_of(args: Namespace) -> Any:
     """GPTModel as Megatron's training program builds it from these arguments, of Megatron's own layers."""
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -61,6 +61,12 @@ def model_of(args: Namespace) -> Any:
         "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
         "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
         "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
+        "moe_router_score_function": said("moe_router_score_function", "softmax"),
+        "moe_router_enable_expert_bias": said("moe_router_enable_expert_bias", False),
+        "moe_router_topk_scaling_factor": said("moe_router_topk_scaling_factor"),
+        "moe_router_num_groups": said("moe_router_num_groups"),
+        "moe_router_group_topk": said("moe_router_group_topk"),
+        "moe_layer_freq": said("moe_layer_freq", 1),
         "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
     } if experts else {}  # fmt: skip
     config = TransformerConfig(
@@ -81,11 +87,15 @@ def model_of(args: Namespace) -> Any:
         setattr(config, name, getattr(args, name))
     for name in ("yarn_mscale", "yarn_mscale_all_dim"):
         setattr(config, name, said(name))
-    spec = get_gpt_layer_local_spec(
-        num_experts=experts,
-        moe_grouped_gemm=False,
-        qk_layernorm=said("qk_layernorm", False),
-        normalization="RMSNorm",
+    spec = (
+        get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=args.normalization)
+        if isinstance(said("moe_layer_freq", 1), list)
+        else get_gpt_layer_local_spec(
+            num_experts=experts,
+            moe_grouped_gemm=False,
+            qk_layernorm=said("qk_layernorm", False),
+            normalization=args.normalization,
+        )
     )
     return GPTModel(
         config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=args.max_position_embeddings,
@@ -121,7 +131,8 @@ def saved(folder: str, args: dict[str, Any]) -> Any:
     torch.manual_seed(7)
     model = model_of(Namespace(**args))
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = [one for name, one in model.named_buffers() if name.endswith("expert_bias")]
+        for parameter in [*model.parameters(), *biases]:
             parameter.add_(0.05 * torch.randn_like(parameter))
     Path(folder).mkdir(parents=True)
     state = {"args": Namespace(**args), "checkpoint_version": 3.0, "iteration": 10}

@@ -69,10 +69,33 @@ QWEN2_MOE = {
 }  # fmt: skip
 
 
+QWEN3_NEXT = {
+    **GATED, "head_dim": 16, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+
 SMOLLM3 = {
     **GATED, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
     "no_rope_layer_interval": 2,
 }  # fmt: skip
+
+
+GLM4_MOE = {
+    **GATED, "head_dim": 16, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5,
+    "attention_bias": True, "use_qk_norm": True,
+}  # fmt: skip
+
+
+STABLELM = {
+    **GATED,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "partial_rotary_factor": 0.5,
+    "use_qkv_bias": True,
+}
 
 
 OLMO2 = {**GATED, "num_hidden_layers": 4, "pad_token_id": 0, "eos_token_id": 1}
@@ -112,7 +135,11 @@ MODELS = {
     "olmo2": ("Olmo2", OLMO2),
     "olmo3": ("Olmo3", OLMO3),
     "qwen2moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen3next": ("Qwen3Next", {**QWEN3_NEXT, "num_hidden_layers": 8}),
     "smollm3": ("SmolLM3", SMOLLM3),
+    "stablelm": ("StableLm", STABLELM),
+    "glm4moe": ("Glm4Moe", GLM4_MOE),
+    "glm4moe-air": ("Glm4Moe", {**GLM4_MOE, "use_qk_norm": False, "n_shared_experts": 2}),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),
@@ -178,7 +205,9 @@ LLAMA_SYSTEMS = ("maxtext", "lingua", "meta", "penzai")
 
 
 TARGETS = {"llama": LLAMA_SYSTEMS, "phi3": LLAMA_SYSTEMS, "granite": LLAMA_SYSTEMS, "mistral": ("maxtext", "penzai"),
-           "smollm3": ("megatron",), "qwen2moe": ("megatron",), "t5": ("t5x",), "mt5": ("t5x",),
+           "smollm3": ("megatron",), "qwen2moe": ("megatron",), "glm4moe": ("megatron",),
+           "stablelm": ("megatron",), "t5": ("t5x",),
+           "mt5": ("t5x",),
            "umt5": ("t5x",)}  # fmt: skip
 
 

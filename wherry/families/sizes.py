@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.families.templates import FamilyMatch, Match, Template
-    from wherry.layout.layout import Dimension, Layout
+    from wherry.layout.layout import Dimension, IndexSlot, Layout
 
 _CURE = "pass the model's config with --config FILE"
 _COMMON = "config.json"
@@ -41,14 +41,14 @@ def solved_sizes(
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
     cure = _cure(system)
     _require_rows(system, sure, told)
-    _require_counts(system, sure, told)
+    _require_counts(family, system, sure, told)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
     matches = [_decide(options, first.sizes) for options in matching.found.values()]
-    _require_counts(system, matches, told)
+    _require_counts(family, system, matches, told)
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
-    offsets = {name for one in used for index in one.layouts[0].indices for name in index.offset}
+    offsets = {name for one in used for index in one.layouts[0].indices for name in index.needed}
     return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=cure), matches
 
 
@@ -73,7 +73,7 @@ def _decide(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
 
 def _in_range(match: Match, sizes: Mapping[str, int]) -> bool:
     layout = match.template.layouts[0]
-    needed = {name for index in layout.indices for name in (*index.names, *index.offset)}
+    needed = {name for index in layout.indices for name in index.needed}
     return needed <= set(sizes) and layout.at(match.numbers, sizes) is not None
 
 
@@ -148,7 +148,8 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
         source = f"the indices {numbers[0]} to {numbers[-1]} of {template.layouts[0].text}"
         if index.offset:
             yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
-        _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
+        if not index.steps:
+            _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
 
 
@@ -178,27 +179,29 @@ def _other_rows(
     )  # fmt: skip
 
 
-def _require_counts(system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
+def _require_counts(family: Family, system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
     """Compare the numbers of layers and experts in key paths with those that the config states."""
+    sizes = {**family.constants, **told.sizes}
     by_template: defaultdict[int, list[Match]] = defaultdict(list)
     for match in matches:
         by_template[id(match.template)].append(match)
     for group in by_template.values():
         for place, index in enumerate(group[0].template.layouts[0].indices):
-            if {*index.names, *index.offset} <= set(told.sizes):
-                start, count = index.first(told.sizes), prod(told.sizes[name] for name in index.names)
-                said = " × ".join(system.config.sizes[name] for name in index.names)
-                _require_range(group, place, start, count, f"{told.source} ({said})")
+            stated = [system.config.sizes[name] for name in index.names if name in told.sizes]
+            if stated and index.needed <= set(sizes):
+                _require_numbers(group, place, index, sizes, f"{told.source} ({' × '.join(stated)})")
 
 
-def _require_range(group: Sequence[Match], place: int, start: int, count: int, said: str) -> None:
-    """Require every index from `start` on, `count` of them, and no other."""
+def _require_numbers(
+    group: Sequence[Match], place: int, index: IndexSlot, sizes: Mapping[str, int], said: str
+) -> None:
+    """Require every number that an index has with these sizes, and no greater one."""
     by_number = {match.numbers[place]: match for match in group}
     template = group[0].template
     name = "+".join(template.parameters)
-    last = max(by_number)
-    missing = next((number for number in range(start, start + count) if number not in by_number), None)
-    if last >= start + count:
+    last, count = max(by_number), prod(sizes[name] for name in index.names)
+    missing = next((number for number in index.numbers(sizes) if number not in by_number), None)
+    if last > index.number({name: sizes[name] - 1 for name in index.names}, sizes):
         raise UnrepresentableError(
             f"{said} states {count} of {name} in {template.layouts[0].text}, but the files have index {last}",
             path=by_number[last].spec.name,
@@ -208,6 +211,12 @@ def _require_range(group: Sequence[Match], place: int, start: int, count: int, s
         raise IncompleteError(
             f"missing index {missing} of {name} in {template.layouts[0].text}, which {said} implies: {count}",
             cure="restore the missing tensors, or correct the config",
+        )
+    if odd := by_number.keys() - set(index.numbers(sizes)):
+        raise UnrepresentableError(
+            f"{name} in {template.layouts[0].text} has no index {min(odd)}: {said} states another kind there",
+            path=by_number[min(odd)].spec.name,
+            cure="correct the config, or remove the tensors that do not belong to the model",
         )
 
 

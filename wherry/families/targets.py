@@ -144,13 +144,12 @@ def repeated_numbers(
             spec = bound.specs[source]
             parameter = ("scalars", name)
             pieces.add(StoredTensor(spec, (TensorPiece(parameter, (), (), ()),)))
-            piece = TensorPiece(parameter, (), ((stack.axis,),), (0,))
+            axes = stack.axis.split()
+            shape = tuple(bound.solved.sizes[axis] for axis in axes)
+            piece = TensorPiece(parameter, (), tuple((axis,) for axis in axes), (0,) * len(axes))
             for text in fill_sizes(tuple(texts), bound.solved.sizes):
                 path = parse(replace_macros(text, system, chosen))
-                yield (
-                    path,
-                    StoredTensor(TensorSpec(path, (bound.solved.sizes[stack.axis],), spec.dtype), (piece,)),
-                )
+                yield path, StoredTensor(TensorSpec(path, shape, spec.dtype), (piece,))
 
 
 def zeros(system: System, scalars: Mapping[KeyPath, KeyPath]) -> Iterator[tuple[KeyPath, StoredTensor]]:

@@ -137,9 +137,9 @@ def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
     return [1 - int(bool(one)) for one in without]
 
 
-def _window_layers(layers: int, period: int) -> list[str]:
+def _window_layers(layers: int, period: int, other: str = _SLIDING) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
-    return [_SLIDING if number % period else _FULL for number in range(1, layers + 1)]
+    return [other if number % period else _FULL for number in range(1, layers + 1)]
 
 
 def _dense_first(layers: int, dense: int) -> list[str]:

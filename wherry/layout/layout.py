@@ -7,7 +7,8 @@ A layout is a key-path template and the names of the axes, both written as text:
 
 - `{layer}` in the template: this system stores one tensor per index of the axis.
   `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` starts at the size of
-  `early` (`+a*b`: at the product); `{qkv=query|key|value}` spells the indices as words.
+  `early` (`+a*b`: at the product); `{qkv=query|key|value}` spells the indices as words. `{block:cycle local}` counts
+  `cycle` numbers for each block, of which the indices of `local` are the first: 0, 1, 2, 4, 5, 6 for three of four.
 - `(head half pair)`: one fused dimension in C order, the last name varying fastest.
 - `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is omitted if its size is 1.
 
@@ -41,7 +42,7 @@ _BRACE = re.compile(r"\{([^{}]*)\}")
 _DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that its property is computed once
 class IndexSlot:
     """A placeholder for indices in a template.
 
@@ -49,15 +50,48 @@ class IndexSlot:
         names: the axes that it runs over, the last fastest.
         words: the indices as words; empty if they are numbers.
         offset: axes whose sizes, multiplied, are the first number; empty for 0.
+        steps: for each of the names the axis whose size is the difference between the numbers of two indices; None if
+            it is the product of the sizes of the names after it; empty if it is so for all.
     """
 
     names: tuple[str, ...]
     words: tuple[str, ...] = ()
     offset: tuple[str, ...] = ()
+    steps: tuple[str | None, ...] = ()
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """The axes whose sizes relate numbers and indices."""
+        return frozenset((*self.names, *self.offset, *(one for one in self.steps if one)))
 
     def first(self, sizes: Sizes) -> int:
         """The first number."""
         return math.prod(sizes[name] for name in self.offset) if self.offset else 0
+
+    def strides(self, sizes: Sizes) -> tuple[int, ...]:
+        """For each of the names the difference between the numbers of two indices that follow one another."""
+        found: list[int] = []
+        within = 1
+        for name, step in zip(
+            reversed(self.names), reversed(self.steps or (None,) * len(self.names)), strict=True
+        ):
+            found.append(sizes[step] if step else within)
+            within *= sizes[name]
+        return tuple(reversed(found))
+
+    def number(self, at: At, sizes: Sizes) -> int:
+        """The number of one index of each axis."""
+        strides = self.strides(sizes)
+        return self.first(sizes) + sum(at[name] * one for name, one in zip(self.names, strides, strict=True))
+
+    def numbers(self, sizes: Sizes) -> Iterator[int]:
+        """All numbers in order, of as many indices as the sizes have, none of them held in memory."""
+        counts = [
+            math.prod(sizes[name] for name in self.names[place + 1 :]) for place in range(len(self.names))
+        ]
+        for turn in range(math.prod(sizes[name] for name in self.names)):
+            at = {name: turn // count % sizes[name] for name, count in zip(self.names, counts, strict=True)}
+            yield self.number(at, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +186,12 @@ class Layout:
         place: dict[str, int] = {}
         for index, number in zip(self.indices, numbers, strict=True):
             rest = number - index.first(sizes)
-            for name in reversed(index.names):
-                if not sizes[name]:
+            for name, stride in zip(index.names, index.strides(sizes), strict=True):
+                if not stride:
                     return None
-                rest, place[name] = divmod(rest, sizes[name])
+                place[name], rest = divmod(rest, stride)
+                if not 0 <= place[name] < sizes[name]:
+                    return None
             if rest:
                 return None
         return place
@@ -224,15 +260,23 @@ def _part(text: str, where: str) -> tuple[str | IndexSlot, ...]:
 
 def _index(text: str, where: str) -> IndexSlot:
     spelled, _, words = text.partition("=")
-    names, _, offset = spelled.partition("+")
+    axes, _, offset = spelled.partition("+")
+    names = [one.partition(":") for one in axes.split()]
+    steps = tuple(step if colon else None for _name, colon, step in names)
     index = IndexSlot(
-        tuple(names.split()),
+        tuple(name for name, _colon, _step in names),
         tuple(words.split("|")) if words else (),
         tuple(part.strip() for part in offset.split("*")) if offset else (),
+        steps if any(one is not None for one in steps) else (),
     )
-    bad = [name for name in (*index.names, *index.offset) if not _NAME.fullmatch(name)]
-    if bad or not index.names:
-        raise UsageError(f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b=x|y+c*d}")
+    if (
+        any(not _NAME.fullmatch(name) for name in (*index.needed, *filter(None, steps)))
+        or "" in steps
+        or not names
+    ):
+        raise UsageError(
+            f"invalid index {{{text}}} in layout {where}", cure="write {axis}, {a b=x|y+c*d} or {a:c b}"
+        )
     return index
 
 
@@ -254,10 +298,8 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
 def _spell(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
     if isinstance(piece, str):
         return piece
-    number = 0
-    for name in piece.names:
-        number = number * sizes[name] + at[name]
-    return piece.words[number] if piece.words else str(number + piece.first(sizes))
+    number = piece.number(at, sizes)
+    return piece.words[number] if piece.words else str(number)
 
 
 def _number(index: IndexSlot, word: str) -> int:

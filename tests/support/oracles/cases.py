@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LABELS = [
     label for label, model in MODELS.items()
-    if model.family not in ("t5", "smollm3", "qwen2-moe") and not label.endswith("-square")
+    if model.family not in ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm") and not label.endswith("-square")
 ]  # fmt: skip
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
@@ -26,10 +26,18 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 }
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
-           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"),
+           ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"), ("qwen3-next", "unscanned"),
+           ("qwen3-next", "axis-0"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
-RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied", "qwen3-yarn"}
+RARE = {
+    "gemma3-no-remainder",
+    "llama-head-dim",
+    "deepseek-v2-lite",
+    "qwen2-tied",
+    "qwen3-yarn",
+    "qwen3-next-tied",
+}
 # MaxText's gemma3 block and its routing with a bias go by the model's name, which a user states.
 _DEEPSEEK3 = {"model_name": "deepseek3-671b", "override_model_config": True}
 _GEMMA3 = {"model_name": "gemma3-4b", "override_model_config": True}
@@ -94,6 +102,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_target_length": 2048, "use_qk_norm": True, "inhomogeneous_layer_cycle_interval": 4,
         "model_name": "olmo3-7b-pt", "override_model_config": True,
     },
+    "qwen3-next": {
+        **_COMMON, "decoder_block": "qwen3_next", "base_num_decoder_layers": 8, "inhomogeneous_layer_cycle_interval": 4,
+        "num_experts": 4, "num_experts_per_tok": 2, "base_mlp_dim": 24, "base_moe_mlp_dim": 24, "shared_experts": 1,
+        "gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6, "gdn_value_head_dim": 10,
+        "partial_rotary_factor": 0.5, "norm_topk_prob": True,
+    },
     "gemma": {**_COMMON, **_GELU, "decoder_block": "gemma"},
     "gemma2": {**_COMMON, **_POSTS, "decoder_block": "gemma2", "base_num_decoder_layers": 2,
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
@@ -107,7 +121,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                       "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
+UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "qwen3-next")
 # MaxText itself has not computed these yet.
 NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
@@ -162,18 +176,10 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
-                 "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss")  # fmt: skip
-MEGATRON_OUT_OF = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3-moe",
-    "smollm3",
-    "qwen2-moe",
-    "gpt-oss",
-)
+                 "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss", "glm4-moe", "glm4-moe-air",
+                 "stablelm", "stablelm-2")  # fmt: skip
+MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss",
+                   "glm4-moe", "stablelm")  # fmt: skip
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -54,6 +54,16 @@ _GPT_OSS = {
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
                         "truncate": False, "original_max_position_embeddings": 16},
 }  # fmt: skip
+_QWEN3_NEXT = {
+    **_COMMON, "head_dim": 16, "num_hidden_layers": 8, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+_GLM4_MOE = {
+    **_COMMON, "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5, "attention_bias": True,
+    "use_qk_norm": True,
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -107,6 +117,13 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
     "deepseek-v3.2": Model("DeepseekV32", {**_V32, "rope_parameters": _YARN}, "deepseek"),
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
+    "qwen3-next": Model("Qwen3Next", _QWEN3_NEXT, "qwen3-next"),
+    "qwen3-next-tied": Model("Qwen3Next", {**_QWEN3_NEXT, "num_hidden_layers": 4, "tie_word_embeddings": True},
+                             "qwen3-next"),
+    "glm4-moe": Model("Glm4Moe", _GLM4_MOE, "glm4-moe"),
+    "glm4-moe-air": Model("Glm4Moe", {**_GLM4_MOE, "use_qk_norm": False, "n_shared_experts": 2}, "glm4-moe"),
+    "stablelm": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5}, "stablelm"),
+    "stablelm-2": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5, "use_qkv_bias": True}, "stablelm"),
     "olmo2": Model("Olmo2", {**_COMMON, "num_hidden_layers": 4, "pad_token_id": 0}, "olmo2"),
     "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),

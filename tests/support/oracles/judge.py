@@ -5,7 +5,8 @@ what transformers computes from what wherry wrote with what the system computes 
 
 Tensors are float32, and everything is computed in float64; the words of values (scale, shift) round once, transformers
 computes its norms and rotary positions in float32. That makes less than 2e-6 of the largest logit; 1e-5 is allowed, and
-a layout that is wrong in one place makes more than 1e-3.
+a layout that is wrong in one place makes more than 1e-3. A gated delta net, whose memory adds up over positions, it
+computes in float32 altogether: 2e-5.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-ALLOWED, WRONG = 1e-5, 1e-3
+ALLOWED, ALLOWED_DELTA, WRONG = 1e-5, 1e-4, 1e-3
 
 
 @cache
@@ -36,6 +37,11 @@ def source(label: str) -> Path:
 def wanted(label: str) -> Array:
     """The logits of a model by transformers."""
     return huggingface.logits(source(label), TOKENS)
+
+
+def allowed(label: str) -> float:
+    """What roundings may change in the logits of a model."""
+    return ALLOWED_DELTA if label.startswith("qwen3-next") else ALLOWED
 
 
 def require_equal(found: Array, expected: Array, allowed: float = ALLOWED) -> None:

@@ -6,8 +6,8 @@ form, in which nothing of wherry's has part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -97,9 +97,9 @@ class Part:
         stacked = (*shape[: self.axis], self.count, *shape[self.axis :])
         return self.leaves(f"{self.path}/{name}", *stacked).take(self.index, self.axis)
 
-    def under(self, name: str) -> Part:
+    def under(self, name: str) -> Self:
         """The part below a further key path."""
-        return Part(self.leaves, f"{self.path}/{name}", self.index, self.count, self.axis)
+        return replace(self, path=f"{self.path}/{name}")
 
 
 def stacked(leaves: Leaves, path: str, count: int, axis: int) -> list[Part]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss
+from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss, maxtext_qwen3_next
 from tests.support.oracles.leaves import DisagreementError, Leaves, Part, stacked
 from tests.support.oracles.maxtext_attention import attention
 from tests.support.oracles.maxtext_experts import experts, shared_and_routed
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
+    "gdn_conv_kernel_dim": 4, "gdn_key_head_dim": 128, "gdn_num_key_heads": 16, "gdn_num_value_heads": 32,
+    "gdn_value_head_dim": 128, "partial_rotary_factor": 1.0,
     "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
@@ -89,6 +91,8 @@ def logits(leaves: Leaves, stated: Mapping[str, Any], tokens: Array) -> Array:
 def _final_norm(leaves: Leaves, c: Any, x: Array) -> Array:
     if c.decoder_block == "gpt3":
         return maxtext_gpt3.norm(Part(leaves, "decoder/decoder_norm"), c, x)
+    if c.decoder_block == "qwen3_next":
+        return maxtext_qwen3_next.norm(Part(leaves, "decoder"), c, "decoder_norm", x)
     return rms_norm(x, leaves("decoder/decoder_norm/scale", c.base_emb_dim), c.normalization_layer_epsilon)
 
 
@@ -112,6 +116,8 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
             (take, _olmo3_whole if number % OLMO3_CYCLE == OLMO3_CYCLE - 1 else _olmo3_local)
             for number, take in layers
         ]
+    if c.decoder_block == "qwen3_next":
+        return maxtext_qwen3_next.layers(leaves, c)
     if c.decoder_block == "gpt_oss":
         pair = (maxtext_gpt_oss.local, maxtext_gpt_oss.whole)
         layers = enumerate(_cycles(leaves, c, maxtext_gpt_oss.CYCLE))

@@ -17,6 +17,7 @@ from tests.support.tiny_models import (
     CLASSES,
     COMMON,
     GATED,
+    GLM4_MOE,
     GPT_OSS,
     GRANITE,
     INDEXER,
@@ -25,7 +26,9 @@ from tests.support.tiny_models import (
     OLMO3,
     PHI3,
     QWEN2_MOE,
+    QWEN3_NEXT,
     SMOLLM3,
+    STABLELM,
     T5,
 )
 from tests.support.walk.change import ABSENT, Change
@@ -77,6 +80,9 @@ BASES = {
     "qwen3": Base("Qwen3", "qwen", {**GATED, "head_dim": 16}),
     "qwen3_moe": Base("Qwen3Moe", "qwen", _EXPERTS),
     "qwen2_moe": Base("Qwen2Moe", "qwen2-moe", QWEN2_MOE),
+    "qwen3_next": Base("Qwen3Next", "qwen3-next", QWEN3_NEXT),
+    "stablelm": Base("StableLm", "stablelm", STABLELM),
+    "glm4_moe": Base("Glm4Moe", "glm4-moe", GLM4_MOE),
     "gemma": Base("Gemma", "gemma", {**GATED, "head_dim": 16}),
     "gemma2": Base("Gemma2", "gemma2", _WINDOW),
     "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),

@@ -17,7 +17,9 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3"
+PARTS = "qwen3_next glm4_moe stablelm"  # rotary positions turn a part of each head
+RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe"
+DECODERS = f"{RMS} stablelm"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -26,7 +28,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 
 GROUPS = {"n_group": 2, "topk_group": 1}
 DYNAMIC = {"rope_parameters.rope_type": "dynamic", "rope_parameters.factor": 4.0}
 DYNAMIC_FULL = {name.replace(".", ".full_attention."): value for name, value in DYNAMIC.items()}
-LOCAL, WHOLE = "sliding_attention", "full_attention"
+LOCAL, WHOLE, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 # Attributes whose only alternatives are absent and null, or that have none; and why.
 NONE: dict[str, str] = {
@@ -40,7 +42,8 @@ NONE: dict[str, str] = {
 # Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
-    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
+    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss qwen3_next": [12],
+                 "glm4_moe": [12, in_file(ABSENT)],
                  "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
     "n_embd": {"gpt2": [48]},
@@ -50,11 +53,13 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3": [8],
+                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "qwen3_next": [8, 5],
+                          "glm4_moe stablelm": [4, 1]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm": [8],
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama phi3 granite smollm3 qwen2_moe olmo2 olmo3": [4, 1, None, ABSENT],
-                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
+    "num_key_value_heads": {"stablelm": [2],
+                            "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3": [4, 1, None, ABSENT],
+                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss qwen3_next glm4_moe": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -71,14 +76,20 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "num_layers": {T5: [1, 4]},
     "num_decoder_layers": {T5: [1, None]},
     "num_heads": {T5: [2]},
-    "moe_intermediate_size": {f"qwen3_moe qwen2_moe {LATENT}": [16]},
-    "n_routed_experts": {LATENT: [4]},
-    "n_shared_experts": {LATENT: [2]},
-    "num_experts": {"qwen2_moe": [6]},
-    "shared_expert_intermediate_size": {"qwen2_moe": [12]},
+    "linear_conv_kernel_dim": {"qwen3_next": [3]},
+    "linear_key_head_dim": {"qwen3_next": [8]},
+    "linear_num_key_heads": {"qwen3_next": [4, 1]},
+    "linear_num_value_heads": {"qwen3_next": [2, 8]},
+    "linear_value_head_dim": {"qwen3_next": [12]},
+    "moe_intermediate_size": {f"qwen3_moe qwen2_moe glm4_moe {LATENT}": [16],
+                              "qwen3_next": [16, to(16, {"shared_expert_intermediate_size": 16})]},
+    "n_routed_experts": {LATENT: [4], "glm4_moe": [6]},
+    "n_shared_experts": {f"{LATENT} glm4_moe": [2]},
+    "num_experts": {"qwen2_moe qwen3_next": [6]},
+    "shared_expert_intermediate_size": {"qwen2_moe qwen3_next": [12]},
     "num_local_experts": {"mixtral qwen3_moe gpt_oss": [6]},
     "relative_attention_num_buckets": {T5: [16]},
-    "first_k_dense_replace": {LATENT: [0, 2, 3]},
+    "first_k_dense_replace": {f"{LATENT} glm4_moe": [0, 2, 3]},
 }  # fmt: skip
 
 VALUES: dict[str, dict[str, list[Any]]] = {
@@ -97,7 +108,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3": [True],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm": [True],
                             f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
@@ -111,6 +122,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "embedding_multiplier": {"granite": [3.0, 1]},
     "logits_scaling": {"granite": [3.0, 1]},
     "residual_multiplier": {"granite": [0.5, 1]},
+    "hidden_dropout": {"stablelm": [0.5]},
     "hidden_dropout_prob": {"bert": [0.5]},
     "resid_pdrop": {"gpt2 phi3": [0.5]},
     "scale_attn_by_inverse_layer_idx": {"gpt2": [True]},
@@ -120,8 +132,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite smollm3 olmo2 olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True],
-                       "gpt_oss": [False]},
+    "attention_bias": {f"llama granite smollm3 olmo2 olmo3 qwen3 qwen3_moe qwen3_next {GEMMAS} {LATENT}": [True],
+                       "gpt_oss glm4_moe": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
     "classifier_dropout": {f"{T5} bert": [0.5]},
@@ -129,7 +141,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3 qwen3_next glm4_moe stablelm": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
@@ -138,16 +150,17 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
     "is_decoder": {f"{T5} bert": [True]},
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
-    "layer_norm_eps": {"bert": [0.1]},
+    "layer_norm_eps": {"bert stablelm": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
-    "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 olmo2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+    "max_position_embeddings": {"phi3": [128],
+                                f"{SCALED} {PARTS} gemma gemma2 olmo2 {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
                                 "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
     "mlp_bias": {"llama granite smollm3 deepseek_v2 deepseek_v32": [True]},
     "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
     "relative_attention_max_distance": {T5: [24]},
-    "rms_norm_eps": {DECODERS: [0.1]},
+    "rms_norm_eps": {RMS: [0.1]},
     "rope_interleave": {"deepseek_v3": [False]},
     "scale_decoder_outputs": {"t5": [in_file(False)], "t5_1_1": [in_file(True)],
                               "t5_encoder": [in_file(True), in_file(False)]},
@@ -158,12 +171,16 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
         "deepseek_v32": [in_file(["indexed_attention"] * 3)],
         "smollm3 qwen2_moe": [to([LOCAL, LOCAL], {"use_sliding_window": True, "sliding_window": 8})],
+        "qwen3_next": [to([WHOLE] * 4), to([LINEAR, WHOLE] * 2), to([WHOLE] + [LINEAR] * 3)],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
     "qkv_bias": {"qwen2_moe": [False]},
+    "qk_layernorm": {"stablelm": [True]},
+    "use_parallel_residual": {"stablelm": [True]},
+    "use_qkv_bias": {"stablelm": [False]},
     "max_window_layers": {"qwen2_moe": [1, to(1, WINDOW)], "qwen2 qwen3": [1, to(1, WINDOW)]},
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
@@ -177,18 +194,21 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "use_sliding_window": {"smollm3 qwen2_moe": [to(True, {"sliding_window": 8})],
                            QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
-    "decoder_sparse_step": {"qwen3_moe qwen2_moe": [2]},
+    "decoder_sparse_step": {"qwen3_moe qwen2_moe qwen3_next": [2]},
     "mlp_layer_types": {"deepseek_v32": [to(["dense", "dense", "sparse"]), to(["sparse", "dense", "sparse"])]},
-    "mlp_only_layers": {"qwen3_moe qwen2_moe": [to([0])]},
-    "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [4, 1]},
-    "norm_topk_prob": {"deepseek_v2": [True], f"qwen3_moe qwen2_moe {V3S}": [False]},
-    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe gpt_oss": [1, 3], LATENT: [1, 3]},
-    "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
-    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe {LATENT} gpt_oss": [True]},
-    "routed_scaling_factor": {LATENT: [2.0]},
-    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe gpt_oss": [0.5]},
+    "mlp_only_layers": {"qwen3_moe qwen2_moe qwen3_next": [to([0])]},
+    "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [4, 1],
+                "glm4_moe": [2]},
+    "norm_topk_prob": {"deepseek_v2": [True], f"qwen3_moe qwen2_moe qwen3_next glm4_moe {V3S}": [False]},
+    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe gpt_oss": [1, 3], LATENT: [1, 3]},
+    "num_nextn_predict_layers": {"deepseek_v3 glm4_moe": [0, 2]},
+    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe {LATENT} gpt_oss": [True]},
+    "routed_scaling_factor": {f"{LATENT} glm4_moe": [2.0]},
+    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe qwen3_next gpt_oss": [0.5]},
     "router_jitter_noise": {"mixtral": [0.5]},
-    "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [2]},
+    "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [2],
+                   "glm4_moe": [to(2, GROUPS)]},
+    "use_qk_norm": {"glm4_moe": [False]},
     "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
 }  # fmt: skip
 
@@ -200,18 +220,20 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "cache_implementation": {"gemma2 gemma3_text": [in_file("hybrid")]},
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
+    "full_attention_interval": {"qwen3_next": [in_file(4, {"layer_types": ABSENT})]},
     "head_dim": {"qwen2 qwen2_moe granite phi3 smollm3 olmo2 olmo3": [16]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
     "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
     "n_ctx": {"gpt2": [in_file(64)]},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": [in_file(0.5)]},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": [in_file(0.5)],
+                              PARTS: [in_file(1.0, {"rope_parameters": ABSENT}), in_file(1.0)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "pretraining_tp": {"deepseek_v32": [in_file(2)]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
-        f"{SCALED} gemma gemma2 olmo2 {LATENT}": [
+        f"{SCALED} {PARTS} gemma gemma2 olmo2 {LATENT}": [
             in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
@@ -230,11 +252,23 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "use_mrope": {QWENS: [in_file(True)]},
 }  # fmt: skip
 
+_TURNED_PART = {"rope_parameters.partial_rotary_factor": [0.25, 1.0]}
 _ROPE = {
     "phi3": long_entries(4, "rope_parameters."),
     "llama mistral mixtral qwen2 qwen2_moe qwen3_moe olmo2 smollm3": entries(4, "rope_parameters."),
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
+    "qwen3_next glm4_moe": {**entries(4, "rope_parameters."), **_TURNED_PART},
+    # StableLmAttention takes a part of a head, and the rule `proportional` the other elements too.
+    "stablelm": {
+        **entries(4, "rope_parameters."),
+        **_TURNED_PART,
+        "rope_parameters.rope_type": [
+            one
+            for one in entries(4, "rope_parameters.")["rope_parameters.rope_type"]
+            if one.value != "proportional"
+        ],
+    },
     LATENT: entries(2, "rope_parameters."),
     # GptOssRotaryEmbedding turns a part of a head by no other rule.
     "gpt_oss": {
@@ -261,6 +295,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "_sliding_window_pattern": {"gemma3_text": "the class reads sliding_window_pattern, and layer_types before it"},
     "attention_bias": {"mistral mixtral qwen2": "an attribute of other classes"},
     "attn_logit_softcapping": {"gemma3_text": "Gemma3Attention does not pass it on"},
+    "full_attention_interval": {"qwen3_next": "another interval is another list of layer_types, which are walked"},
     "head_dim": {LATENT: "the class computes it"},
     "hidden_activation": {"gemma": "an attribute of other classes"},
     "layer_types": {"deepseek_v32": "it chooses a cache"},
@@ -278,7 +313,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "qk_head_dim": {LATENT: "the class computes it"},
     "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
     "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
-    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 olmo2 {LATENT} gpt_oss": "of models with images"},
+    "rope_parameters.mrope_section": {f"{LLAMAS} {PARTS} gemma gemma2 olmo2 {LATENT} gpt_oss": "of models with images"},
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
                                  "phi3": "of a rule that Phi3Config does not accept"},
