@@ -45,6 +45,8 @@ def test_a_bare_config_means_the_file_of_its_model(tmp_path, name):
     ("mistral-7b", "mistral", {"rope_theta": 1_000_000}),
     ("mixtral-8x7b", "mixtral", {"experts_per_token": 2}),
     ("qwen3-30b-a3b", "qwen", {"experts_per_token": 8, "norm_eps": 1e-6}),
+    ("llama4-17b-16e", "llama4", {"unrotated_every": 4, "norms_of_heads": True, "chunk_size": 8192}),
+    ("llama4-17b-128e", "llama4", {"norms_of_heads": False, "rope_scaling": {"rope_type": "default"}}),
     ("gemma-2b", "gemma", {"activation": "gelu_pytorch_tanh"}),
     ("gemma2-9b", "gemma2", {"final_softcap": 30.0, "attention_softcap": 50.0, "sliding_window": 4096}),
     ("gemma3-27b", "gemma3", {"local_rope_theta": 10_000, "query_pre_attn_scalar": 5376 // 32}),

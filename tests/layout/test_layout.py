@@ -245,11 +245,25 @@ def test_chunk_grid_of_a_stack():
         ("a.{}", "b"),
         ("a", "b $"),
         ("a}", "b"),
+        ("a.{layer*}{b*2}", "c"),
     ],
 )
 def test_unreadable(key, axes):
     with pytest.raises(UsageError):
         parse_layout(key, axes)
+
+
+def test_an_index_counts_in_steps():
+    """Of the layers 0 to 7 the second and the fourth of each four, and all others."""
+    sizes = {"block": 2, "turn": 2, "step": 2, "early": 1}
+    second = parse_layout("l.{block turn*step+early}.w", "embed")
+    assert [second.path(at, sizes)[0] for at in second.places(sizes)] == ["l.1.w", "l.3.w", "l.5.w", "l.7.w"]
+    assert second.at(second.match(("l.5.w",)), sizes) == {"block": 1, "turn": 0}
+    assert second.at((4,), sizes) is None
+    first = parse_layout("l.{block turn*step}.w", "embed")
+    assert [first.path(at, sizes)[0] for at in first.places(sizes)] == ["l.0.w", "l.2.w", "l.4.w", "l.6.w"]
+    assert first.at((7,), sizes) is None
+    assert first.at((8,), sizes) is None
 
 
 def test_escaped_parts_stay_one_part():

@@ -75,6 +75,13 @@ SMOLLM3 = {
 }  # fmt: skip
 
 
+# Layer 4 turns no positions; of 24 tokens, chunks of 8 hide some.
+LLAMA4 = {
+    **GATED, "num_hidden_layers": 4, "intermediate_size": 24, "intermediate_size_mlp": 48, "head_dim": 8,
+    "num_local_experts": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
 OLMO2 = {**GATED, "num_hidden_layers": 4, "pad_token_id": 0, "eos_token_id": 1}
 
 
@@ -109,6 +116,8 @@ MODELS = {
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "llama4": ("Llama4Text", LLAMA4),
+    "llama4-experts": ("Llama4Text", {**LLAMA4, "interleave_moe_layer_step": 1}),
     "olmo2": ("Olmo2", OLMO2),
     "olmo3": ("Olmo3", OLMO3),
     "qwen2moe": ("Qwen2Moe", QWEN2_MOE),
@@ -122,7 +131,8 @@ MODELS = {
 
 
 CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
-           "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+           "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
+           "Llama4Text": "Llama4ForCausalLM"}  # fmt: skip
 
 
 # What a target cannot hold: label and target → the words of the refusal.

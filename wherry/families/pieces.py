@@ -242,7 +242,7 @@ def _require_all(
         lacking = template.slot != "params" and (sparse or ("params", name) not in there)
         if not found and (optional or lacking):
             continue
-        known = {one for index in layout.indices for one in (*index.names, *index.offset)} <= set(sizes)
+        known = {one for index in layout.indices for one in (*index.names, *index.around)} <= set(sizes)
         if not known:
             raise IncompleteError(
                 f"missing parameter {name}: {layout.text}", cure="choose the family that fits this checkpoint"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,8 @@ def solved_sizes(
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
-    offsets = {name for one in used for index in one.layouts[0].indices for name in index.offset}
-    return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=cure), matches
+    around = {name for one in used for index in one.layouts[0].indices for name in index.around}
+    return solve(stated, equations, wanted=[*wanted, *sorted(around - set(wanted))], cure=cure), matches
 
 
 def _cure(system: System) -> str:
@@ -74,7 +75,7 @@ def _decide(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
 
 def _in_range(match: Match, sizes: Mapping[str, int]) -> bool:
     layout = match.template.layouts[0]
-    needed = {name for index in layout.indices for name in (*index.names, *index.offset)}
+    needed = {name for index in layout.indices for name in (*index.names, *index.around)}
     return needed <= set(sizes) and layout.at(match.numbers, sizes) is not None
 
 
@@ -149,7 +150,10 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
         source = f"the indices {numbers[0]} to {numbers[-1]} of {template.layouts[0].text}"
         if index.offset:
             yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
-        _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
+        step = _step(numbers) if index.stride else 1
+        if index.stride and len(numbers) > 1:
+            yield Equation((index.stride,), step, "+".join(template.parameters), source)
+        _require_contiguous(template, numbers, numbers[0] if index.offset else 0, step)
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
 
 
@@ -186,37 +190,45 @@ def _require_counts(system: System, matches: Sequence[Match], told: ConfigFacts)
         by_template[id(match.template)].append(match)
     for group in by_template.values():
         for place, index in enumerate(group[0].template.layouts[0].indices):
-            if {*index.names, *index.offset} <= set(told.sizes):
-                start, count = index.first(told.sizes), prod(told.sizes[name] for name in index.names)
+            if {*index.names, *index.around} <= set(told.sizes):
+                start, step = index.first(told.sizes), index.step(told.sizes)
+                count = prod(told.sizes[name] for name in index.names)
                 said = " × ".join(system.config.sizes[name] for name in index.names)
-                _require_range(group, place, start, count, f"{told.source} ({said})")
+                numbers = range(start, start + count * step, step or 1)
+                _require_range(group, place, numbers, f"{told.source} ({said})")
 
 
-def _require_range(group: Sequence[Match], place: int, start: int, count: int, said: str) -> None:
-    """Require every index from `start` on, `count` of them, and no other."""
+def _require_range(group: Sequence[Match], place: int, numbers: range, said: str) -> None:
+    """Require every one of these indices, and no other."""
     by_number = {match.numbers[place]: match for match in group}
     template = group[0].template
     name = "+".join(template.parameters)
     last = max(by_number)
-    missing = next((number for number in range(start, start + count) if number not in by_number), None)
-    if last >= start + count:
+    missing = next((number for number in numbers if number not in by_number), None)
+    if last >= numbers.stop:
         raise UnrepresentableError(
-            f"{said} states {count} of {name} in {template.layouts[0].text}, but the files have index {last}",
+            f"{said} states {len(numbers)} of {name} in {template.layouts[0].text}, but the files have index {last}",
             path=by_number[last].spec.name,
             cure="correct the config, or remove the tensors that do not belong to the model",
         )
     if missing is not None:
         raise IncompleteError(
-            f"missing index {missing} of {name} in {template.layouts[0].text}, which {said} implies: {count}",
+            f"missing index {missing} of {name} in {template.layouts[0].text}, which {said} implies: {len(numbers)}",
             cure="restore the missing tensors, or correct the config",
         )
 
 
-def _require_contiguous(template: Template, numbers: list[int], first: int) -> None:
-    if numbers[0] == first and numbers[-1] - first + 1 == len(numbers):
+def _step(numbers: list[int]) -> int:
+    """The smallest difference of two numbers that follow one another; 1 if there is one alone."""
+    return min((later - one for one, later in pairwise(numbers)), default=1)
+
+
+def _require_contiguous(template: Template, numbers: list[int], first: int, step: int) -> None:
+    wanted = range(first, numbers[-1] + 1, step)
+    if numbers == list(wanted):
         return
     there = set(numbers)
-    missing = next(number for number in range(first, numbers[-1] + 1) if number not in there)
+    missing = next((number for number in wanted if number not in there), first)
     raise IncompleteError(
         f"missing index {missing} of {'+'.join(template.parameters)} in {template.layouts[0].text}",
         cure="restore the missing tensors, or choose another step",

@@ -7,7 +7,8 @@ A layout is a key-path template and the names of the axes, both written as text:
 
 - `{layer}` in the template: this system stores one tensor per index of the axis.
   `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` starts at the size of
-  `early` (`+a*b`: at the product); `{qkv=query|key|value}` spells the indices as words.
+  `early` (`+a*b`: at the product); `{turn*step}` counts in steps of the size of `step`, as for every second layer;
+  `{qkv=query|key|value}` spells the indices as words.
 - `(head half pair)`: one fused dimension in C order, the last name varying fastest.
 - `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is omitted if its size is 1.
 
@@ -49,15 +50,26 @@ class IndexSlot:
         names: the axes that it runs over, the last fastest.
         words: the indices as words; empty if they are numbers.
         offset: axes whose sizes, multiplied, are the first number; empty for 0.
+        stride: the axis whose size lies between two numbers; None for 1.
     """
 
     names: tuple[str, ...]
     words: tuple[str, ...] = ()
     offset: tuple[str, ...] = ()
+    stride: str | None = None
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """The axes whose sizes decide where its numbers lie, beside those that it runs over."""
+        return (*self.offset, *((self.stride,) if self.stride else ()))
 
     def first(self, sizes: Sizes) -> int:
         """The first number."""
         return math.prod(sizes[name] for name in self.offset) if self.offset else 0
+
+    def step(self, sizes: Sizes) -> int:
+        """The difference of two numbers that follow one another."""
+        return sizes[self.stride] if self.stride else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +163,9 @@ class Layout:
         """The index of each unrolled axis for the numbers of `match`; None if one is out of range."""
         place: dict[str, int] = {}
         for index, number in zip(self.indices, numbers, strict=True):
-            rest = number - index.first(sizes)
+            rest, between = divmod(number - index.first(sizes), index.step(sizes) or 1)
+            if between:
+                return None
             for name in reversed(index.names):
                 if not sizes[name]:
                     return None
@@ -224,15 +238,19 @@ def _part(text: str, where: str) -> tuple[str | IndexSlot, ...]:
 
 def _index(text: str, where: str) -> IndexSlot:
     spelled, _, words = text.partition("=")
-    names, _, offset = spelled.partition("+")
+    counted, _, offset = spelled.partition("+")
+    names, _, stride = counted.partition("*")
     index = IndexSlot(
         tuple(names.split()),
         tuple(words.split("|")) if words else (),
         tuple(part.strip() for part in offset.split("*")) if offset else (),
+        stride.strip() or None,
     )
-    bad = [name for name in (*index.names, *index.offset) if not _NAME.fullmatch(name)]
+    bad = [name for name in (*index.names, *index.around) if not _NAME.fullmatch(name)]
     if bad or not index.names:
-        raise UsageError(f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b=x|y+c*d}")
+        raise UsageError(
+            f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b*stride=x|y+c*d}"
+        )
     return index
 
 
@@ -257,7 +275,7 @@ def _spell(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
     number = 0
     for name in piece.names:
         number = number * sizes[name] + at[name]
-    return piece.words[number] if piece.words else str(number + piece.first(sizes))
+    return piece.words[number] if piece.words else str(number * piece.step(sizes) + piece.first(sizes))
 
 
 def _number(index: IndexSlot, word: str) -> int:

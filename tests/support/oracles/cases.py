@@ -27,6 +27,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
            ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"),
+           ("llama4-maverick", "unscanned"), ("llama4-maverick", "axis-0"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
 RARE = {"gemma3-no-remainder", "llama-head-dim", "deepseek-v2-lite", "qwen2-tied", "qwen3-yarn"}
@@ -56,6 +57,11 @@ _LATENT = {
     "v_head_dim": 6, "rope_type": "yarn", "rope_factor": 4, "beta_fast": 32, "mscale": 1.0,
     "max_position_embeddings": 64, "original_max_position_embeddings": 16,
 }  # fmt: skip
+_LLAMA4 = {
+    **_COMMON, "decoder_block": "llama4", "base_num_decoder_layers": 8, "base_moe_mlp_dim": 24, "num_experts": 4,
+    "shared_experts": 1, "chunk_attn_window_size": 4, "nope_layer_interval": 4, "temperature_tuning": True,
+    "inhomogeneous_layer_cycle_interval": 4,
+}  # fmt: skip
 # MaxText's own configs, in the words of base.yml.
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
@@ -83,6 +89,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_truncate": False, "rope_attention_scaling": True, "max_position_embeddings": 64,
         "original_max_position_embeddings": 16,
     },
+    "llama4-scout": {**_LLAMA4, "base_num_decoder_layers": 4, "rope_type": "llama3.1", "use_qk_norm": True},
+    "llama4-maverick": {**_LLAMA4, "interleave_moe_layer_step": 2},
     "olmo3": {
         **_COMMON, "decoder_block": "olmo3", "base_num_decoder_layers": 8, "sliding_window_size": 4,
         "use_qk_norm": True,
@@ -107,7 +115,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                       "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn")
+UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "llama4-maverick")
 # MaxText itself has not computed these yet.
 NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [

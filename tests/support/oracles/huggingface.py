@@ -58,6 +58,11 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+# Layers 3 and 7 turn no positions. Chunks of 4 positions hide some of 10.
+_LLAMA4 = {
+    **_COMMON, "head_dim": 16, "num_hidden_layers": 8, "intermediate_size": 24, "intermediate_size_mlp": 48,
+    "num_local_experts": 4, "attention_chunk_size": 4, "pad_token_id": 0,
+}  # fmt: skip
 _T5 = {
     "vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "num_decoder_layers": 3,
     "decoder_start_token_id": 0,
@@ -109,6 +114,8 @@ MODELS: Mapping[str, Model] = {
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
     "olmo2": Model("Olmo2", {**_COMMON, "num_hidden_layers": 4, "pad_token_id": 0}, "olmo2"),
     "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
+    "llama4-scout": Model("Llama4Text", {**_LLAMA4, "num_hidden_layers": 4, "rope_parameters": _LLAMA3}, "llama4"),
+    "llama4-maverick": Model("Llama4Text", {**_LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False}, "llama4"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),
@@ -122,7 +129,8 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 UNTIED = ("t5-1.1", "mt5", "umt5")
 _CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
-            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
+            "Llama4Text": "Llama4ForCausalLM"}  # fmt: skip
 
 
 def save(label: str, folder: Path, seed: int = 0) -> Path:

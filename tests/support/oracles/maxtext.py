@@ -10,12 +10,13 @@ the parameter of one layer: [embed, heads, dim] becomes [embed, layers, heads, d
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss
+from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss, maxtext_llama4
 from tests.support.oracles.leaves import DisagreementError, Leaves, Part, stacked
-from tests.support.oracles.maxtext_attention import attention
+from tests.support.oracles.maxtext_attention import attention, turned
 from tests.support.oracles.maxtext_experts import experts, shared_and_routed
 from tests.support.oracles.maxtext_latent import latent_attention
 from tests.support.oracles.parts import ACTIVATIONS, causal, rms_norm, soft_cap
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 # Of base.yml what a forward pass reads.
 DEFAULTS: Mapping[str, Any] = {
-    "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
+    "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "chunk_attn_window_size": 0,
+    "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
-    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048,
+    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048, "inhomogeneous_layer_cycle_interval": 1,
+    "interleave_moe_layer_step": 1, "nope_layer_interval": -1, "temperature_tuning": False,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
     "n_routing_groups": -1,
@@ -106,6 +109,8 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
             (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
             for number, take in enumerate(_cycles(leaves, c, CYCLE))
         ]
+    if c.decoder_block == "llama4":
+        return _llama4_layers(leaves, c)
     if c.decoder_block == "olmo3":
         layers = enumerate(_cycles(leaves, c, OLMO3_CYCLE))
         return [
@@ -119,6 +124,19 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
     return [
         (take, BLOCKS[c.decoder_block]) for take in _stack(leaves, c, "layers", c.base_num_decoder_layers)
     ]
+
+
+def _llama4_layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Array], Array]]]:
+    """Scanned, each cycle counts its layers anew."""
+    cycle = c.inhomogeneous_layer_cycle_interval
+    return [
+        (take, partial(_llama4, number=number % cycle if c.scan_layers else number))
+        for number, take in enumerate(_cycles(leaves, c, cycle))
+    ]
+
+
+def _llama4(take: Part, c: Any, x: Array, number: int) -> Array:
+    return maxtext_llama4.block(take, c, x, number, turned, _mlp)
 
 
 def _stack(leaves: Leaves, c: Any, name: str, count: int) -> list[Part]:

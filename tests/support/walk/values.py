@@ -17,16 +17,17 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 llama4_text"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+STEPS = {"num_hidden_layers": 6, "interleave_moe_layer_step": 2}
 GROUPS = {"n_group": 2, "topk_group": 1}
 DYNAMIC = {"rope_parameters.rope_type": "dynamic", "rope_parameters.factor": 4.0}
 DYNAMIC_FULL = {name.replace(".", ".full_attention."): value for name, value in DYNAMIC.items()}
-LOCAL, WHOLE = "sliding_attention", "full_attention"
+LOCAL, WHOLE, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 
 # Attributes whose only alternatives are absent and null, or that have none; and why.
 NONE: dict[str, str] = {
@@ -40,9 +41,10 @@ NONE: dict[str, str] = {
 # Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
-    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
+    "head_dim": {"llama mistral mixtral llama4_text": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
                  "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
+    "intermediate_size_mlp": {"llama4_text": [40]},
     "n_embd": {"gpt2": [48]},
     "n_head": {"gpt2": [8]},
     "n_inner": {"gpt2": [40]},
@@ -50,10 +52,10 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3": [8],
+                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "llama4_text": [2, 6, 8, 3]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 llama4_text": [8],
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
-    "num_key_value_heads": {"llama phi3 granite smollm3 qwen2_moe olmo2 olmo3": [4, 1, None, ABSENT],
+    "num_key_value_heads": {"llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
                             f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
@@ -76,7 +78,7 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_shared_experts": {LATENT: [2]},
     "num_experts": {"qwen2_moe": [6]},
     "shared_expert_intermediate_size": {"qwen2_moe": [12]},
-    "num_local_experts": {"mixtral qwen3_moe gpt_oss": [6]},
+    "num_local_experts": {"mixtral qwen3_moe gpt_oss llama4_text": [6]},
     "relative_attention_num_buckets": {T5: [16]},
     "first_k_dense_replace": {LATENT: [0, 2, 3]},
 }  # fmt: skip
@@ -97,7 +99,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3": [True],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 llama4_text": [True],
                             f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
@@ -120,7 +122,11 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite smollm3 olmo2 olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True],
+    "attention_chunk_size": {"llama4_text": [4, 64]},
+    "attn_scale": {"llama4_text": [0.5, to(0.5, {"floor_scale": 4})]},
+    "attn_temperature_tuning": {"llama4_text": [False, to(False, {"floor_scale": 4})]},
+    "floor_scale": {"llama4_text": [4, 9]},
+    "attention_bias": {f"llama granite smollm3 llama4_text olmo2 olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True],
                        "gpt_oss": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
@@ -129,7 +135,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3 llama4_text": ["gelu", "relu", "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
@@ -140,7 +146,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
     "layer_norm_eps": {"bert": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
-    "max_position_embeddings": {"phi3": [128], f"{SCALED} gemma gemma2 olmo2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+    "max_position_embeddings": {"phi3": [128],
+                                f"{SCALED} gemma gemma2 olmo2 llama4_text {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
                                 "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
@@ -160,6 +167,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "smollm3 qwen2_moe": [to([LOCAL, LOCAL], {"use_sliding_window": True, "sliding_window": 8})],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
+        "llama4_text": [to([WHOLE] * 4), to([CHUNKED] * 4), to([CHUNKED, WHOLE] * 2)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
@@ -168,8 +176,12 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
     "swiglu_limit": {"gpt_oss": [0.5]},
-    "no_rope_layer_interval": {"smollm3": [1, 3]},
-    "no_rope_layers": {"smollm3": [to([0, 1]), to([1, 1]), to([0, 0])]},
+    "no_rope_layer_interval": {"smollm3": [1, 3],
+                               "llama4_text": [1, 2, to(2, {"interleave_moe_layer_step": 1}), to(3, STEPS), 8]},
+    "no_rope_layers": {"smollm3": [to([0, 1]), to([1, 1]), to([0, 0])],
+                       "llama4_text": [to([1] * 4), to([0] * 4), to([0, 1, 1, 1]), to([1, 0, 1, 0]),
+                                       to([1, 1, 1, 0, 1])]},
+    "use_qk_norm": {"llama4_text": [False]},
     "sliding_window": {"olmo3": [3, 8], "smollm3 qwen2_moe": [8, to(8, {"use_sliding_window": True})],
                        "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
@@ -178,16 +190,18 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                            QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
     "decoder_sparse_step": {"qwen3_moe qwen2_moe": [2]},
+    "interleave_moe_layer_step": {"llama4_text": [1, 4, 3]},
+    "moe_layers": {"llama4_text": [to([0, 1, 2, 3]), to([0, 2]), to([3]), to([]), to([1, 2, 3])]},
     "mlp_layer_types": {"deepseek_v32": [to(["dense", "dense", "sparse"]), to(["sparse", "dense", "sparse"])]},
     "mlp_only_layers": {"qwen3_moe qwen2_moe": [to([0])]},
     "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [4, 1]},
     "norm_topk_prob": {"deepseek_v2": [True], f"qwen3_moe qwen2_moe {V3S}": [False]},
-    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe gpt_oss": [1, 3], LATENT: [1, 3]},
+    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe gpt_oss": [1, 3], "llama4_text": [2], LATENT: [1, 3]},
     "num_nextn_predict_layers": {"deepseek_v3": [0, 2]},
-    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe {LATENT} gpt_oss": [True]},
+    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe {LATENT} gpt_oss llama4_text": [True]},
     "routed_scaling_factor": {LATENT: [2.0]},
-    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe gpt_oss": [0.5]},
-    "router_jitter_noise": {"mixtral": [0.5]},
+    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe gpt_oss llama4_text": [0.5]},
+    "router_jitter_noise": {"mixtral llama4_text": [0.5]},
     "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [2]},
     "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
 }  # fmt: skip
@@ -201,17 +215,18 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "decoder_start_token_id": {"t5 t5_1_1 t5_encoder": [7]},
     "ep_size": {LATENT: [in_file(2)]},
     "head_dim": {"qwen2 qwen2_moe granite phi3 smollm3 olmo2 olmo3": [16]},
+    "for_llm_compressor": {"llama4_text": [in_file(True)]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
     "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
     "n_ctx": {"gpt2": [in_file(64)]},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": [in_file(0.5)]},
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": [in_file(0.5)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "pretraining_tp": {"deepseek_v32": [in_file(2)]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
-        f"{SCALED} gemma gemma2 olmo2 {LATENT}": [
+        f"{SCALED} gemma gemma2 olmo2 llama4_text {LATENT}": [
             in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
@@ -232,7 +247,9 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
 
 _ROPE = {
     "phi3": long_entries(4, "rope_parameters."),
-    "llama mistral mixtral qwen2 qwen2_moe qwen3_moe olmo2 smollm3": entries(4, "rope_parameters."),
+    "llama mistral mixtral qwen2 qwen2_moe qwen3_moe olmo2 smollm3 llama4_text": entries(
+        4, "rope_parameters."
+    ),
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     LATENT: entries(2, "rope_parameters."),
@@ -273,12 +290,16 @@ HARMLESS: dict[str, dict[str, str]] = {
     "num_decoder_layers": {"t5_encoder": "there is no decoder"},
     "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": "positions that are not scaled do not read it"},
+    "partial_rotary_factor": {
+        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it"
+    },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
     "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
     "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
-    "rope_parameters.mrope_section": {f"{LLAMAS} gemma gemma2 olmo2 {LATENT} gpt_oss": "of models with images"},
+    "rope_parameters.mrope_section": {
+        f"{LLAMAS} gemma gemma2 olmo2 llama4_text {LATENT} gpt_oss": "of models with images"
+    },
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
                                  "phi3": "of a rule that Phi3Config does not accept"},
