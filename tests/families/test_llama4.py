@@ -69,6 +69,14 @@ def test_patterns_that_begin_anew_after_no_part_of_the_layers_make_one_cycle(tmp
     require_back(source, tmp_path / "out", tmp_path)
 
 
+def test_positions_may_turn_in_every_layer(tmp_path):
+    source = save_tiny(tmp_path / "hf", "llama4", no_rope_layers=[1] * 4)
+    config = to_maxtext(source, tmp_path / "out")
+    assert config["nope_layer_interval"] == -1
+    assert config["inhomogeneous_layer_cycle_interval"] == 2
+    require_back(source, tmp_path / "out", tmp_path)
+
+
 def test_layers_that_are_not_scanned_have_no_cycle(maverick, tmp_path):
     """MaxText then reads both patterns from the layer's number; base.yml has a cycle of 1."""
     config = to_maxtext(maverick, tmp_path / "out", UNSCANNED)

@@ -21,12 +21,13 @@ OF_OTHERS = (
 )
 
 
-def entries(half: int, place: str) -> dict[str, list[Any]]:
+def entries(half: int, place: str, scaled: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
     """Entry → alternative values.
 
     Args:
         half: pairs of elements of a head that turn.
         place: the table of the entries; dotted, ends with a dot.
+        scaled: attributes without which a factor of the attention would change nothing.
     """
 
     def rule(kind: str, **more: Any) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def entries(half: int, place: str) -> dict[str, list[Any]]:
         "long_factor": [to([3.0 + at for at in range(half)], long)],
         "low_freq_factor": [to(2.0, llama)],
         "high_freq_factor": [to(8.0, llama)],
-        "mscale": [to(2.0, {**yarn, f"{place}mscale_all_dim": 1.0})],
-        "mscale_all_dim": [to(2.0, {**yarn, f"{place}mscale": 1.0})],
+        "mscale": [to(2.0, {**yarn, f"{place}mscale_all_dim": 1.0, **(scaled or {})})],
+        "mscale_all_dim": [to(2.0, {**yarn, f"{place}mscale": 1.0, **(scaled or {})})],
         "truncate": [to(False, yarn)],
         "partial_rotary_factor": [0.5, to(0.25, part)],
         "mrope_section": [to([half])],
