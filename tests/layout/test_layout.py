@@ -266,6 +266,20 @@ def test_an_index_counts_in_steps():
     assert first.at((8,), sizes) is None
 
 
+def test_an_index_goes_on_from_each_step():
+    """Of each six layers the first five."""
+    sizes = {"block": 2, "local": 5, "cycle": 6, "even": 2, "rest": 1}
+    local = parse_layout("l.{block*cycle local}.w", "embed")
+    wanted = [*range(5), *range(6, 11)]
+    assert [local.path(at, sizes)[0] for at in local.places(sizes)] == [f"l.{one}.w" for one in wanted]
+    assert [one for one in range(20) if local.at((one,), sizes) is not None] == wanted
+    assert local.at((8,), sizes) == {"block": 1, "local": 2}
+    both = parse_layout("l.{block*cycle even rest+even}.w", "embed")
+    for at in both.places(sizes):
+        assert both.at(both.match(both.path(at, sizes)), sizes) == at
+    assert both.indices[0].numbers(sizes) == [2, 3, 8, 9]
+
+
 def test_escaped_parts_stay_one_part():
     layout = parse_layout("transformer~1block_{layer}~1x.weights/data_array", "embed")
     assert layout.path({"layer": 7}, {"layer": 9}) == ("transformer/block_7/x.weights", "data_array")

@@ -75,6 +75,18 @@ SMOLLM3 = {
 }  # fmt: skip
 
 
+GEMMA4 = {
+    **GATED, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+
+
+GEMMA4_EXPERTS = {
+    **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4,
+    "top_k_experts": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
+
+
 # Layer 4 turns no positions; of 24 tokens, chunks of 8 hide some.
 LLAMA4 = {
     **GATED, "num_hidden_layers": 4, "intermediate_size": 24, "intermediate_size_mlp": 48, "head_dim": 8,
@@ -112,6 +124,8 @@ MODELS = {
     "gemma3": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 8}),
     "gemma3-no-remainder": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 6}),
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-experts": ("Gemma4Text", GEMMA4_EXPERTS),
     "deepseek-v3": ("DeepseekV3", LATENT),
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
@@ -132,7 +146,8 @@ MODELS = {
 
 CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
-           "Llama4Text": "Llama4ForCausalLM"}  # fmt: skip
+           "Llama4Text": "Llama4ForCausalLM",
+           "Gemma4Text": "Gemma4ForCausalLM"}  # fmt: skip
 
 
 # What a target cannot hold: label and target → the words of the refusal.

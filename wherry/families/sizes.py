@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
@@ -151,9 +150,10 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
         if index.offset:
             yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
         step = _step(numbers) if index.stride else 1
-        if index.stride and len(numbers) > 1:
+        if index.stride and len(numbers) > 1 and not index.inner:
             yield Equation((index.stride,), step, "+".join(template.parameters), source)
-        _require_contiguous(template, numbers, numbers[0] if index.offset else 0, step)
+        if not index.inner:  # then the sizes decide which numbers there are
+            _require_contiguous(template, numbers, numbers[0] if index.offset else 0, step)
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
 
 
@@ -191,21 +191,18 @@ def _require_counts(system: System, matches: Sequence[Match], told: ConfigFacts)
     for group in by_template.values():
         for place, index in enumerate(group[0].template.layouts[0].indices):
             if {*index.names, *index.around} <= set(told.sizes):
-                start, step = index.first(told.sizes), index.step(told.sizes)
-                count = prod(told.sizes[name] for name in index.names)
                 said = " × ".join(system.config.sizes[name] for name in index.names)
-                numbers = range(start, start + count * step, step or 1)
-                _require_range(group, place, numbers, f"{told.source} ({said})")
+                _require_numbers(group, place, index.numbers(told.sizes), f"{told.source} ({said})")
 
 
-def _require_range(group: Sequence[Match], place: int, numbers: range, said: str) -> None:
+def _require_numbers(group: Sequence[Match], place: int, numbers: list[int], said: str) -> None:
     """Require every one of these indices, and no other."""
     by_number = {match.numbers[place]: match for match in group}
     template = group[0].template
     name = "+".join(template.parameters)
     last = max(by_number)
     missing = next((number for number in numbers if number not in by_number), None)
-    if last >= numbers.stop:
+    if last > max(numbers, default=-1):
         raise UnrepresentableError(
             f"{said} states {len(numbers)} of {name} in {template.layouts[0].text}, but the files have index {last}",
             path=by_number[last].spec.name,

@@ -173,6 +173,18 @@ def _layer_cycle(layers: int, first: int, second: int) -> int:
     return layers if layers % cycle else cycle
 
 
+def _override(overrides: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], kind: str, name: str) -> Any:
+    """The value of an attribute that a table of single layers states for all layers of a kind, and for no other."""
+    layers = {at for at, one in enumerate(kinds) if one == kind}
+    if {int(at) for at in overrides} != layers or len(
+        {repr(sorted(one.items())) for one in overrides.values()}
+    ) > 1:
+        raise UnrepresentableError(
+            f"unsupported attributes of single layers {dict(overrides)}: expected the same for all of {kind}"
+        )
+    return next(iter(overrides.values())).get(name) if overrides else None
+
+
 def _chunked_layers(rotated: Sequence[int]) -> list[str]:
     """The attention of each layer of Llama 4: within chunks where it turns positions."""
     return [_CHUNKED if one else _FULL for one in rotated]
@@ -284,6 +296,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "layer_cycle": _layer_cycle,
     "max": max,
     "min": min,
+    "override": _override,
     "rope": _rope,
     "rotated_layers": _rotated_layers,
     "round_up": _round_up,

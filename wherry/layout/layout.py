@@ -7,7 +7,8 @@ A layout is a key-path template and the names of the axes, both written as text:
 
 - `{layer}` in the template: this system stores one tensor per index of the axis.
   `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` starts at the size of
-  `early` (`+a*b`: at the product); `{turn*step}` counts in steps of the size of `step`, as for every second layer;
+  `early` (`+a*b`: at the product); `{turn*step}` counts in steps of the size of `step`, as for every second layer,
+  and `{turn*step place}` goes on from each of them by the index of `place`;
   `{qkv=query|key|value}` spells the indices as words.
 - `(head half pair)`: one fused dimension in C order, the last name varying fastest.
 - `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is omitted if its size is 1.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -50,13 +51,15 @@ class IndexSlot:
         names: the axes that it runs over, the last fastest.
         words: the indices as words; empty if they are numbers.
         offset: axes whose sizes, multiplied, are the first number; empty for 0.
-        stride: the axis whose size lies between two numbers; None for 1.
+        stride: the axis whose size lies between two numbers of the first axes; None for 1.
+        inner: number of axes, the last ones, that count on from each of these numbers.
     """
 
     names: tuple[str, ...]
     words: tuple[str, ...] = ()
     offset: tuple[str, ...] = ()
     stride: str | None = None
+    inner: int = 0
 
     @property
     def around(self) -> tuple[str, ...]:
@@ -67,8 +70,31 @@ class IndexSlot:
         """The first number."""
         return math.prod(sizes[name] for name in self.offset) if self.offset else 0
 
-    def step(self, sizes: Sizes) -> int:
-        """The difference of two numbers that follow one another."""
+    def number(self, at: At, sizes: Sizes) -> int:
+        """The number of an index of each axis."""
+        outer, inner = (
+            reduce(lambda number, name: number * sizes[name] + at[name], names, 0)
+            for names in (self.names[: self._outer], self.names[self._outer :])
+        )
+        return outer * self._step(sizes) + inner + self.first(sizes)
+
+    def numbers(self, sizes: Sizes) -> list[int]:
+        """All its numbers, ascending."""
+        every = product(*(range(sizes[name]) for name in self.names))
+        return sorted(self.number(dict(zip(self.names, one, strict=True)), sizes) for one in every)
+
+    def at(self, number: int, sizes: Sizes) -> dict[str, int] | None:
+        """The index of each axis of a number; None if it is none of its numbers."""
+        outer, inner = divmod(number - self.first(sizes), self._step(sizes) or 1)
+        first = _split_number(outer, self.names[: self._outer], sizes)
+        last = _split_number(inner, self.names[self._outer :], sizes)
+        return None if first is None or last is None else {**first, **last}
+
+    @property
+    def _outer(self) -> int:
+        return len(self.names) - self.inner
+
+    def _step(self, sizes: Sizes) -> int:
         return sizes[self.stride] if self.stride else 1
 
 
@@ -163,15 +189,10 @@ class Layout:
         """The index of each unrolled axis for the numbers of `match`; None if one is out of range."""
         place: dict[str, int] = {}
         for index, number in zip(self.indices, numbers, strict=True):
-            rest, between = divmod(number - index.first(sizes), index.step(sizes) or 1)
-            if between:
+            found = index.at(number, sizes)
+            if found is None:
                 return None
-            for name in reversed(index.names):
-                if not sizes[name]:
-                    return None
-                rest, place[name] = divmod(rest, sizes[name])
-            if rest:
-                return None
+            place |= found
         return place
 
 
@@ -239,17 +260,19 @@ def _part(text: str, where: str) -> tuple[str | IndexSlot, ...]:
 def _index(text: str, where: str) -> IndexSlot:
     spelled, _, words = text.partition("=")
     counted, _, offset = spelled.partition("+")
-    names, _, stride = counted.partition("*")
+    outer, _, after = counted.partition("*")
+    stride, *inner = after.split() or [""]
     index = IndexSlot(
-        tuple(names.split()),
+        (*outer.split(), *inner),
         tuple(words.split("|")) if words else (),
         tuple(part.strip() for part in offset.split("*")) if offset else (),
-        stride.strip() or None,
+        stride or None,
+        len(inner),
     )
     bad = [name for name in (*index.names, *index.around) if not _NAME.fullmatch(name)]
-    if bad or not index.names:
+    if bad or not outer.split() or (stride == "") == ("*" in counted):
         raise UsageError(
-            f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b*stride=x|y+c*d}"
+            f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b*stride c=x|y+d*e}"
         )
     return index
 
@@ -269,13 +292,21 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
     return dimensions
 
 
+def _split_number(number: int, names: tuple[str, ...], sizes: Sizes) -> dict[str, int] | None:
+    """The index of each axis of a number that runs over them, the last fastest; None if it is out of range."""
+    place: dict[str, int] = {}
+    for name in reversed(names):
+        if not sizes[name]:
+            return None
+        number, place[name] = divmod(number, sizes[name])
+    return None if number else place
+
+
 def _spell(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
     if isinstance(piece, str):
         return piece
-    number = 0
-    for name in piece.names:
-        number = number * sizes[name] + at[name]
-    return piece.words[number] if piece.words else str(number * piece.step(sizes) + piece.first(sizes))
+    number = piece.number(at, sizes)
+    return piece.words[number] if piece.words else str(number)
 
 
 def _number(index: IndexSlot, word: str) -> int:

@@ -17,7 +17,7 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 llama4_text"
+DECODERS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 llama4_text gemma4_text"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -34,6 +34,7 @@ NONE: dict[str, str] = {
     "architectures": "it names the class of the model, which the walk loads",
     "model_type": "it names the class; another value is another class",
     "return_dict": "with false the decoders of transformers 5 compute nothing: they read the attributes of a tuple",
+    "per_layer_config": "what global layers have for themselves decides which weights there are",
     "rope_parameters": "its entries are attributes of their own",
     "reorder_and_upcast_attn": "it computes in float32, which differs by what that rounds",
 }
@@ -41,7 +42,8 @@ NONE: dict[str, str] = {
 # Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
-    "head_dim": {"llama mistral mixtral llama4_text": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss": [12],
+    "head_dim": {"llama mistral mixtral llama4_text": [16, ABSENT, None],
+                 f"qwen3 qwen3_moe {GEMMAS} gemma4_text gpt_oss": [12],
                  "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
     "intermediate_size_mlp": {"llama4_text": [40]},
@@ -52,11 +54,12 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "n_positions": {"gpt2": [32]},
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
-                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "llama4_text": [2, 6, 8, 3]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 llama4_text": [8],
+                          "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3],
+                          "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 llama4_text gemma4_text": [8],
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
     "num_key_value_heads": {"llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
-                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss": [4, 1],
+                            f"mistral mixtral {QWENS} {GEMMAS} gemma4_text gpt_oss": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -73,10 +76,10 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "num_layers": {T5: [1, 4]},
     "num_decoder_layers": {T5: [1, None]},
     "num_heads": {T5: [2]},
-    "moe_intermediate_size": {f"qwen3_moe qwen2_moe {LATENT}": [16]},
+    "moe_intermediate_size": {f"qwen3_moe qwen2_moe gemma4_text {LATENT}": [16]},
     "n_routed_experts": {LATENT: [4]},
     "n_shared_experts": {LATENT: [2]},
-    "num_experts": {"qwen2_moe": [6]},
+    "num_experts": {"qwen2_moe gemma4_text": [6]},
     "shared_expert_intermediate_size": {"qwen2_moe": [12]},
     "num_local_experts": {"mixtral qwen3_moe gpt_oss llama4_text": [6]},
     "relative_attention_num_buckets": {T5: [16]},
@@ -100,7 +103,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
     "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 llama4_text": [True],
-                            f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
+                            f"{GEMMAS} gemma4_text mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -122,11 +125,19 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
+    "attention_k_eq_v": {"gemma4_text": [False]},
+    "enable_moe_block": {"gemma4_text": [False]},
+    "hidden_size_per_layer_input": {"gemma4_text": [8]},
+    "num_kv_shared_layers": {"gemma4_text": [to(1, {"num_hidden_layers": 12})]},
+    "top_k_experts": {"gemma4_text": [1, 3]},
+    "use_double_wide_mlp": {"gemma4_text": [True]},
+    "vocab_size_per_layer_input": {"gemma4_text": [72]},
     "attention_chunk_size": {"llama4_text": [4, 64]},
     "attn_scale": {"llama4_text": [0.5, to(0.5, {"floor_scale": 4})]},
     "attn_temperature_tuning": {"llama4_text": [False, to(False, {"floor_scale": 4})]},
     "floor_scale": {"llama4_text": [4, 9]},
-    "attention_bias": {f"llama granite smollm3 llama4_text olmo2 olmo3 qwen3 qwen3_moe {GEMMAS} {LATENT}": [True],
+    "attention_bias": {f"llama granite smollm3 llama4_text gemma4_text olmo2 olmo3 qwen3 {GEMMAS}": [True],
+                       f"qwen3_moe {LATENT}": [True],
                        "gpt_oss": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
@@ -139,7 +150,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
-    "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
+    "hidden_activation": {"gemma2 gemma3_text gemma4_text": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
     "is_decoder": {f"{T5} bert": [True]},
@@ -149,7 +160,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "max_position_embeddings": {"phi3": [128],
                                 f"{SCALED} gemma gemma2 olmo2 llama4_text {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
-                                "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
+                                "gemma3_text gemma4_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
     "mlp_bias": {"llama granite smollm3 deepseek_v2 deepseek_v32": [True]},
     "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
@@ -160,13 +171,14 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                               "t5_encoder": [in_file(True), in_file(False)]},
     # ---- attention
     "attn_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
-    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
+    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text gemma4_text": [2.0]},
     "layer_types": {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
         "deepseek_v32": [in_file(["indexed_attention"] * 3)],
         "smollm3 qwen2_moe": [to([LOCAL, LOCAL], {"use_sliding_window": True, "sliding_window": 8})],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
+        "gemma4_text": [to([WHOLE] * 6), to([LOCAL, WHOLE] * 3)],
         "llama4_text": [to([WHOLE] * 4), to([CHUNKED] * 4), to([CHUNKED, WHOLE] * 2)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
@@ -183,9 +195,10 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                                        to([0, 1, 0, 1])]},
     "use_qk_norm": {"llama4_text": [False]},
     "sliding_window": {"olmo3": [3, 8], "smollm3 qwen2_moe": [8, to(8, {"use_sliding_window": True})],
-                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)],
+                       "gemma2 gemma3_text gemma4_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
-    "use_bidirectional_attention": {GEMMAS: [True]},
+    "use_bidirectional_attention": {GEMMAS: [True], "gemma4_text": ["all", "vision"]},
     "use_sliding_window": {"smollm3 qwen2_moe": [to(True, {"sliding_window": 8})],
                            QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
@@ -265,6 +278,10 @@ _ROPE = {
         **entries(4, "rope_parameters.full_attention."),
         **entries(4, "rope_parameters.sliding_attention."),
     },
+    "gemma4_text": {
+        **entries(16, "rope_parameters.full_attention."),
+        **entries(8, "rope_parameters.sliding_attention."),
+    },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
         **entries(8, "rope_parameters.sliding_attention."),
@@ -295,8 +312,10 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
-    "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
-    "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
+    "rope_parameters.full_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.full_attention.truncate": {
+        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+    },
     "rope_parameters.mrope_section": {
         f"{LLAMAS} gemma gemma2 olmo2 llama4_text {LATENT} gpt_oss": "of models with images"
     },
@@ -307,8 +326,11 @@ HARMLESS: dict[str, dict[str, str]] = {
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
     },
-    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
-    "rope_parameters.sliding_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
+    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.sliding_attention.truncate": {
+        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+    },
+    "rope_theta": {"gemma4_text": "the class reads its tables alone"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},
