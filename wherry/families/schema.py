@@ -23,7 +23,8 @@ and pass the same checks. An unknown field is an error.
                            the expressions give a choice from this system's config, or from the facts of the other's
       by_format.N          forms that a format implies
       stacks.K             {axis, form, stacked, unrolled, at}: <K> in a key path is `stacked`, with the axis
-                           inserted as dimension `at` (a number or a form), or `unrolled`
+                           (or the axes, as `block local`) inserted as dimension `at` (a number or a form), or
+                           `unrolled`
       macros.M             {by, choice = text, …}: <M> in a key path, axes, word or slot, by a form or convention, or by
                            several (then a choice is one of each, separated by spaces); if the text is "-" the layout
                            does not exist
