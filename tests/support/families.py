@@ -28,6 +28,7 @@ SIZES = {
     "side": 2, "cycle": 6, "rest": 2, "dense": 1, "moe": 2, "query_rank": 7, "query_dim": 9, "kv_rank": 8,
     "kv_down": 11, "kv_dim": 13, "value_dim": 5, "shared_ffn": 14, "segment": 2, "sentence": 2, "label": 4,
     "index_head": 3, "index_dim": 6, "rank": 3, "queries": 8, "keys": 4, "turn": 3, "step": 2, "early": 1,
+    "global_group": 2, "global_qhead": 2, "global_pair": 6,
 }  # fmt: skip
 
 

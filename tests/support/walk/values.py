@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.walk.change import ABSENT, Change, changes, in_file, to
-from tests.support.walk.values_rope import OF_OTHERS, entries, long_entries
+from tests.support.walk.values_rope import OF_OTHERS, entries, entries_without_long, long_entries
 
 GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"
@@ -128,7 +128,9 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "attention_k_eq_v": {"gemma4_text": [False]},
     "enable_moe_block": {"gemma4_text": [False]},
     "hidden_size_per_layer_input": {"gemma4_text": [8]},
-    "num_kv_shared_layers": {"gemma4_text": [to(1, {"num_hidden_layers": 12})]},
+    "num_kv_shared_layers": {
+        "gemma4_text": [to(1, {"num_hidden_layers": 12, "hidden_size_per_layer_input": 8})]
+    },
     "top_k_experts": {"gemma4_text": [1, 3]},
     "use_double_wide_mlp": {"gemma4_text": [True]},
     "vocab_size_per_layer_input": {"gemma4_text": [72]},
@@ -279,8 +281,8 @@ _ROPE = {
         **entries(4, "rope_parameters.sliding_attention."),
     },
     "gemma4_text": {
-        **entries(16, "rope_parameters.full_attention."),
-        **entries(8, "rope_parameters.sliding_attention."),
+        **entries_without_long(16, "rope_parameters.full_attention."),
+        **entries_without_long(8, "rope_parameters.sliding_attention."),
     },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
@@ -329,6 +331,11 @@ HARMLESS: dict[str, dict[str, str]] = {
     "rope_parameters.sliding_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
     "rope_parameters.sliding_attention.truncate": {
         "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+    },
+    **{
+        f"rope_parameters.{kind}_attention.{name}_factor": {"gemma4_text": "of a rule that the class does not know"}
+        for kind in ("full", "sliding")
+        for name in ("long", "short")
     },
     "rope_theta": {"gemma4_text": "the class reads its tables alone"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},

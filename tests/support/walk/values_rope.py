@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.support.walk.change import to
+from tests.support.walk.change import Change, to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +69,15 @@ def entries(half: int, place: str, scaled: Mapping[str, Any] | None = None) -> d
         "mrope_section": [to([half])],
     }
     return {f"{place}{name}": values for name, values in found.items()}
+
+
+def entries_without_long(half: int, place: str) -> dict[str, list[Any]]:
+    """The same of a class that does not know the rule longrope: the factors of that rule change nothing."""
+    known = {
+        name: [one for one in values if not (isinstance(one, Change) and "longrope" in one.label)]
+        for name, values in entries(half, place).items()
+    }
+    return {**known, f"{place}short_factor": [to([2.0] * half)], f"{place}long_factor": [to([2.0] * half)]}
 
 
 def long_entries(half: int, place: str) -> dict[str, list[Any]]:
