@@ -292,11 +292,39 @@ def test_chunk_grid_of_a_stack():
         ("a.{}", "b"),
         ("a", "b $"),
         ("a}", "b"),
+        ("a.{layer*}{b*2}", "c"),
     ],
 )
 def test_unreadable(key, axes):
     with pytest.raises(UsageError):
         parse_layout(key, axes)
+
+
+def test_an_index_counts_in_steps():
+    """Of the layers 0 to 7 the second and the fourth of each four, and all others."""
+    sizes = {"block": 2, "turn": 2, "step": 2, "early": 1, "cycle": 4}
+    second = parse_layout("l.{block:cycle turn:step+early}.w", "embed")
+    assert [second.path(at, sizes)[0] for at in second.places(sizes)] == ["l.1.w", "l.3.w", "l.5.w", "l.7.w"]
+    assert second.at(second.match(("l.5.w",)), sizes) == {"block": 1, "turn": 0}
+    assert second.at((4,), sizes) is None
+    first = parse_layout("l.{block:cycle turn:step}.w", "embed")
+    assert [first.path(at, sizes)[0] for at in first.places(sizes)] == ["l.0.w", "l.2.w", "l.4.w", "l.6.w"]
+    assert first.at((7,), sizes) is None
+    assert first.at((8,), sizes) is None
+
+
+def test_an_index_goes_on_from_each_step():
+    """Of each six layers the first five."""
+    sizes = {"block": 2, "local": 5, "cycle": 6, "even": 2, "rest": 1}
+    local = parse_layout("l.{block:cycle local}.w", "embed")
+    wanted = [*range(5), *range(6, 11)]
+    assert [local.path(at, sizes)[0] for at in local.places(sizes)] == [f"l.{one}.w" for one in wanted]
+    assert [one for one in range(20) if local.at((one,), sizes) is not None] == wanted
+    assert local.at((8,), sizes) == {"block": 1, "local": 2}
+    both = parse_layout("l.{block:cycle even rest+even}.w", "embed")
+    for at in both.places(sizes):
+        assert both.at(both.match(both.path(at, sizes)), sizes) == at
+    assert list(both.indices[0].numbers(sizes)) == [2, 3, 8, 9]
 
 
 def test_escaped_parts_stay_one_part():

@@ -27,8 +27,9 @@ SIZES = {
     "expert_ffn": 5, "head": 3, "dim": 4, "position": 7, "qkv": 3, "bucket": 6, "elayer": 2, "dlayer": 3, "block": 2,
     "side": 2, "cycle": 6, "rest": 2, "dense": 1, "moe": 2, "query_rank": 7, "query_dim": 9, "kv_rank": 8,
     "kv_down": 11, "kv_dim": 13, "value_dim": 5, "shared_ffn": 14, "segment": 2, "sentence": 2, "label": 4,
-    "index_head": 3, "index_dim": 6, "rank": 3, "queries": 8, "keys": 4,
+    "index_head": 3, "index_dim": 6, "rank": 3, "queries": 8, "keys": 4, "turn": 3, "step": 2, "early": 1,
     "qkvz": 22, "ba": 8, "channel": 17, "kernel": 3, "value_head": 4,
+    "global_group": 2, "global_qhead": 2, "global_pair": 6,
 }  # fmt: skip
 
 

@@ -98,6 +98,25 @@ STABLELM = {
 }
 
 
+GEMMA4 = {
+    **GATED, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+
+
+GEMMA4_EXPERTS = {
+    **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4,
+    "top_k_experts": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
+
+
+# Layer 4 turns no positions; of 24 tokens, chunks of 8 hide some.
+LLAMA4 = {
+    **GATED, "num_hidden_layers": 4, "intermediate_size": 24, "intermediate_size_mlp": 48, "head_dim": 8,
+    "num_local_experts": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
 OLMO2 = {**GATED, "num_hidden_layers": 4, "pad_token_id": 0, "eos_token_id": 1}
 
 
@@ -128,10 +147,14 @@ MODELS = {
     "gemma3": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 8}),
     "gemma3-no-remainder": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 6}),
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-experts": ("Gemma4Text", GEMMA4_EXPERTS),
     "deepseek-v3": ("DeepseekV3", LATENT),
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "llama4": ("Llama4Text", LLAMA4),
+    "llama4-experts": ("Llama4Text", {**LLAMA4, "interleave_moe_layer_step": 1}),
     "olmo2": ("Olmo2", OLMO2),
     "olmo3": ("Olmo3", OLMO3),
     "qwen2moe": ("Qwen2Moe", QWEN2_MOE),
@@ -149,7 +172,9 @@ MODELS = {
 
 
 CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
-           "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+           "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
+           "Llama4Text": "Llama4ForCausalLM",
+           "Gemma4Text": "Gemma4ForCausalLM"}  # fmt: skip
 
 
 # What a target cannot hold: label and target → the words of the refusal.

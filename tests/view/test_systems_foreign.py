@@ -35,7 +35,7 @@ WITHOUT_LAYOUT = [
     "DebertaV2ForMaskedLM", "Dinov2Model", "DistilBertForMaskedLM", "Dots1ForCausalLM", "ElectraForMaskedLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
     "Glm4ForCausalLM", "GlmForCausalLM", "HeliumForCausalLM",
-    "Llama4ForCausalLM", "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
+    "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
     "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM",
     "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM",
     "RobertaForMaskedLM", "RwkvForCausalLM", "StableLmForCausalLM",

@@ -26,16 +26,28 @@ _EYE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num
 _TEXT = {"vocab_size": 160, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64, "bos_token_id": 1,
          "eos_token_id": 2}  # fmt: skip
+_GEMMA4_EYE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16}  # fmt: skip
+# The tower of Llama 4 folds four patches into one, and gives its projector what it has.
+_LLAMA4_EYE = {**_EYE, "intermediate_size": 64, "vision_output_dim": 8, "projector_input_dim": 8, "image_size": 8,
+               "patch_size": 4, "projector_output_dim": 8, "pixel_shuffle_ratio": 0.5}  # fmt: skip
 # Class → the arguments of its config, and how the names of what stands beside the text model begin.
 CLASSES = {
     "Gemma3": ({"text_config": MODELS["gemma3"].settings, "vision_config": _EYE, "mm_tokens_per_image": 4},
                ("vision_tower.", "multi_modal_projector.")),
+    "Gemma4": ({"text_config": MODELS["gemma4"].settings, "vision_config": _GEMMA4_EYE, "audio_config": None},
+               ("model.vision_tower.", "model.embed_vision.")),
+    "Llama4": ({"text_config": MODELS["llama4-scout"].settings, "vision_config": _LLAMA4_EYE},
+               ("vision_model.", "multi_modal_projector.")),
     "Qwen2VL": (
         {"text_config": _TEXT,
          "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}},
         ("visual.",),
     ),
 }  # fmt: skip
+
+# Classes of which MaxText has the text model.
+TEXTS = {"Gemma3": "gemma3", "Gemma4": "gemma4", "Llama4": "llama4-scout"}
 
 
 @pytest.fixture(scope="module", params=list(CLASSES))
@@ -44,10 +56,10 @@ def saved(request, tmp_path_factory):
     return save(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory):
-    """The same of Gemma 3, of which MaxText has the text model."""
-    return save("Gemma3", tmp_path_factory.mktemp("Gemma3"))
+@pytest.fixture(scope="module", params=list(TEXTS))
+def text(request, tmp_path_factory):
+    """The same of those of which MaxText has the text model, and the class."""
+    return save(request.param, tmp_path_factory.mktemp(request.param)), request.param
 
 
 def save(name: str, folder: Path) -> Path:
@@ -83,33 +95,34 @@ def test_every_tensor_arrives_under_its_name(saved, to, tmp_path):
     require_same(tensors(tmp_path / "out"), tensors(saved))
 
 
-def test_a_layout_within_the_system_carries_the_towers(gemma3, tmp_path):
+def test_a_layout_within_the_system_carries_the_towers(text, tmp_path):
     """With a data type the text model is laid out, the towers stay; transformers finds every weight."""
+    source, name = text
     wish = LayoutRequest(dtype="bfloat16")
-    wherry.convert(gemma3, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
-    wanted, found = tensors(gemma3), tensors(tmp_path / "out")
+    wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    wanted, found = tensors(source), tensors(tmp_path / "out")
     assert found.keys() == wanted.keys()
-    assert len(beside(wanted, "Gemma3")) > 20
-    require_same(beside(found, "Gemma3"), beside(wanted, "Gemma3"))
-    assert {found[key].dtype.name for key in found.keys() - beside(found, "Gemma3").keys()} == {"bfloat16"}
+    assert len(beside(wanted, name)) > 15
+    require_same(beside(found, name), beside(wanted, name))
+    assert {found[key].dtype.name for key in found.keys() - beside(found, name).keys()} == {"bfloat16"}
     logits(tmp_path / "out")
 
 
-def test_a_system_without_towers_does_not_get_the_text_model_unasked(gemma3, tmp_path):
+def test_a_system_without_towers_does_not_get_the_text_model_unasked(text, tmp_path):
     with pytest.raises(UnrepresentableError, match=r"left out: .*\d+ vision tower weights") as caught:
-        wherry.convert(gemma3, tmp_path / "out", to="maxtext", lineage=False)
+        wherry.convert(text[0], tmp_path / "out", to="maxtext", lineage=False)
     assert "--ignore others" in caught.value.cure
     assert "projector weight" in caught.value.what
     assert not (tmp_path / "out").exists()
 
 
-def test_maxtext_computes_from_the_text_model_what_transformers_computed(gemma3, tmp_path):
-    target = tmp_path / "out"
-    plan = wherry.plan(gemma3, target, to="maxtext", ignore=["others"])
+def test_maxtext_computes_from_the_text_model_what_transformers_computed(text, tmp_path):
+    (source, name), target = text, tmp_path / "out"
+    plan = wherry.plan(source, target, to="maxtext", ignore=["others"])
     left = {one.name for one in plan.ignored if one.weights}
-    assert left == beside(tensors(gemma3), "Gemma3").keys()
-    wherry.convert(gemma3, target, to="maxtext", ignore=["others"], lineage=False)
+    assert left == beside(tensors(source), name).keys()
+    wherry.convert(source, target, to="maxtext", ignore=["others"], lineage=False)
     config = yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
     leaves = leaves_of(files.arrays("maxtext", target), config)
-    found = maxtext.logits(leaves, {**MODEL_NAMES["gemma3"], **config}, TOKENS)
-    judge.require_equal(found, logits(gemma3))
+    found = maxtext.logits(leaves, {**MODEL_NAMES.get(TEXTS[name], {}), **config}, TOKENS)
+    judge.require_equal(found, logits(source))

@@ -50,7 +50,7 @@ def place_tensors(
 
 
 def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:
-    """Size 0 for axes that only offset indices and that no parameter of this model has: no layers of that kind."""
+    """Size 0 for axes that only shift indices and that no parameter of this model has: no layers of that kind."""
     there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
     offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
     return dict.fromkeys(offsets - there, 0)

@@ -27,7 +27,7 @@ _FLAX = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu": "relu", "sigmoid":
 _FLAX_NAMES = {**{flax: name for name, flax in _FLAX.items()}, "swish": "silu"}
 _LINEAR = "linear"
 _GATED = "gated-"
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL, _CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 
 
 def _round_up(value: float, multiple: float) -> float:
@@ -137,6 +137,59 @@ def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
     return [1 - int(bool(one)) for one in without]
 
 
+def _every(numbers: Sequence[int], layers: int, what: str) -> int:
+    """The n of which these layers, counted from 0, are every n-th one of so many; 0 if there are none."""
+    step = numbers[0] + 1 if numbers else 0
+    if list(numbers) != (list(range(step - 1, layers, step)) if step else []):
+        raise UnrepresentableError(
+            f"unsupported {what}: layers {[*numbers]} of {layers}, counted from 0; expected every second one, "
+            "every third one and so on"
+        )
+    return step
+
+
+def _expert_step(with_experts: Sequence[int], layers: int) -> int:
+    """The n of which every n-th layer has experts, of the indices of those that do."""
+    step = _every(with_experts, layers, "layers with experts")
+    if not step or layers % step:
+        raise UnrepresentableError(
+            f"unsupported layers with experts {[*with_experts]} of {layers}: expected the last one among them"
+        )
+    return step
+
+
+def _unrotated_step(rotated: Sequence[int], layers: int) -> int:
+    """The n of which every n-th layer turns no positions; 0 for none. Of a flag for each layer, 1 if it turns them."""
+    if len(rotated) != layers:
+        raise UnrepresentableError(f"{len(rotated)} entries say which of {layers} layers turn positions")
+    return _every(
+        [at for at, one in enumerate(rotated) if not one], layers, "layers without rotary positions"
+    )
+
+
+def _layer_cycle(layers: int, first: int, second: int) -> int:
+    """The layers after which two periods begin anew together, or all layers; a period of 0 is none."""
+    cycle = math.lcm(max(1, first), max(1, second))
+    return layers if layers % cycle else cycle
+
+
+def _override(overrides: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], kind: str, name: str) -> Any:
+    """The value of an attribute that a table of single layers states for all layers of a kind, and for no other."""
+    layers = {at for at, one in enumerate(kinds) if one == kind}
+    if {int(at) for at in overrides} != layers or len(
+        {repr(sorted(one.items())) for one in overrides.values()}
+    ) > 1:
+        raise UnrepresentableError(
+            f"unsupported attributes of single layers {dict(overrides)}: expected the same for all of {kind}"
+        )
+    return next(iter(overrides.values())).get(name) if overrides else None
+
+
+def _chunked_layers(rotated: Sequence[int]) -> list[str]:
+    """The attention of each layer of Llama 4: within chunks where it turns positions."""
+    return [_CHUNKED if one else _FULL for one in rotated]
+
+
 def _window_layers(layers: int, period: int, other: str = _SLIDING) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
     return [other if number % period else _FULL for number in range(1, layers + 1)]
@@ -230,7 +283,9 @@ _SCALING_RULES: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]]
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "activation": _activation,
     "bfloat16": _bfloat16,
+    "chunked": _chunked_layers,
     "dense_layers": _dense_layers,
+    "expert_step": _expert_step,
     "ffn_multiple": _ffn_multiple,
     "ffn_multiplier": _ffn_multiplier,
     "first": _first,
@@ -238,13 +293,16 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flax_activations": _flax_activations,
     "freq_of_experts": _freq_of_experts,
     "int": int,
+    "layer_cycle": _layer_cycle,
     "max": max,
     "min": min,
+    "override": _override,
     "rope": _rope,
     "rotated_layers": _rotated_layers,
     "round_up": _round_up,
     "sqrt": math.sqrt,
     "starts": str.startswith,
+    "unrotated_step": _unrotated_step,
     "t5_activation": _t5_activation,
     "t5_projection": _t5_projection,
     "window": _window,

@@ -28,6 +28,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
            ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"), ("qwen3-next", "unscanned"),
            ("qwen3-next", "axis-0"),
+           ("gemma4-experts", "unscanned"), ("llama4-maverick", "unscanned"),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
 RARE = {
@@ -64,6 +65,16 @@ _LATENT = {
     "v_head_dim": 6, "rope_type": "yarn", "rope_factor": 4, "beta_fast": 32, "mscale": 1.0,
     "max_position_embeddings": 64, "original_max_position_embeddings": 16,
 }  # fmt: skip
+_GEMMA4 = {
+    **_COMMON, **_POSTS, "decoder_block": "gemma4", "base_num_decoder_layers": 6, "override_model_config": True,
+    "global_head_dim": 32, "local_rope_max_timescale": 10000, "global_rope_max_timescale": 1000000,
+    "global_rope_proportion": 0.25, "v_norm_with_scale": False, "final_logits_soft_cap": 30.0,
+}  # fmt: skip
+_LLAMA4 = {
+    **_COMMON, "decoder_block": "llama4", "base_num_decoder_layers": 8, "base_moe_mlp_dim": 24, "num_experts": 4,
+    "shared_experts": 1, "chunk_attn_window_size": 4, "nope_layer_interval": 4, "temperature_tuning": True,
+    "inhomogeneous_layer_cycle_interval": 4,
+}  # fmt: skip
 # MaxText's own configs, in the words of base.yml.
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama": {**_COMMON, "decoder_block": "llama2", "rope_type": "default"},
@@ -91,6 +102,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_truncate": False, "rope_attention_scaling": True, "max_position_embeddings": 64,
         "original_max_position_embeddings": 16,
     },
+    "llama4-scout": {**_LLAMA4, "base_num_decoder_layers": 4, "rope_type": "llama3.1", "use_qk_norm": True},
+    "llama4-maverick": {**_LLAMA4, "interleave_moe_layer_step": 2},
     "olmo3": {
         **_COMMON, "decoder_block": "olmo3", "base_num_decoder_layers": 8, "sliding_window_size": 4,
         "use_qk_norm": True,
@@ -113,6 +126,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
     "gemma3": {**_COMMON, **_POSTS, "decoder_block": "gemma3", "base_num_decoder_layers": 8, "head_dim": 256,
                "local_rope_max_timescale": 10000, "rope_max_timescale": 1000000, **_GEMMA3},
+    "gemma4": {**_GEMMA4, "model_name": "gemma4-31b"},
+    "gemma4-experts": {
+        **_GEMMA4, "model_name": "gemma4-26b", "base_num_decoder_layers": 12, "global_num_kv_heads": 1,
+        "share_kv_projections": True, "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 24,
+        "shared_experts": 1, "norm_topk_prob": True,
+    },
     "deepseek-v2": {**_LATENT, "routed_score_func": "softmax", "routed_scaling_factor": 1.5},
     "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
                     "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
@@ -121,7 +140,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                       "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "qwen3-next")
+UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "qwen3-next", "llama4-maverick", "gemma4-experts")
 # MaxText itself has not computed these yet.
 NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [

@@ -68,6 +68,15 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+_GEMMA4 = {
+    **_COMMON, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "sliding_window": 4,
+    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+# Layers 3 and 7 turn no positions. Chunks of 4 positions hide some of 10.
+_LLAMA4 = {
+    **_COMMON, "head_dim": 16, "num_hidden_layers": 8, "intermediate_size": 24, "intermediate_size_mlp": 48,
+    "num_local_experts": 4, "attention_chunk_size": 4, "pad_token_id": 0,
+}  # fmt: skip
 _T5 = {
     "vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "num_decoder_layers": 3,
     "decoder_start_token_id": 0,
@@ -111,6 +120,10 @@ MODELS: Mapping[str, Model] = {
                                    "sliding_window": 4}, "gemma3"),
     "gemma3-no-remainder": Model("Gemma3Text", {**_COMMON, "head_dim": 16, "num_hidden_layers": 12,
                                                 "query_pre_attn_scalar": 16, "sliding_window": 4}, "gemma3"),
+    "gemma4": Model("Gemma4Text", _GEMMA4, "gemma4"),
+    "gemma4-experts": Model("Gemma4Text", {**_GEMMA4, "num_hidden_layers": 12, "attention_k_eq_v": True,
+                                           "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4,
+                                           "top_k_experts": 2, "moe_intermediate_size": 24}, "gemma4"),
     "deepseek-v2": Model("DeepseekV2", _V2, "deepseek"),
     "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
@@ -126,6 +139,8 @@ MODELS: Mapping[str, Model] = {
     "stablelm-2": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5, "use_qkv_bias": True}, "stablelm"),
     "olmo2": Model("Olmo2", {**_COMMON, "num_hidden_layers": 4, "pad_token_id": 0}, "olmo2"),
     "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
+    "llama4-scout": Model("Llama4Text", {**_LLAMA4, "num_hidden_layers": 4, "rope_parameters": _LLAMA3}, "llama4"),
+    "llama4-maverick": Model("Llama4Text", {**_LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False}, "llama4"),
     "t5": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
     "t5-undivided": Model("T5", {**_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True,
                                  "scale_decoder_outputs": False}, "t5"),
@@ -137,9 +152,11 @@ MODELS: Mapping[str, Model] = {
     "t5-encoder-one": Model("T5", {**_T5, "num_layers": 1, "feed_forward_proj": "relu"}, "t5"),
     "umt5-encoder-one": Model("UMT5", {**_T5, "num_layers": 1, "feed_forward_proj": "gated-gelu"}, "t5"),
 }  # fmt: skip
+_SAVED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
 UNTIED = ("t5-1.1", "mt5", "umt5")
 _CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
-            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+            "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
+            "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}  # fmt: skip
 
 
 def save(label: str, folder: Path, seed: int = 0) -> Path:
@@ -156,8 +173,8 @@ def save(label: str, folder: Path, seed: int = 0) -> Path:
     name = classes.get(kind, f"{kind}ForCausalLM")
     model = getattr(transformers, name)(config)
     with torch.no_grad():
-        biases = [one for name, one in model.named_buffers() if name.endswith("e_score_correction_bias")]
-        for parameter in [*model.parameters(), *biases]:
+        saved = [one for name, one in model.named_buffers() if name.endswith(_SAVED_BUFFERS)]
+        for parameter in [*model.parameters(), *saved]:
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
     if label in UNTIED:

@@ -67,7 +67,7 @@ class Invented(Leaves):
 
     def _find(self, name: str, shape: tuple[int, ...]) -> Array:
         if name not in self.arrays:
-            near = 1.0 if name.endswith("scale") else 0.0
+            near = 1.0 if name.endswith(("scale", "scalar")) else 0.0
             self.arrays[name] = (near + self._scale * self._rng.standard_normal(shape)).astype(np.float32)
         return self.arrays[name]
 

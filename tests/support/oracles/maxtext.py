@@ -10,12 +10,19 @@ the parameter of one layer: [embed, heads, dim] becomes [embed, layers, heads, d
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.oracles import maxtext_gpt3, maxtext_gpt_oss, maxtext_qwen3_next
+from tests.support.oracles import (
+    maxtext_gemma4,
+    maxtext_gpt3,
+    maxtext_gpt_oss,
+    maxtext_llama4,
+    maxtext_qwen3_next,
+)
 from tests.support.oracles.leaves import DisagreementError, Leaves, Part, stacked
-from tests.support.oracles.maxtext_attention import attention
+from tests.support.oracles.maxtext_attention import attention, turned
 from tests.support.oracles.maxtext_experts import experts, shared_and_routed
 from tests.support.oracles.maxtext_latent import latent_attention
 from tests.support.oracles.parts import ACTIVATIONS, causal, rms_norm, soft_cap
@@ -29,11 +36,16 @@ if TYPE_CHECKING:
 
 # Of base.yml what a forward pass reads.
 DEFAULTS: Mapping[str, Any] = {
-    "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "decoder_block": "llama2",
+    "attention_bias": False, "attn_logits_soft_cap": 0.0, "beta_fast": 32, "beta_slow": 1, "chunk_attn_window_size": 0,
+    "decoder_block": "llama2",
     "final_logits_soft_cap": 0.0, "first_num_dense_layers": 0, "fused_qkv": False, "head_dim": 128, "kv_lora_rank": 512,
     "gdn_conv_kernel_dim": 4, "gdn_key_head_dim": 128, "gdn_num_key_heads": 16, "gdn_num_value_heads": 32,
     "gdn_value_head_dim": 128, "partial_rotary_factor": 1.0,
-    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048,
+    "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048, "inhomogeneous_layer_cycle_interval": 1,
+    "global_head_dim": 0, "global_num_kv_heads": 0, "global_rope_max_timescale": -1, "global_rope_proportion": 0.25,
+    "local_rope_proportion": 1.0, "num_experts": 1, "num_experts_per_tok": 1, "share_kv_projections": False,
+    "v_norm_with_scale": True,
+    "interleave_moe_layer_step": 1, "nope_layer_interval": -1, "temperature_tuning": False,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
     "n_routing_groups": -1,
@@ -105,26 +117,39 @@ def _layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Arr
             _stack(leaves, c, "moe_layers", moe),
         )
         return [(take, _deepseek_dense) for take in found[0]] + [(take, _deepseek_moe) for take in found[1]]
-    if c.decoder_block == "gemma3":
-        return [
-            (take, _gemma3_global if number % CYCLE == CYCLE - 1 else _gemma3_local)
-            for number, take in enumerate(_cycles(leaves, c, CYCLE))
-        ]
-    if c.decoder_block == "olmo3":
-        layers = enumerate(_cycles(leaves, c, OLMO3_CYCLE))
-        return [
-            (take, _olmo3_whole if number % OLMO3_CYCLE == OLMO3_CYCLE - 1 else _olmo3_local)
-            for number, take in layers
-        ]
+    if c.decoder_block == "llama4":
+        return _llama4_layers(leaves, c)
     if c.decoder_block == "qwen3_next":
         return maxtext_qwen3_next.layers(leaves, c)
-    if c.decoder_block == "gpt_oss":
-        pair = (maxtext_gpt_oss.local, maxtext_gpt_oss.whole)
-        layers = enumerate(_cycles(leaves, c, maxtext_gpt_oss.CYCLE))
-        return [(take, pair[number % len(pair)]) for number, take in layers]
+    if c.decoder_block in CYCLES:
+        blocks = CYCLES[c.decoder_block]
+        nested = c.decoder_block == "gemma4"
+        layers = maxtext_gemma4.layers(leaves, c) if nested else _cycles(leaves, c, len(blocks))
+        return [(take, blocks[number % len(blocks)]) for number, take in enumerate(layers)]
     return [
         (take, BLOCKS[c.decoder_block]) for take in _stack(leaves, c, "layers", c.base_num_decoder_layers)
     ]
+
+
+def _gemma4_local(take: Part, c: Any, x: Array) -> Array:
+    return maxtext_gemma4.block(take, c, x, _mlp, local=True)
+
+
+def _gemma4_global(take: Part, c: Any, x: Array) -> Array:
+    return maxtext_gemma4.block(take, c, x, _mlp, local=False)
+
+
+def _llama4_layers(leaves: Leaves, c: Any) -> list[tuple[Part, Callable[[Part, Any, Array], Array]]]:
+    """Scanned, each cycle counts its layers anew."""
+    cycle = c.inhomogeneous_layer_cycle_interval
+    return [
+        (take, partial(_llama4, number=number % cycle if c.scan_layers else number))
+        for number, take in enumerate(_cycles(leaves, c, cycle))
+    ]
+
+
+def _llama4(take: Part, c: Any, x: Array, number: int) -> Array:
+    return maxtext_llama4.block(take, c, x, number, turned, _mlp)
 
 
 def _stack(leaves: Leaves, c: Any, name: str, count: int) -> list[Part]:
@@ -270,3 +295,10 @@ BLOCKS: Mapping[str, Callable[[Part, Any, Array], Array]] = {
     "llama2": _llama, "mistral": _llama, "mixtral": _llama, "qwen2": _llama, "qwen3": _llama, "qwen3_moe": _llama,
     "gemma": _gemma, "gemma2": _gemma2, "gpt3": maxtext_gpt3.block,
 }  # fmt: skip
+# Blocks whose layers differ: what each layer of a cycle is.
+CYCLES: Mapping[str, tuple[Callable[[Part, Any, Array], Array], ...]] = {
+    "gemma3": (*(_gemma3_local,) * (CYCLE - 1), _gemma3_global),
+    "gemma4": (*(_gemma4_local,) * (maxtext_gemma4.CYCLE - 1), _gemma4_global),
+    "olmo3": (*(_olmo3_local,) * (OLMO3_CYCLE - 1), _olmo3_whole),
+    "gpt_oss": (maxtext_gpt_oss.local, maxtext_gpt_oss.whole),
+}

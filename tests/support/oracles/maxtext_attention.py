@@ -63,7 +63,7 @@ def attention(
     query, key = project("query", c.base_num_query_heads), project("key", c.base_num_kv_heads)
     if normed:
         query, key = (_normed(take, c, name, one) for name, one in (("query", query), ("key", key)))
-    query, key = (_turn(c, one, local=local) for one in (query, key))
+    query, key = (turned(c, one, local=local) for one in (query, key))
     found = attend(query * scale, key, project("value", c.base_num_kv_heads), visible, cap=cap)
     return np.einsum("bthd,hde->bte", found, take("out/kernel", c.base_num_query_heads, dim, c.base_emb_dim))
 
@@ -76,7 +76,8 @@ def _normed(take: Part, c: Any, name: str, heads: Array) -> Array:
     return found.reshape(heads.shape)
 
 
-def _turn(c: Any, x: Array, *, local: bool) -> Array:
+def turned(c: Any, x: Array, *, local: bool) -> Array:
+    """Heads [batch, position, head, dim] with rotary positions."""
     if c.model_name.startswith("llama3.1") or c.rope_type.startswith("llama3.1"):
         found = frequencies(c.head_dim, c.rope_max_timescale)
         return turn_neighbours(x, llama3_scaled(found, **_LLAMA3) if c.rope_use_scale else found)

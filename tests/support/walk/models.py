@@ -17,11 +17,13 @@ from tests.support.tiny_models import (
     CLASSES,
     COMMON,
     GATED,
+    GEMMA4_EXPERTS,
     GLM4_MOE,
     GPT_OSS,
     GRANITE,
     INDEXER,
     LATENT,
+    LLAMA4,
     OLMO2,
     OLMO3,
     PHI3,
@@ -47,6 +49,10 @@ _EXPERTS = {
 }  # fmt: skip
 _WINDOW = {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 _LATENT = {**LATENT, "num_hidden_layers": 3, "n_routed_experts": 8, "n_group": None, "topk_group": None}
+_PLAIN_TABLES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _BERT = {**COMMON, "intermediate_size": 48, "type_vocab_size": 2}
 _GPT2 = {"vocab_size": 60, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 _GATED_T5 = {**T5, "feed_forward_proj": "gated-gelu"}
@@ -85,11 +91,13 @@ BASES = {
     "glm4_moe": Base("Glm4Moe", "glm4-moe", GLM4_MOE),
     "gemma": Base("Gemma", "gemma", {**GATED, "head_dim": 16}),
     "gemma2": Base("Gemma2", "gemma2", _WINDOW),
+    "gemma4_text": Base("Gemma4Text", "gemma4", {**GEMMA4_EXPERTS, "rope_parameters": _PLAIN_TABLES}),
     "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),
     "deepseek_v2": Base("DeepseekV2", "deepseek", _LATENT),
     "deepseek_v3": Base("DeepseekV3", "deepseek", {**_LATENT, "n_group": 2, "topk_group": 1}),
     "deepseek_v32": Base("DeepseekV32", "deepseek", {**_LATENT, **INDEXER, "n_group": 2, "topk_group": 1}),
     "gpt_oss": Base("GptOss", "gpt-oss", GPT_OSS),
+    "llama4_text": Base("Llama4Text", "llama4", LLAMA4),
     "olmo2": Base("Olmo2", "olmo2", OLMO2),
     "olmo3": Base("Olmo3", "olmo3", OLMO3),
     "smollm3": Base("SmolLM3", "smollm3", SMOLLM3),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.walk.change import ABSENT, Change, changes, in_file, to
-from tests.support.walk.values_rope import OF_OTHERS, entries, long_entries
+from tests.support.walk.values_rope import OF_OTHERS, entries, entries_without_long, long_entries
 
 GEMMAS = "gemma gemma2 gemma3_text"
 QWENS = "qwen2 qwen3 qwen3_moe"
@@ -18,23 +18,25 @@ V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
 PARTS = "qwen3_next glm4_moe stablelm"  # rotary positions turn a part of each head
-RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe"
+RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text gemma4_text"
 DECODERS = f"{RMS} stablelm"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+STEPS = {"num_hidden_layers": 6, "interleave_moe_layer_step": 2}
 GROUPS = {"n_group": 2, "topk_group": 1}
 DYNAMIC = {"rope_parameters.rope_type": "dynamic", "rope_parameters.factor": 4.0}
 DYNAMIC_FULL = {name.replace(".", ".full_attention."): value for name, value in DYNAMIC.items()}
-LOCAL, WHOLE, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+LOCAL, WHOLE, LINEAR, CHUNKED = "sliding_attention", "full_attention", "linear_attention", "chunked_attention"
 
 # Attributes whose only alternatives are absent and null, or that have none; and why.
 NONE: dict[str, str] = {
     "architectures": "it names the class of the model, which the walk loads",
     "model_type": "it names the class; another value is another class",
     "return_dict": "with false the decoders of transformers 5 compute nothing: they read the attributes of a tuple",
+    "per_layer_config": "what global layers have for themselves decides which weights there are",
     "rope_parameters": "its entries are attributes of their own",
     "reorder_and_upcast_attn": "it computes in float32, which differs by what that rounds",
 }
@@ -42,10 +44,12 @@ NONE: dict[str, str] = {
 # Absent and null are tried of every other attribute that the saved file states; of these where it is stated here.
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
-    "head_dim": {"llama mistral mixtral": [16, ABSENT, None], f"qwen3 qwen3_moe {GEMMAS} gpt_oss qwen3_next": [12],
+    "head_dim": {"llama mistral mixtral llama4_text": [16, ABSENT, None],
+                 f"qwen3 qwen3_moe {GEMMAS} gemma4_text gpt_oss qwen3_next": [12],
                  "glm4_moe": [12, in_file(ABSENT)],
                  "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
+    "intermediate_size_mlp": {"llama4_text": [40]},
     "n_embd": {"gpt2": [48]},
     "n_head": {"gpt2": [8]},
     "n_inner": {"gpt2": [40]},
@@ -54,12 +58,12 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
                           "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "qwen3_next": [8, 5],
-                          "glm4_moe stablelm": [4, 1]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm": [8],
+                          "glm4_moe stablelm": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text gemma4_text": [8],
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
     "num_key_value_heads": {"stablelm": [2],
-                            "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3": [4, 1, None, ABSENT],
-                            f"mistral mixtral {QWENS} {GEMMAS} gpt_oss qwen3_next glm4_moe": [4, 1],
+                            "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
+                            f"mistral mixtral {QWENS} {GEMMAS} gemma4_text gpt_oss qwen3_next glm4_moe": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -81,13 +85,13 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "linear_num_key_heads": {"qwen3_next": [4, 1]},
     "linear_num_value_heads": {"qwen3_next": [2, 8]},
     "linear_value_head_dim": {"qwen3_next": [12]},
-    "moe_intermediate_size": {f"qwen3_moe qwen2_moe glm4_moe {LATENT}": [16],
+    "moe_intermediate_size": {f"qwen3_moe qwen2_moe glm4_moe gemma4_text {LATENT}": [16],
                               "qwen3_next": [16, to(16, {"shared_expert_intermediate_size": 16})]},
     "n_routed_experts": {LATENT: [4], "glm4_moe": [6]},
     "n_shared_experts": {f"{LATENT} glm4_moe": [2]},
-    "num_experts": {"qwen2_moe qwen3_next": [6]},
+    "num_experts": {"qwen2_moe qwen3_next gemma4_text": [6]},
     "shared_expert_intermediate_size": {"qwen2_moe qwen3_next": [12]},
-    "num_local_experts": {"mixtral qwen3_moe gpt_oss": [6]},
+    "num_local_experts": {"mixtral qwen3_moe gpt_oss llama4_text": [6]},
     "relative_attention_num_buckets": {T5: [16]},
     "first_k_dense_replace": {f"{LATENT} glm4_moe": [0, 2, 3]},
 }  # fmt: skip
@@ -108,8 +112,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm": [True],
-                            f"{GEMMAS} mt5 umt5 t5_encoder bert gpt2": [False],
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": [True],
+                            f"{GEMMAS} gemma4_text mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -132,7 +136,21 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_bias": {f"llama granite smollm3 olmo2 olmo3 qwen3 qwen3_moe qwen3_next {GEMMAS} {LATENT}": [True],
+    "attention_k_eq_v": {"gemma4_text": [False]},
+    "enable_moe_block": {"gemma4_text": [False]},
+    "hidden_size_per_layer_input": {"gemma4_text": [8]},
+    "num_kv_shared_layers": {
+        "gemma4_text": [to(1, {"num_hidden_layers": 12, "hidden_size_per_layer_input": 8})]
+    },
+    "top_k_experts": {"gemma4_text": [1, 3]},
+    "use_double_wide_mlp": {"gemma4_text": [True]},
+    "vocab_size_per_layer_input": {"gemma4_text": [72]},
+    "attention_chunk_size": {"llama4_text": [4, 64]},
+    "attn_scale": {"llama4_text": [0.5, to(0.5, {"floor_scale": 4})]},
+    "attn_temperature_tuning": {"llama4_text": [False, to(False, {"floor_scale": 4})]},
+    "floor_scale": {"llama4_text": [4, 9]},
+    "attention_bias": {f"llama granite smollm3 llama4_text gemma4_text olmo2 olmo3 qwen3 {GEMMAS}": [True],
+                       f"qwen3_moe qwen3_next {LATENT}": [True],
                        "gpt_oss glm4_moe": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
@@ -141,11 +159,12 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
-    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3 qwen3_next glm4_moe stablelm": ["gelu", "relu", "gelu_pytorch_tanh"],
+    "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": ["gelu", "relu",
+                                                                                               "gelu_pytorch_tanh"],
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
-    "hidden_activation": {"gemma2 gemma3_text": ["silu", "gelu", "relu"]},
+    "hidden_activation": {"gemma2 gemma3_text gemma4_text": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
     "is_decoder": {f"{T5} bert": [True]},
@@ -153,9 +172,9 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "layer_norm_eps": {"bert stablelm": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
     "max_position_embeddings": {"phi3": [128],
-                                f"{SCALED} {PARTS} gemma gemma2 olmo2 {LATENT}": [128, 16, to(16, DYNAMIC)],
+                                f"{SCALED} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
-                                "gemma3_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
+                                "gemma3_text gemma4_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
     "mlp_bias": {"llama granite smollm3 deepseek_v2 deepseek_v32": [True]},
     "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
@@ -166,7 +185,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                               "t5_encoder": [in_file(True), in_file(False)]},
     # ---- attention
     "attn_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
-    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
+    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text gemma4_text": [2.0]},
     "layer_types": {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
         "deepseek_v32": [in_file(["indexed_attention"] * 3)],
@@ -174,6 +193,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "qwen3_next": [to([WHOLE] * 4), to([LINEAR, WHOLE] * 2), to([WHOLE] + [LINEAR] * 3)],
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
+        "gemma4_text": [to([WHOLE] * 6), to([LOCAL, WHOLE] * 3)],
+        "llama4_text": [to([WHOLE] * 4), to([CHUNKED] * 4), to([CHUNKED, WHOLE] * 2)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
     },
@@ -185,30 +206,37 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
     "swiglu_alpha": {"gpt_oss": [1.0]},
     "swiglu_limit": {"gpt_oss": [0.5]},
-    "no_rope_layer_interval": {"smollm3": [1, 3]},
-    "no_rope_layers": {"smollm3": [to([0, 1]), to([1, 1]), to([0, 0])]},
+    "no_rope_layer_interval": {"smollm3": [1, 3],
+                               "llama4_text": [1, 2, to(2, {"interleave_moe_layer_step": 1}), to(3, STEPS), 8]},
+    "no_rope_layers": {"smollm3": [to([0, 1]), to([1, 1]), to([0, 0])],
+                       "llama4_text": [to([1] * 4), to([0] * 4), to([0, 1, 1, 1]), to([1, 0, 1, 0]),
+                                       to([0, 1, 0, 1])]},
+    "use_qk_norm": {"llama4_text glm4_moe": [False]},
     "sliding_window": {"olmo3": [3, 8], "smollm3 qwen2_moe": [8, to(8, {"use_sliding_window": True})],
-                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)], "gemma2 gemma3_text": [4, 4096]},
+                       "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)],
+                       "gemma2 gemma3_text gemma4_text": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
-    "use_bidirectional_attention": {GEMMAS: [True]},
+    "use_bidirectional_attention": {GEMMAS: [True], "gemma4_text": ["all", "vision"]},
     "use_sliding_window": {"smollm3 qwen2_moe": [to(True, {"sliding_window": 8})],
                            QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
     "decoder_sparse_step": {"qwen3_moe qwen2_moe qwen3_next": [2]},
+    "interleave_moe_layer_step": {"llama4_text": [1, 4, 3]},
+    "moe_layers": {"llama4_text": [to([0, 1, 2, 3]), to([0, 2]), to([3]), to([]), to([1, 2, 3])]},
     "mlp_layer_types": {"deepseek_v32": [to(["dense", "dense", "sparse"]), to(["sparse", "dense", "sparse"])]},
     "mlp_only_layers": {"qwen3_moe qwen2_moe qwen3_next": [to([0])]},
     "n_group": {"deepseek_v2": [2, to(4, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [4, 1],
                 "glm4_moe": [2]},
     "norm_topk_prob": {"deepseek_v2": [True], f"qwen3_moe qwen2_moe qwen3_next glm4_moe {V3S}": [False]},
-    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe gpt_oss": [1, 3], LATENT: [1, 3]},
+    "num_experts_per_tok": {"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe gpt_oss": [1, 3], "llama4_text": [2],
+                            LATENT: [1, 3]},
     "num_nextn_predict_layers": {"deepseek_v3 glm4_moe": [0, 2]},
-    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe {LATENT} gpt_oss": [True]},
+    "output_router_logits": {f"mixtral qwen3_moe qwen2_moe qwen3_next glm4_moe {LATENT} gpt_oss llama4_text": [True]},
     "routed_scaling_factor": {f"{LATENT} glm4_moe": [2.0]},
-    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe qwen3_next gpt_oss": [0.5]},
-    "router_jitter_noise": {"mixtral": [0.5]},
+    "router_aux_loss_coef": {"mixtral qwen3_moe qwen2_moe qwen3_next gpt_oss llama4_text": [0.5]},
+    "router_jitter_noise": {"mixtral llama4_text": [0.5]},
     "topk_group": {"deepseek_v2": [1, to(2, {**GROUPS, "topk_method": "group_limited_greedy"})], V3S: [2],
                    "glm4_moe": [to(2, GROUPS)]},
-    "use_qk_norm": {"glm4_moe": [False]},
     "topk_method": {"deepseek_v2": [to("group_limited_greedy", GROUPS)]},
 }  # fmt: skip
 
@@ -222,18 +250,19 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
     "ep_size": {LATENT: [in_file(2)]},
     "full_attention_interval": {"qwen3_next": [in_file(4, {"layer_types": ABSENT})]},
     "head_dim": {"qwen2 qwen2_moe granite phi3 smollm3 olmo2 olmo3": [16]},
+    "for_llm_compressor": {"llama4_text": [in_file(True)]},
     "hidden_activation": {"gemma": [in_file("silu"), in_file(None)]},
     "mlp_bias": {"mistral": [in_file(False)]},
     "moe_layer_freq": {LATENT: [in_file(2)]},
     "num_experts": {"qwen3_moe": [in_file(4, {"num_local_experts": ABSENT})]},
     "n_ctx": {"gpt2": [in_file(64)]},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": [in_file(0.5)],
+    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": [in_file(0.5)],
                               PARTS: [in_file(1.0, {"rope_parameters": ABSENT}), in_file(1.0)]},
     "position_embedding_type": {"bert": [in_file("relative_key")]},
     "pretraining_tp": {"deepseek_v32": [in_file(2)]},
     "rope_local_base_freq": {"gemma3_text": [in_file(500.0, {"rope_parameters": ABSENT})]},
     "rope_scaling": {
-        f"{SCALED} {PARTS} gemma gemma2 olmo2 {LATENT}": [
+        f"{SCALED} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT}": [
             in_file({"type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT}),
             in_file({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
@@ -256,6 +285,8 @@ _TURNED_PART = {"rope_parameters.partial_rotary_factor": [0.25, 1.0]}
 _ROPE = {
     "phi3": long_entries(4, "rope_parameters."),
     "llama mistral mixtral qwen2 qwen2_moe qwen3_moe olmo2 smollm3": entries(4, "rope_parameters."),
+    # Its norms after the rotation undo what multiplies all of a head.
+    "llama4_text": entries(4, "rope_parameters.", {"use_qk_norm": False}),
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     "qwen3_next glm4_moe": {**entries(4, "rope_parameters."), **_TURNED_PART},
@@ -281,6 +312,10 @@ _ROPE = {
     "olmo3": {
         **entries(4, "rope_parameters.full_attention."),
         **entries(4, "rope_parameters.sliding_attention."),
+    },
+    "gemma4_text": {
+        **entries_without_long(16, "rope_parameters.full_attention."),
+        **entries_without_long(8, "rope_parameters.sliding_attention."),
     },
     "gemma3_text": {
         **entries(8, "rope_parameters.full_attention."),
@@ -308,12 +343,18 @@ HARMLESS: dict[str, dict[str, str]] = {
     "num_decoder_layers": {"t5_encoder": "there is no decoder"},
     "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
-    "partial_rotary_factor": {f"{LLAMAS} {GEMMAS} olmo2 {LATENT}": "positions that are not scaled do not read it"},
+    "partial_rotary_factor": {
+        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it"
+    },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
-    "rope_parameters.full_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
-    "rope_parameters.full_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
-    "rope_parameters.mrope_section": {f"{LLAMAS} {PARTS} gemma gemma2 olmo2 {LATENT} gpt_oss": "of models with images"},
+    "rope_parameters.full_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.full_attention.truncate": {
+        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+    },
+    "rope_parameters.mrope_section": {
+        f"{LLAMAS} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT} gpt_oss": "of models with images"
+    },
     **{f"rope_parameters.{name}": {"phi3": "of a rule that Phi3Config does not accept"} for name in OF_OTHERS},
     "rope_parameters.truncate": {"gpt_oss": "the ramp of a head of four pairs begins and ends at the same ones",
                                  "phi3": "of a rule that Phi3Config does not accept"},
@@ -321,8 +362,16 @@ HARMLESS: dict[str, dict[str, str]] = {
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
     },
-    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text olmo3": "of models with images"},
-    "rope_parameters.sliding_attention.truncate": {"gemma3_text olmo3": "read beside the tables and not in them"},
+    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.sliding_attention.truncate": {
+        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+    },
+    **{
+        f"rope_parameters.{kind}_attention.{name}_factor": {"gemma4_text": "of a rule that the class does not know"}
+        for kind in ("full", "sliding")
+        for name in ("long", "short")
+    },
+    "rope_theta": {"gemma4_text": "the class reads its tables alone"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},

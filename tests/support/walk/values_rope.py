@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.support.walk.change import to
+from tests.support.walk.change import Change, to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +21,13 @@ OF_OTHERS = (
 )
 
 
-def entries(half: int, place: str) -> dict[str, list[Any]]:
+def entries(half: int, place: str, scaled: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
     """Entry → alternative values.
 
     Args:
         half: pairs of elements of a head that turn.
         place: the table of the entries; dotted, ends with a dot.
+        scaled: attributes without which a factor of the attention would change nothing.
     """
 
     def rule(kind: str, **more: Any) -> dict[str, Any]:
@@ -61,13 +62,22 @@ def entries(half: int, place: str) -> dict[str, list[Any]]:
         "long_factor": [to([3.0 + at for at in range(half)], long)],
         "low_freq_factor": [to(2.0, llama)],
         "high_freq_factor": [to(8.0, llama)],
-        "mscale": [to(2.0, {**yarn, f"{place}mscale_all_dim": 1.0})],
-        "mscale_all_dim": [to(2.0, {**yarn, f"{place}mscale": 1.0})],
+        "mscale": [to(2.0, {**yarn, f"{place}mscale_all_dim": 1.0, **(scaled or {})})],
+        "mscale_all_dim": [to(2.0, {**yarn, f"{place}mscale": 1.0, **(scaled or {})})],
         "truncate": [to(False, yarn)],
         "partial_rotary_factor": [0.5, to(0.25, part)],
         "mrope_section": [to([half])],
     }
     return {f"{place}{name}": values for name, values in found.items()}
+
+
+def entries_without_long(half: int, place: str) -> dict[str, list[Any]]:
+    """The same of a class that does not know the rule longrope: the factors of that rule change nothing."""
+    known = {
+        name: [one for one in values if not (isinstance(one, Change) and "longrope" in one.label)]
+        for name, values in entries(half, place).items()
+    }
+    return {**known, f"{place}short_factor": [to([2.0] * half)], f"{place}long_factor": [to([2.0] * half)]}
 
 
 def long_entries(half: int, place: str) -> dict[str, list[Any]]:
