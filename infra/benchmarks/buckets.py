@@ -319,7 +319,7 @@ def _text(found: Results) -> str:
     schemes = {one.name: one.scheme for one in (*ROWS, *PEERS)}
     rows = [_cells(name, sizes[schemes[name]], pairs) for name, pairs in found.rows.items()]
     others = [_peer_cells(name, sizes[schemes[name]], costs) for name, costs in found.peers.items()]
-    described, load = found.described, f"load before the run {os.getloadavg()[0]:.1f} (after it)"
+    described, load = found.described, f"load before the run {found.described['load_before']}"
     words = f"{described['date']} · {described['cores']} cores ({described['processor']}) · "
     return "\n\n".join([
         f"{words}rounds: {found.rounds} · s3: SeaweedFS, gs: fake-gcs-server · {load}",

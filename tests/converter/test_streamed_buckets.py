@@ -100,7 +100,7 @@ def test_of_four_processes_one_makes_the_target(small, bucket, tmp_path):
 @pytest.mark.parametrize("begin", ["disk", "bucket"])
 @pytest.mark.parametrize("kind", ["files", *ARRAYS])
 def test_the_memory_of_an_upload_does_not_grow_with_the_checkpoint(tmp_path, monkeypatch, kind, begin):
-    chosen = ["orbax", "0", json.dumps(ARRAYS[kind])] if kind in ARRAYS else ["dcp", "0"]
+    chosen = ["orbax", "0", "", "", json.dumps(ARRAYS[kind])] if kind in ARRAYS else ["dcp", "0"]
     large = {f"layer.{n}.weight": np.full((4096, 4096), n, dtype="f4") for n in range(14)}  # 0.9 GB
     source = tmp_path / "m.safetensors"
     save_file(large, source, metadata={"format": "pt"})

@@ -14,8 +14,8 @@ from wherry.runtime import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELD_BYTES = 64 << 20  # of parts, for one run
-_BLOCKS_BYTES = 16 << 20  # of blocks that the connections hold, in both directions
+HELD_BYTES = 56 << 20  # of parts, for one run
+_BLOCKS_BYTES = 40 << 20  # of blocks of the connections, in both directions, and of what encoders hold beside parts
 SENDERS = 4
 
 
@@ -26,7 +26,7 @@ def parts_share(memory: int) -> int:
 
 def reading_share(memory: int) -> int:
     """Bytes of a memory budget in which a pass reads and decodes what becomes parts."""
-    return memory - parts_share(memory) - min(_BLOCKS_BYTES, memory // 8)
+    return memory - parts_share(memory) - min(_BLOCKS_BYTES, memory * 5 // 16)
 
 
 class Sender:

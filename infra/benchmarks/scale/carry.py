@@ -53,7 +53,8 @@ class RowRun:
             said = self.fleet.said(process) if process.process.returncode else ""
             if said:
                 raise RowFailedError(f"{self.row}: {said}")
-            return json.loads((self.fleet.folder / f"{process.name}.log").read_text())
+            text = (self.fleet.folder / f"{process.name}.log").read_text()
+            return json.loads(text[text.index("{") :])  # warnings come first
         finally:
             if process.process.poll() is None:
                 process.process.kill()
