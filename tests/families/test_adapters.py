@@ -78,7 +78,7 @@ def test_every_family_with_layouts_in_maxtext_has_one_of_adapters():
 @pytest.mark.parametrize("name", adapter_families())
 def test_every_form_is_there_and_back_exact(name):
     family = load_family(name)
-    sizes = {**SIZES, **family.constants}
+    sizes = {**SIZES, "shared_ffn": SIZES["expert_ffn"], **family.constants}
     choices = {key: one.choices[-1] for key, one in family.system("maxtext").conventions.items()}
     for mine in form_choices(family.system("huggingface"), {}):
         begun = made(family, "huggingface", mine, sizes=sizes)

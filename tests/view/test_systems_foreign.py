@@ -38,7 +38,7 @@ WITHOUT_LAYOUT = [
     "LongT5ForConditionalGeneration", "MambaForCausalLM", "MinistralForCausalLM",
     "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM",
     "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM",
-    "RobertaForMaskedLM", "RwkvForCausalLM", "StableLmForCausalLM",
+    "RobertaForMaskedLM", "RwkvForCausalLM",
     "Starcoder2ForCausalLM", "SwitchTransformersForConditionalGeneration", "VaultGemmaForCausalLM",
     "ViTForImageClassification", "WhisperForConditionalGeneration", "XGLMForCausalLM",
 ]  # fmt: skip
@@ -253,10 +253,8 @@ def test_the_config_decides_and_not_the_resemblance(llama, tmp_path):
     shutil.copy(llama / "model.safetensors", tmp_path / "hf")
     config = json.loads((llama / "config.json").read_text())
     said = tmp_path / "hf" / "config.json"
-    said.write_text(
-        json.dumps({**config, "model_type": "stablelm", "architectures": ["StableLmForCausalLM"]})
-    )
-    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for stablelm (StableLmForCausalLM)")
+    said.write_text(json.dumps({**config, "model_type": "phi", "architectures": ["PhiForCausalLM"]}))
+    refused(tmp_path / "hf", tmp_path / "out", "maxtext", "no layout for phi (PhiForCausalLM)")
     nameless = {name: value for name, value in config.items() if name != "model_type"}
     said.write_text(json.dumps(nameless))
     planned = wherry.plan(tmp_path / "hf", tmp_path / "out", to="maxtext")

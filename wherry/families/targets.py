@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import parse
@@ -11,7 +12,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
 from wherry.families.pieces import join_pieces, words_of
 from wherry.families.scalars import tied_keys
-from wherry.families.templates import replace_macros, templates
+from wherry.families.templates import DIMENSION, replace_macros, templates
 from wherry.layout.copies import StoredTensor, TensorPiece
 
 if TYPE_CHECKING:
@@ -144,9 +145,9 @@ def repeated_numbers(
             spec = bound.specs[source]
             parameter = ("scalars", name)
             pieces.add(StoredTensor(spec, (TensorPiece(parameter, (), (), ()),)))
-            axes = stack.axis.split()
-            shape = tuple(bound.solved.sizes[axis] for axis in axes)
-            piece = TensorPiece(parameter, (), tuple((axis,) for axis in axes), (0,) * len(axes))
+            groups = tuple(tuple(one.strip("()").split()) for one in DIMENSION.findall(stack.axis))
+            shape = tuple(prod(bound.solved.sizes[axis] for axis in group) for group in groups)
+            piece = TensorPiece(parameter, (), groups, (0,) * len(groups))
             for text in fill_sizes(tuple(texts), bound.solved.sizes):
                 path = parse(replace_macros(text, system, chosen))
                 yield path, StoredTensor(TensorSpec(path, shape, spec.dtype), (piece,))

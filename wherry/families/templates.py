@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family, Optimizer, Row, Stack, System
 
 _MACRO = re.compile(r"<([a-z_]+)>")
-_DIMENSION = re.compile(r"\([^()]*\)[~?]?|\S+")
+DIMENSION = re.compile(r"\([^()]*\)[~?]?|\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,11 @@ def _row_layouts(
         if _is_stacked(stack, chosen):
             place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
             inserted = [_insert_axis(one, stack.axis, place) for one in axes]
-            along += len(stack.axis.split()) if len(axes) > 1 and inserted != axes and place <= along else 0
+            along += (
+                len(DIMENSION.findall(stack.axis))
+                if len(axes) > 1 and inserted != axes and place <= along
+                else 0
+            )
             axes = inserted
     return key, tuple(axes), along
 
@@ -138,7 +142,7 @@ def _is_stacked(stack: Stack, chosen: Mapping[str, str]) -> bool:
 
 def _insert_axis(axes: str, axis: str, place: int) -> str:
     """Axes with one more dimension, or several, unless the layout itself contains it."""
-    dimensions = _DIMENSION.findall(axes)
+    dimensions = DIMENSION.findall(axes)
     if any(re.search(rf"\b{axis}\b", one) for one in dimensions):
         return axes
     place = min(place, len(dimensions))

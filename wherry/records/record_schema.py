@@ -24,7 +24,7 @@ from pydantic import (
 from wherry.core.request import ConvertRequest
 from wherry.errors import CorruptError
 
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-z:-]+$")]
 _File = Annotated[tuple[str, NonNegativeInt, str], Strict(False)]
 _Block = Annotated[tuple[str, str, NonNegativeInt, NonNegativeInt, str], Strict(False)]
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HELD_BYTES = 56 << 20  # of parts, for one run
-_BLOCKS_BYTES = 40 << 20  # of blocks of the connections, in both directions, and of what encoders hold beside parts
+_BLOCKS_BYTES = (
+    40 << 20
+)  # of blocks of the connections, in both directions, and of what encoders hold beside parts
 SENDERS = 4
 
 

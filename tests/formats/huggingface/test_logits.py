@@ -83,7 +83,10 @@ def saved(tmp_path_factory):
 
     def folder(label):
         if label not in made:
-            routed = {"num_experts_per_tok": 2} if "num_experts" in MODELS[label][1] else {}
+            named = MODELS[label][1]
+            routed = (
+                {"num_experts_per_tok": 2} if "num_experts" in named and "top_k_experts" not in named else {}
+            )
             made[label] = save_tiny(tmp_path_factory.mktemp(label), label, drawn=True, **routed)
         return made[label]
 

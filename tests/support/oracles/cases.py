@@ -126,7 +126,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                "final_logits_soft_cap": 30.0, "attn_logits_soft_cap": 50.0},
     "gemma3": {**_COMMON, **_POSTS, "decoder_block": "gemma3", "base_num_decoder_layers": 8, "head_dim": 256,
                "local_rope_max_timescale": 10000, "rope_max_timescale": 1000000, **_GEMMA3},
-    "gemma4": {**_GEMMA4, "model_name": "gemma4-31b"},
+    "gemma4": {**_GEMMA4, "model_name": "gemma4-31b", "global_num_kv_heads": 0,
+               "share_kv_projections": False},
     "gemma4-experts": {
         **_GEMMA4, "model_name": "gemma4-26b", "base_num_decoder_layers": 12, "global_num_kv_heads": 1,
         "share_kv_projections": True, "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 24,
