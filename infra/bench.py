@@ -90,7 +90,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--docs", action="store_true", help="with --scale: put the tables into docs and README"
     )
-    parser.add_argument("--list", action="store_true", help="list the rows and exit")
+    parser.add_argument(
+        "--list", action="store_true", help="list the rows and exit; not of --buckets, --scale and --against"
+    )
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR", help="folder for the data (default: .bench/ in the checkout)"
     )
@@ -109,13 +111,14 @@ def parse_size(text: str) -> int:
 
 def main() -> int:
     asked = arguments()
-    if asked.scale:
-        return run_scale(asked)
-    if asked.against:
-        return run_against(asked)
+    other = ((asked.scale, run_scale), (asked.against, run_against), (asked.buckets, run_buckets))
+    run = next((run for wanted, run in other if wanted), None)
+    if run is not None and asked.list:
+        print("error: --list does not list the rows of --buckets, --scale and --against", file=sys.stderr)
+        return 2
+    if run is not None:
+        return run(asked)
     asked.size = asked.size or NOMINAL
-    if asked.buckets:
-        return run_buckets(asked)
     cases = [case for case in CASES if asked.rows in case.name]
     if not cases or asked.rounds < 1:
         print("error: no rows match --rows, or --rounds is less than 1", file=sys.stderr)
@@ -140,7 +143,7 @@ def run_buckets(asked: argparse.Namespace) -> int:
     above = asked.scratch or INFRA.parent / ".bench"
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
-        sizes = {"s3": asked.size, "gs": asked.gs_size}
+        sizes = {"s3": asked.size or NOMINAL, "gs": asked.gs_size}
         return bench_buckets(Path(folder), sizes, asked.rounds, asked.rows, asked.results)
 
 

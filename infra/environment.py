@@ -133,7 +133,7 @@ def ensure(purpose: Purpose, *, fresh: bool = False) -> Path:
         )
     key = environment_key(purpose, find_python())
     if ours and given:
-        _require_same_checkout(folder, key)
+        _require_same_use(folder, key)
     if ours and not fresh and json.loads((folder / _KEY_FILE).read_text()) == key and python.exists():
         say(f"reusing the environment {_short(folder)}")
         return python
@@ -154,13 +154,14 @@ def environment_key(purpose: Purpose, python: str) -> dict[str, str]:
     return {"purpose": purpose.name, "root": str(ROOT), "python": version, "made_from": made}
 
 
-def _require_same_checkout(folder: Path, key: dict[str, str]) -> None:
-    """Refuse to replace the environment of another checkout."""
-    root = json.loads((folder / _KEY_FILE).read_text()).get("root", key["root"])
-    if root != key["root"]:
-        raise SystemExit(
-            f"WHERRY_VENV={folder} is the environment of the checkout {root}; set it to another directory"
-        )
+def _require_same_use(folder: Path, key: dict[str, str]) -> None:
+    """Refuse to replace the environment of another checkout, or of another purpose."""
+    found = {**key, **json.loads((folder / _KEY_FILE).read_text())}
+    for name, what in (("root", "the checkout"), ("purpose", "the purpose")):
+        if found[name] != key[name]:
+            raise SystemExit(
+                f"WHERRY_VENV={folder} is the environment of {what} {found[name]}; set it to another directory"
+            )
 
 
 def _make(folder: Path, purpose: Purpose) -> None:

@@ -13,8 +13,8 @@ from tests.support.object_stores import (
     left_beside,
     model,
     release,
-    small_parts,
     uploads_below,
+    waiting_parts,
     watched,
 )
 from wherry.converter import job
@@ -44,9 +44,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def parts():
-    with small_parts(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
-        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 << 10)  # so that writing waits for sending
+    with waiting_parts():
         yield
 
 

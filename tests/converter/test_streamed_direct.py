@@ -12,6 +12,7 @@ from tests.support.object_stores import (
     release,
     small_parts,
     uploads_below,
+    waiting_parts,
     watched,
 )
 from wherry.errors import CorruptError, MismatchError, TargetExistsError
@@ -31,9 +32,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def parts():
-    with small_parts(PART), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
-        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 << 10)  # so that writing waits for sending
+    with waiting_parts(PART):
         yield
 
 

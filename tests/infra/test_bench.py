@@ -38,6 +38,15 @@ def test_measuring_sees_time_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_pat
         measure.measure(["true"], dict(os.environ), tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["--buckets", "--scale", "--against=."])
+def test_listing_starts_no_other_bench(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    bench = load("bench", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["bench", "--list", mode])
+    for name in ("run_buckets", "run_scale", "run_against"):
+        monkeypatch.setattr(bench, name, None)
+    assert bench.main() == 2
+
+
 def test_measuring_counts_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measure = load("benchmarks.measure", monkeypatch)
     child = "import time; block = bytearray(80_000_000); time.sleep(0.3)"

@@ -125,13 +125,17 @@ def test_an_environment_is_reused_until_what_it_is_made_from_changes(
         assert environment.ensure(environment.DEMO) == tmp_path / "venv" / "bin" / "python"
     assert len(made) == 1
     assert environment.ensure(environment.DEMO, fresh=True)
+    with pytest.raises(SystemExit, match="is the environment of the purpose demo"):
+        environment.ensure(environment.TEST)
+    assert len(made) == 2
+    monkeypatch.setenv("WHERRY_VENV", str(tmp_path / "other"))
     assert environment.ensure(environment.TEST)
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("another==1\n")
     monkeypatch.setattr(environment, "CONSTRAINTS", constraints)
     assert environment.ensure(environment.TEST)
     assert len(made) == 4
-    key = tmp_path / "venv" / "wherry-environment.json"
+    key = tmp_path / "other" / "wherry-environment.json"
     key.write_text(json.dumps({**json.loads(key.read_text()), "root": "/another/checkout"}))
     with pytest.raises(SystemExit, match="is the environment of the checkout"):
         environment.ensure(environment.TEST)

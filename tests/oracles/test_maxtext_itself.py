@@ -6,8 +6,6 @@ its own (`tests.support.generations`).
 
 from __future__ import annotations
 
-import json
-import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +13,10 @@ import pytest
 import yaml
 
 import wherry
-from tests.support.generations import old_python
 from tests.support.oracles import judge
 from tests.support.oracles.cases import FORMS, ITSELF_PAIRS
 from tests.support.oracles.huggingface import TOKENS
-from tests.support.oracles.maxtext_itself import ROUNDED, SINGLE, stated
+from tests.support.oracles.maxtext_itself import ROUNDED, SINGLE, run_pairs, stated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,17 +69,7 @@ def job(folder: Path, label: str, form: str) -> dict:
 @pytest.fixture(scope="module")
 def folders(request, tmp_path_factory):
     """A folder with MaxText's logits, or its error, for each pair that is tested: one process for all of them."""
-    python = old_python("maxtext")
-    asked = [item.callspec.params for item in request.session.items if item.module is request.module]
-    places = {(one["label"], one["form"]): tmp_path_factory.mktemp(one["label"]) for one in asked}
-    jobs = [job(place, *pair) for pair, place in places.items()]
-    run = subprocess.run(
-        [str(python), "-c", SCRIPT], input=json.dumps(jobs), capture_output=True, text=True, check=False,
-        env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
-        cwd=tmp_path_factory.mktemp("run"),
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-2000:]
-    return places
+    return run_pairs(request, tmp_path_factory, SCRIPT, job)
 
 
 @pytest.mark.timeout(3600)

@@ -111,6 +111,20 @@ def changed(target, name, **fields):
     records.replace(name, {**records.read(name), **fields}, "00000000")
 
 
+def lie_about_checksum(target, tensor):
+    """Change the CRC-32 that receipts state of the first bytes of a tensor."""
+    lying = {}
+    for name, row in receipts(target).items():
+        moves = [list(move) for move in row["moves"]]
+        for move in moves:
+            if move[0].startswith(tensor) and len(move) > 5 and move[1] == 0:
+                move[5] = [[first, last, value ^ 1] for first, last, value in move[5]]
+                lying[name] = moves
+    assert lying
+    for name, moves in lying.items():
+        changed(target, name, moves=moves)
+
+
 @contextmanager
 def worker_named(name):
     """This process counts as a worker of this name, which is another one."""

@@ -52,6 +52,15 @@ def small_parts(nbytes=32 << 10):
 
 
 @contextmanager
+def waiting_parts(nbytes=32 << 10):
+    """Small parts, and so little memory for them that writing waits for sending; each move is recorded by itself."""
+    with small_parts(nbytes), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
+        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 << 10)
+        yield
+
+
+@contextmanager
 def watched(fatal=0, error=Killed, only=CALLS):
     """Count the calls of the store of memory://; at one of them, and at every later one, it fails.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import wherry
-from tests.support.jobs import changed, made_and_proved, proofs, receipts, worker_named
+from tests.support.jobs import changed, lie_about_checksum, made_and_proved, proofs, worker_named
 from tests.support.large_files import MB, alone, job_of, large_file
 from tests.support.object_stores import small_parts
 from wherry.core.request import TargetRequest, convert_request
@@ -141,16 +141,7 @@ def test_a_receipt_that_lies_about_a_checksum_is_refused_though_the_bytes_were_p
     """No hash of the tensor shows it: the archive would have a CRC-32 that its own library refuses."""
     job_of(model, target, "npz", unit)
     made_and_proved(target)
-    lying = {}
-    for name, row in receipts(target).items():
-        moves = [list(move) for move in row["moves"]]
-        for move in moves:
-            if move[0].startswith("a.big") and len(move) > 5 and move[1] == 0:
-                move[5] = [[first, last, value ^ 1] for first, last, value in move[5]]
-                lying[name] = moves
-    assert lying
-    for name, moves in lying.items():
-        changed(target, name, moves=moves)
+    lie_about_checksum(target, "a.big")
     with pytest.raises((CorruptError, MismatchError), match="checksum mismatch"):
         commit(target)
     assert not Path(target).exists()

@@ -9,9 +9,11 @@ something else there.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping  # noqa: TC003  pydantic reads it
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core.option import option, options_of
@@ -20,6 +22,8 @@ from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from pydantic import TypeAdapter
 
     from wherry.core.option import RequestOption
     from wherry.core.progress import OnProgress
@@ -51,7 +55,7 @@ QUANTIZE = "quantize"
 SCALES = "scales"
 
 
-_KNOWN_FIELDS = {"extra": "forbid"}  # for pydantic, which reads requests in the records of jobs
+_KNOWN_FIELDS = {"extra": "forbid"}  # for pydantic, which reads the JSON form
 _KEPT = "Metadata to store in the manifest of the checkpoint."
 
 
@@ -269,12 +273,19 @@ class ConvertRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConvertRequest:
-        """Read the JSON form; the inverse of `to_json`."""
-        targets = tuple(
-            _build(TargetRequest, {**one, "layout": _build(LayoutRequest, one["layout"])})
-            for one in data["targets"]
-        )
-        return _build(cls, {**data, "source": _build(SourceRequest, data["source"]), "targets": targets})
+        """Read the JSON form; the inverse of `to_json`.
+
+        Raises:
+            pydantic.ValidationError: a field is unknown, missing, or of another type.
+        """
+        return _json_form().validate_json(json.dumps(data), strict=True)
+
+
+@cache
+def _json_form() -> TypeAdapter[ConvertRequest]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ConvertRequest)
 
 
 def _same(name: str, help: str = "") -> Any:
@@ -410,9 +421,3 @@ def _whole(place: str | None) -> str | None:
     if not place or "://" in place or place.startswith("models:/"):
         return place
     return os.path.abspath(place)  # noqa: PTH100  a string
-
-
-def _build(record: type[R], data: Mapping[str, Any]) -> R:
-    return record(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    )

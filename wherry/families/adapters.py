@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.families.schema import ConfigRules, Fact, Family, Parameter, Row, System, Write
+from wherry.families.templates import DIMENSION
 from wherry.layout.expr import names_in
 
 if TYPE_CHECKING:
@@ -30,20 +31,19 @@ if TYPE_CHECKING:
 SUFFIX = "-lora"
 RANK = "rank"
 ALPHA = "lora_alpha"
-_PEFT, _MAXTEXT = "huggingface", "maxtext"
+PEFT, MAXTEXT = "huggingface", "maxtext"
 _STARTS = ("base_model.model.@",)
 _ROOTS = ("@/value", "@", "params/@/value", "params/params/@/value", "params/params/@")
 _WEIGHT, _KERNEL = ".weight", "/kernel"
 _LEFT_OUT = frozenset({"expert", "vocab"})
-_DIMENSION = re.compile(r"\([^()]*\)|\S+")
 _NAME = re.compile(r"<\w+>|[a-z_]\w*")
 _PARTS = "which other parameters the base has"
 _ALPHA = Fact(
     "alpha of the adapter, which the product of its matrices is multiplied with, divided by the rank"
 )
 _SNIPPETS = {
-    _PEFT: 'from peft import PeftModel\nmodel = PeftModel.from_pretrained(base, "{uri}")\n',
-    _MAXTEXT: "python3 -m maxtext.trainers.post_train.sft.train_sft BASE.yml load_parameters_path=BASE/0/items "
+    PEFT: 'from peft import PeftModel\nmodel = PeftModel.from_pretrained(base, "{uri}")\n',
+    MAXTEXT: "python3 -m maxtext.trainers.post_train.sft.train_sft BASE.yml load_parameters_path=BASE/0/items "
     "lora.enable_lora=true lora.lora_rank={rank} lora.lora_alpha={alpha} lora.lora_restore_path={uri}/items\n",
 }
 
@@ -65,7 +65,7 @@ def adapter_family(base: Family) -> Family | None:
     pairs = dict(_projections(base))
     if not pairs:
         return None
-    parameters = {name: one for row in pairs for name, one in _matrices(base, row, pairs[row][_PEFT]).items()}
+    parameters = {name: one for row in pairs for name, one in _matrices(base, row, pairs[row][PEFT]).items()}
     return replace(
         base,
         name=f"{base.name}{SUFFIX}",
@@ -76,27 +76,27 @@ def adapter_family(base: Family) -> Family | None:
         parameters=parameters,
         facts={**base.facts, ALPHA: _ALPHA},
         systems={
-            _PEFT: _of_peft(base.systems[_PEFT], pairs),
-            _MAXTEXT: _of_maxtext(base.systems[_MAXTEXT], pairs),
+            PEFT: _of_peft(base.systems[PEFT], pairs),
+            MAXTEXT: _of_maxtext(base.systems[MAXTEXT], pairs),
         },
     )
 
 
 def _projections(base: Family) -> Iterator[tuple[str, dict[str, _Sides]]]:
     """Parameter → system → its sides, of every matrix that both systems have as a tensor of its own."""
-    if not {_PEFT, _MAXTEXT} <= set(base.systems):
+    if not {PEFT, MAXTEXT} <= set(base.systems):
         return
-    peft, maxtext = (_own_rows(base.systems[name]) for name in (_PEFT, _MAXTEXT))
+    peft, maxtext = (_own_rows(base.systems[name]) for name in (PEFT, MAXTEXT))
     for name, row in peft.items():
-        dimensions = _DIMENSION.findall(row.axes[0])
+        dimensions = DIMENSION.findall(row.axes[0])
         other = maxtext.get(name)
         plain = len(dimensions) == 2 and not _LEFT_OUT & set(base.parameters[name].axes)  # noqa: PLR2004
         if not plain or other is None or row.words:
             continue
         if row.key.endswith(_WEIGHT) and other.key.endswith(_KERNEL):
             sides = _Sides((dimensions[1],), (dimensions[0],))
-            theirs = _divide(_DIMENSION.findall(other.axes[0]), sides, base.systems[_MAXTEXT])
-            yield name, {_PEFT: sides, _MAXTEXT: theirs}
+            theirs = _divide(DIMENSION.findall(other.axes[0]), sides, base.systems[MAXTEXT])
+            yield name, {PEFT: sides, MAXTEXT: theirs}
 
 
 def _own_rows(system: System) -> Mapping[str, Row]:
@@ -150,7 +150,7 @@ def _of_peft(system: System, pairs: Mapping[str, Mapping[str, _Sides]]) -> Syste
     layouts: list[Row] = []
     for name, row in _own_rows(system).items():
         if name in pairs:
-            module, sides = row.key.removesuffix(_WEIGHT), pairs[name][_PEFT]
+            module, sides = row.key.removesuffix(_WEIGHT), pairs[name][PEFT]
             layouts += [
                 Row((f"{name}_in",), f"{module}.lora_A.weight", (f"{RANK} {_flat(sides.inputs)}",)),
                 Row((f"{name}_out",), f"{module}.lora_B.weight", (f"{_flat(sides.outputs)} {RANK}",)),
@@ -162,7 +162,7 @@ def _of_maxtext(system: System, pairs: Mapping[str, Mapping[str, _Sides]]) -> Sy
     layouts: list[Row] = []
     for name, row in _own_rows(system).items():
         if name in pairs:
-            sides = pairs[name][_MAXTEXT]
+            sides = pairs[name][MAXTEXT]
             layouts += [
                 Row((f"{name}_in",), f"{row.key}_lora_a", (f"{_flat(sides.inputs)} {RANK}",)),
                 Row(

@@ -1,4 +1,4 @@
-"""readings: cuts what is read of boxes into readings that workers share: a pure function of the plan.
+"""box_readings: cuts what is read of boxes into readings that workers share: a pure function of the plan.
 
 Boxes are read in two ways, as the commit does it alone: the leaves of the target are hashed, and what the boxes
 were made of is read back from the target through the inverse layout, or, where the source has the same tensors, read

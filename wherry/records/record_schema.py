@@ -5,8 +5,6 @@ The signature of a record says who wrote it, not that it is right: its writer ma
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -16,7 +14,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     Strict,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -170,14 +167,9 @@ def request_of(row: dict[str, Any], name: str, uri: str) -> ConvertRequest:
         CorruptError: the request has another form.
     """
     try:
-        return _requests().validate_json(json.dumps(row), strict=True)
+        return ConvertRequest.from_json(row)
     except ValidationError as error:
         raise _refusal(name, error, uri) from None
-
-
-@cache
-def _requests() -> TypeAdapter[ConvertRequest]:
-    return TypeAdapter(ConvertRequest)
 
 
 def _refusal(name: str, error: ValidationError, uri: str) -> CorruptError:

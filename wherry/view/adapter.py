@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families import load_family, system_of_format, system_of_tree
-from wherry.families.adapters import ALPHA, RANK, adapter_family, is_of_adapters
+from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import LORA, SCALE, START, refusal
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 
-_PEFT, _MAXTEXT = "huggingface", "maxtext"
 _DECLARED = ("lora", "lora-fused")  # families of adapters of Megatron-Bridge
 _OF_MEGATRON = ".adapter."
 _OF_MAXTEXT = frozenset({"kernel_lora_a", "kernel_lora_b"})
@@ -121,7 +120,7 @@ def with_config(made: Outfit, projected: Projection, checkpoint: Checkpoint) -> 
     """The files of a target with PEFT's config, if PEFT needs one and none lies beside the source."""
     beside = {one.name for one in checkpoint.manifest.companions}
     alpha = projected.source.told.facts.get(ALPHA)
-    if projected.system.name != _PEFT or ADAPTER in beside or alpha is None:
+    if projected.system.name != PEFT or ADAPTER in beside or alpha is None:
         return made
     data = json.dumps(_peft_config(projected, alpha), indent=2) + "\n"
     return replace(made, files={**made.files, ADAPTER: data.encode()})
@@ -153,7 +152,7 @@ def _modules(names: Iterable[str]) -> list[str]:
 def notes_of(projected: Projection, checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The free metadata with which MaxText finds rank and alpha; None for another target."""
     alpha = projected.source.told.facts.get(ALPHA)
-    if projected.system.name != _MAXTEXT or alpha is None:
+    if projected.system.name != MAXTEXT or alpha is None:
         return None
     around = dict(checkpoint.manifest.custom.get(_NOTES) or {})
     rank = projected.source.solved.sizes[RANK]
