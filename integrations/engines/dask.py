@@ -59,7 +59,8 @@ class DaskPool:
             allow_other_workers=False, pure=False,
         )  # fmt: skip
         answer.add_done_callback(partial(_forget, task))
-        task.add_done_callback(partial(_pass_on, answer))
+        loop: Any = self._client.loop
+        loop.add_callback(_pass_on, self._client, answer, task)
         return answer
 
 
@@ -80,14 +81,24 @@ def _forget(task: Any, answer: Future[Any]) -> None:
         task.cancel()
 
 
-def _pass_on(answer: Future[Any], task: Any) -> None:
-    """Give the result of a task to its future; runs in a thread of Dask."""
+async def _pass_on(client: Any, answer: Future[Any], task: Any) -> None:
+    """Give the result of a task to its future; runs in the event loop of the client.
+
+    A callback of the task would fetch the result in the one thread that Dask has for callbacks: a result whose worker
+    is lost, or paused, before it is fetched would hold up all others. The future can be cancelled until the result is
+    here, so that the coordinator can give up what it waits for.
+    """
+    value, problem = None, None
+    try:
+        value = await client.gather(task, asynchronous=True)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the coordinator judges it
+        problem = error
     if not answer.set_running_or_notify_cancel():
         return
-    try:
-        answer.set_result(task.result())
-    except BaseException as error:  # noqa: BLE001  whatever it is, the coordinator judges it
-        answer.set_exception(error)
+    if problem is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(problem)
 
 
 @contextmanager

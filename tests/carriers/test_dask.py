@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -102,6 +103,36 @@ def test_a_worker_that_is_paused_holds_up_nothing_and_changes_nothing_afterwards
     before = left(target)
     assert len(process_ids(cluster)) == 2  # it answers again
     assert left(target) == before == []
+
+
+class LastAnswer:
+    """A result with which its worker ends, or pauses, when it is fetched."""
+
+    def __init__(self, signal_number):
+        self.signal_number = signal_number
+
+    def __reduce__(self):
+        os.kill(os.getpid(), self.signal_number)
+        return (int, (self.signal_number,))
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_result_that_cannot_be_fetched_holds_up_no_other(end, cluster, address):
+    workers = process_ids(cluster)
+    one, other = workers
+    with dask.pool(Workplace(address)) as pool:
+        lost = pool.submit(one, "first", LastAnswer, end)
+        with suppress(TimeoutError):
+            lost.result(timeout=2)  # it has begun to be fetched
+        try:
+            found = [pool.submit(other, "second", abs, -number).result(timeout=20) for number in range(3)]
+            assert found == [0, 1, 2]
+            assert not lost.done()
+            assert lost.cancel(), "the coordinator gives it up when it misses the worker"
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(workers[one], signal.SIGCONT)
+    cluster.wait_for_workers(2)
 
 
 def test_a_worker_that_is_added_gets_units(source, target, tmp_path, cluster, address):
