@@ -38,13 +38,13 @@ def run_on_disk(size: int, workers: int, folder: Path) -> dict[str, Any]:
     make_huggingface(folder / "model", size)
     load = os.getloadavg()[0]
     unit = f"{-(-size // _UNITS)}B"
-    with amazon(folder) as keys:
+    with amazon(folder) as store:
         own = {
             "WHERRY_HOME": str(folder / "home"),
             "WHERRY_KEY": "the key of this bench",
             "TMPDIR": str(folder),
         }
-        environment = {**os.environ, **keys, **own}
+        environment = {**os.environ, **store.environment, **own}
         _python(
             environment, "-m", "benchmarks.bucket_work", "copy", str(folder / "model"), f"s3://{BUCKET}/model"
         )
