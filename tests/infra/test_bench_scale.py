@@ -231,3 +231,11 @@ def test_a_row_of_two_workers_is_measured_and_proved_by_the_checksums_of_the_sto
     assert found.seconds > 1
     assert found.verification == {"level": "store", "ok": True, "tensors": 40, "checksum": "crc32c"}
     assert 8_000_000 * 0.9 < found.bytes_out < found.bytes_in * 1.1
+
+
+@pytest.mark.slow
+def test_two_workers_and_one_process_make_one_checkpoint_on_a_store_that_keeps_its_bytes(scale, tmp_path):
+    found = scale("disk_row").run_on_disk(40_000_000, 2, tmp_path)
+    assert found["same_digest"]
+    assert found["verification"]["level"] == "digest"
+    assert found["verification"]["ok"]
