@@ -38,6 +38,24 @@ def test_requests_wait_until_there_is_room():
     assert pool.peak == 2 * MIB
 
 
+def test_a_request_that_waits_is_not_overtaken_by_smaller_ones():
+    pool, order, threads = Pool(4 * MIB), [], []
+
+    def use(name, size):
+        with pool.reserved(size * MIB):
+            order.append(name)
+
+    with pool.reserved(3 * MIB):
+        for name, size in [("large", 4), ("small", 1), ("small too", 1)]:
+            threads.append(threading.Thread(target=use, args=(name, size)))
+            threads[-1].start()
+            threads[-1].join(0.05)  # until it waits
+    for thread in threads:
+        thread.join(5)
+    assert order[0] == "large"
+    assert sorted(order[1:]) == ["small", "small too"]
+
+
 def test_one_request_larger_than_the_budget_is_admitted_alone():
     pool = Pool(MIB)
     with pool.reserved(10 * MIB):

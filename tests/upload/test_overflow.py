@@ -68,7 +68,7 @@ def test_no_more_is_held_than_the_budget_and_what_is_loaded(run, order, step, le
     for name, start in order(step):
         files[name].write(start, memoryview(DATA[name])[start : start + length])
     run.finish()
-    assert run.using.sender.peak <= BUDGET + SENDERS * PART
+    assert run.using.sender.peak <= BUDGET + PART
     assert {name: run.target.join(name).read(0, SIZE) for name in DATA} == DATA
     assert names(run) == [f"out/{name}" for name in DATA]
 
@@ -76,12 +76,26 @@ def test_no_more_is_held_than_the_budget_and_what_is_loaded(run, order, step, le
 def test_bytes_are_put_aside_in_objects_as_large_as_a_part(run):
     files, calls = {name: run.file(run.target.join(name).path, SIZE) for name in DATA}, []
     real = run.using.store.put_object
-    run.using.store.put_object = lambda path, data, one: calls.append(len(data)) or real(path, data, one)
+    run.using.store.put_object = lambda path, data, one: (
+        calls.append(sum(map(len, data))) or real(path, data, one)
+    )
     for name, start in in_rounds(8):
         files[name].write(start, memoryview(DATA[name])[start : start + 8])
     run.finish()
     assert calls
     assert min(calls) >= PART
+
+
+def test_what_is_put_aside_is_sent_in_pieces_and_no_longer_held(run):
+    files, sent = {name: run.file(run.target.join(name).path, SIZE) for name in DATA}, []
+    real = run.using.store.put_object
+    run.using.store.put_object = lambda path, data, one: sent.append(data) or real(path, data, one)
+    for name, start in in_rounds(8):
+        files[name].write(start, memoryview(DATA[name])[start : start + 8])
+    run.finish()
+    assert sent
+    assert all(len(piece) == 8 for data in sent for piece in data)
+    assert all(one._pieces is None for one in run._overflow.made)
 
 
 def test_an_ended_run_leaves_no_bytes_aside(run, monkeypatch):

@@ -2,8 +2,9 @@
 
 The first touch of fresh memory costs 0.6 to 1 s per GB on a virtual machine, more than reading, hashing and
 writing it. So the mover takes its buffers from here: anonymous memory that was touched once and is reused. The sum of
-all buffers in use never exceeds the budget; a request waits until there is space. One request larger than the whole
-budget is granted when it is the only one, so that work always continues; the plan reports this beforehand.
+all buffers in use never exceeds the budget; a request waits until there is space, and none overtakes it. One request
+larger than the whole budget is granted when it is the only one, so that work always continues; the plan reports this
+beforehand. Who has a buffer must not ask for another one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import mmap
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,12 +32,13 @@ class Pool:
         self._used = 0
         self._free: list[_Memory] = []
         self._changed = threading.Condition()
+        self._turns = Turns(self._changed)
 
     @contextmanager
     def reserved(self, nbytes: int) -> Generator[None]:
         """Count memory that other code allocates (a decoded region) against the budget."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._used == 0 or self._used + nbytes <= self.budget)
+        with self._changed, self._turns.turn() as is_mine:
+            self._changed.wait_for(lambda: is_mine() and self._fits(nbytes))
             self._used += nbytes
             self.peak = max(self.peak, self._used)
         try:
@@ -68,6 +72,9 @@ class Pool:
         """Give back the memory that waits for reuse."""
         with self._changed:
             self._free.clear()
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._used == 0 or self._used + nbytes <= self.budget
 
     def _take(self, size: int) -> _Memory:
         """Memory of exactly this size: a larger one, reused for a smaller buffer, would exceed what is counted."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from wherry.remote.buffer_fill import BufferFill
 
-_BLOCK = 1 << 20  # bytes that are sent or received at a time
+_SENT = 1 << 20  # bytes at a time
+_RECEIVED = 256 << 10  # bytes at a time, in memory that malloc keeps for each thread
 _CONNECT_SECONDS = 10.0
 _CONNECTIONS = 32  # to one host
 _LONGEST_TEXT = 64 << 10  # bytes of an answer without a buffer
@@ -113,7 +114,7 @@ def exchange(
         known = {name.lower(): value for name, value in answer.headers.items()}
         if into is None or answer.status >= _FIRST_FAILURE:
             return HttpAnswer(answer.status, known, _text(answer))
-        for block in answer.stream(_BLOCK):
+        for block in answer.stream(_RECEIVED):
             into.add(block)
             _require_time(deadline)
         return HttpAnswer(answer.status, known, b"")
@@ -134,9 +135,9 @@ def _text(answer: Any) -> bytes:
 def _blocks(views: Iterable[memoryview], deadline: float) -> Iterator[memoryview]:
     for view in views:
         whole = view.cast("B")
-        for start in range(0, len(whole), _BLOCK):
+        for start in range(0, len(whole), _SENT):
             _require_time(deadline)
-            yield whole[start : start + _BLOCK]
+            yield whole[start : start + _SENT]
 
 
 def _require_time(deadline: float) -> None:

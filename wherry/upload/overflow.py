@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError
 from wherry.objects.body import Body
+from wherry.objects.checksums import PartBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +66,8 @@ class StoredBytes:
         """
         with self._lock:
             if self._users and self._pieces is not None:
-                data = b"".join(self._pieces)
-                self._found = self._store.put_object(self._path, data, self._run)
-                self._pieces = None
+                self._found = self._store.put_object(self._path, PartBytes(self._pieces), self._run)
+            self._pieces = None
 
     def bytes_of(self, start: int, stop: int) -> memoryview:
         """Bytes [start, stop).

@@ -68,11 +68,13 @@ class PartPieces:
         self.in_memory = 0
 
     def leave(self) -> None:
-        """The part is sent: its objects are no longer needed.
+        """The part is sent: its bytes and its objects are no longer needed.
 
         Raises:
             StorageError: the storage failed.
         """
+        self._starts.clear()
+        self._pieces.clear()  # before others hold as much: the task that has sent them may end later
         for whole in self._objects:
             whole.leave()
 

@@ -1,18 +1,22 @@
 """Sender: the threads that send parts, and the memory of all parts that wait to be complete or to be sent.
 
-Whoever writes bytes waits here while too much is held, as long as some part is being sent. If none is, waiting would
-not end: pieces of incomplete parts are put aside (`relieve`). Writers whose parts come in order never get there.
+Whoever writes bytes waits here while too much is held, as long as some part is being sent; writers go on in the order
+in which they came. If no part is being sent, waiting would not end: pieces of incomplete parts are put aside
+(`relieve`). Writers whose parts come in order never get there. What was put aside comes back beyond the budget, but for
+one part at a time.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.runtime import threads
+from wherry.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 HELD_BYTES = 56 << 20  # of parts, for one run
 _BLOCKS_BYTES = (
@@ -51,9 +55,11 @@ class Sender:
         self._most = HELD_BYTES if most is None else most
         self._held = 0
         self._sending = 0
+        self._loading = 0
         self._error: BaseException | None = None
         self._stopped = False
         self._changed = threading.Condition()
+        self._turns = Turns(self._changed)
         self._pool = threads.executor(count, "wherry-upload", numbers=False)
 
     def reserve(self, nbytes: int) -> None:
@@ -62,16 +68,27 @@ class Sender:
         Raises:
             WherryError: sending a part has failed.
         """
-        while not self._reserve(nbytes):
-            if not self.relieve():
-                self.hold(nbytes)
-                return
+        with self._turns.turn() as is_mine:
+            while not self._reserve(nbytes, is_mine):
+                if not self.relieve() and self._reserve(nbytes, is_mine, beyond=True):
+                    return
 
-    def hold(self, nbytes: int) -> None:
-        """Hold bytes without waiting."""
+    @contextmanager
+    def loaded(self, nbytes: int) -> Generator[None]:
+        """Hold bytes that a part needs to be complete, while the block runs in a thread that sends.
+
+        Beyond the budget only one part has them at a time. It ends without the others, which wait for it.
+        """
         with self._changed:
-            self._held += nbytes
-            self.peak = max(self.peak, self._held)
+            self._changed.wait_for(lambda: not self._loading or self._fits(nbytes))
+            self._loading += 1
+            self._hold(nbytes)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._loading -= 1
+                self.release(nbytes)
 
     def set_aside(self, nbytes: int) -> None:
         """Count memory of a writer's own, which encodes what is sent, as held; up to half of what may be held."""
@@ -117,14 +134,21 @@ class Sender:
             self._stopped = True
         self._pool.shutdown(wait=True)
 
-    def _reserve(self, nbytes: int) -> bool:
+    def _reserve(self, nbytes: int, is_mine: Callable[[], bool], *, beyond: bool = False) -> bool:
+        """Hold bytes as soon as they fit; False, or beyond the budget, if nothing is sent for which to wait."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or not self._sending or self._fits(nbytes))
+            self._changed.wait_for(
+                lambda: self._error or (is_mine() and (not self._sending or self._fits(nbytes)))
+            )
             self._require_sound()
-            fits = self._fits(nbytes)
-            if fits:
-                self.hold(nbytes)
-            return fits
+            granted = beyond or self._fits(nbytes)
+            if granted:
+                self._hold(nbytes)
+            return granted
+
+    def _hold(self, nbytes: int) -> None:
+        self._held += nbytes
+        self.peak = max(self.peak, self._held)
 
     def _fits(self, nbytes: int) -> bool:
         return self._held + nbytes <= self._most

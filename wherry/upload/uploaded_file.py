@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -277,12 +278,9 @@ class UploadedFile:
 
     def _load_part(self, number: int, part: PartPieces, act: Callable[[int, PartBytes], None]) -> None:
         """Act on all bytes of a part, of which some may wait in the store."""
-        sender, missing = self._using.sender, part.nbytes - part.in_memory
-        sender.hold(missing)
-        try:
+        missing = part.nbytes - part.in_memory
+        with self._using.sender.loaded(missing) if missing else nullcontext():
             act(number, PartBytes(part.views))
-        finally:
-            sender.release(missing)
         part.leave()
 
     def _put_whole(self, _number: int, views: PartBytes) -> None:
