@@ -51,7 +51,9 @@ def test_the_last_act_makes_the_file_of_its_parts(source, target, to, part):
     copied = convert(source, f"{target}-copied", to, "digest").target
     with small_parts(part), watched() as calls:
         made = convert(source, target, to).target
-    names = [name for name, arguments in calls if not str(arguments[0]).endswith(".lease")]  # renewed at any moment
+    names = [
+        name for name, arguments in calls if not str(arguments[0]).endswith(".lease")
+    ]  # renewed at any moment
     creating = [name for name in names if name in ("put_object", "copy_object", "put_part", "assemble")]
     assert creating[-1] == "assemble"
     assert "copy_object" not in names
