@@ -42,6 +42,7 @@ from wherry.view.overview import (
     facts_side_by_side,
     judges,
     matrix,
+    models_without_layouts,
     read_judges,
     without_layouts,
 )
@@ -158,6 +159,11 @@ def blocks_table() -> str:
     return table(
         ("decoder block", "why"), [(f"`{name}`", why) for name, why in blocks_without_layouts().items()]
     )
+
+
+def names_table() -> str:
+    """One row for each model of MaxText's own list that no family holds though its block has one, and why."""
+    return table(("model", "why"), [(f"`{name}`", why) for name, why in models_without_layouts().items()])
 
 
 def without_table() -> str:
@@ -437,6 +443,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "exit_codes": exit_code_table,
     "facts": fact_tables,
     "blocks": blocks_table,
+    "names": names_table,
     "families": family_table,
     "matrix": matrix_table,
     "schemes": scheme_table,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
-from wherry.errors import UsageError
-from wherry.families import load_family
+from tests.support.generations import ROOT
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.families import families_of_system, load_family
 from wherry.families.companions import config_file, config_system
 from wherry.families.facts import tell
+from wherry.view.overview import models_without_layouts
 
+MODELS = tomllib.loads((ROOT / "wherry/families/tables/maxtext_models.toml").read_text(encoding="utf-8"))
+NAMED = [name for rows in MODELS.values() for name, values in rows.items() if values]
 BARE = {"base_config": "base.yml", "model_name": "deepseek3-671b"}
 
 
@@ -96,3 +101,24 @@ def test_other_systems_configs_and_the_default_model_are_unchanged(tmp_path):
         {"base_config": "base.yml", "model_name": "default", "base_emb_dim": 12},
     ):
         assert read(tmp_path, config) == config
+
+
+def holds(family, config):
+    """Whether a family holds what a config of MaxText says; extents that are no integers are of another block."""
+    try:
+        return facts(config, family) is not None
+    except (UnrepresentableError, UsageError):
+        return False
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_model_is_held_by_a_family_or_named_with_a_reason(tmp_path, name):
+    config = read(tmp_path, {"base_config": "base.yml", "model_name": name})
+    holding = [family for family in families_of_system("maxtext") if holds(family, config)]
+    assert bool(holding) != (name in models_without_layouts()), holding
+
+
+def test_names_with_a_reason_are_no_others():
+    files = {name for rows in MODELS.values() for name in rows}
+    fileless = {"deepseek3-671b-lineage", "maxtext-omni-gemma3-qwen3", "qwen3.5-35b-fp8"}
+    assert set(models_without_layouts()) <= files | fileless

@@ -148,7 +148,12 @@ def _list_families(*, json_: bool) -> None:
     from wherry.console import tables
     from wherry.families import adapter_families, families, load_family
     from wherry.quantized.schemes import schemes
-    from wherry.view.overview import blocks_without_layouts, matrix, without_layouts
+    from wherry.view.overview import (
+        blocks_without_layouts,
+        matrix,
+        models_without_layouts,
+        without_layouts,
+    )
 
     rows = [load_family(name) for name in families()]
     (_corner, *columns), *lines = matrix()
@@ -174,6 +179,7 @@ def _list_families(*, json_: bool) -> None:
     )
     _show_group("model types without layouts", list(without_layouts().items()))
     _show_group("decoder blocks of MaxText without layouts", list(blocks_without_layouts().items()))
+    _show_group("other models of MaxText's list without layouts", list(models_without_layouts().items()))
 
 
 def _show_pickles(uri: str, *, json_: bool) -> None:

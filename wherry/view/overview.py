@@ -27,6 +27,7 @@ _TABLES = Path(families.__file__).parent / "tables"
 _JUDGED = _TABLES / "judged.toml"
 _WITHOUT = _TABLES / "without_layouts.toml"
 _BLOCKS = _TABLES / "maxtext_blocks.toml"
+_NAMES = _TABLES / "maxtext_names.toml"
 _LAYER_FORMS = ("scan_layers", "layer_stack")  # forms in which layers are one tensor or one each
 _JUDGES = {"forward": "forward pass", "library": "own library"}
 _REFERENCE = "huggingface"  # the system with which the others are compared
@@ -77,6 +78,12 @@ def without_layouts() -> Mapping[str, str]:
 def blocks_without_layouts() -> Mapping[str, str]:
     """Decoder block of MaxText that models of its own table have → why no family declares it."""
     return tomllib.loads(_BLOCKS.read_text(encoding="utf-8"))
+
+
+@cache
+def models_without_layouts() -> Mapping[str, str]:
+    """Model of MaxText's own list that no family holds, though one may declare its decoder block → why."""
+    return tomllib.loads(_NAMES.read_text(encoding="utf-8"))
 
 
 def matrix() -> list[list[str]]:
