@@ -147,7 +147,9 @@ def test_a_run_that_is_cancelled_leaves_a_job_that_the_next_takes_up(place, sour
 def test_the_machines_of_a_work_pool_write_a_job_and_one_is_killed(place, source, expected):
     target = str(place.folder / "pool" / "out")
     Path(target).parent.mkdir()
-    command(place, "split", str(source), target, "--to", "hf", "--set", "max_shard_size=1MB", "--unit", "1100KB")
+    command(
+        place, "split", str(source), target, "--to", "hf", "--set", "max_shard_size=1MB", "--unit", "1100KB"
+    )
     machines = [start_worker(place, "wherry-units", f"machine-{number}", limit=1) for number in range(2)]
     runs = [started(place, "work", {"job": target}) for _ in range(2)]
     records = Path(f"{place.folder}/pool/.wherry-out.job")
