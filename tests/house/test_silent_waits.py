@@ -28,6 +28,7 @@ ALLOWED = {
     ("wherry/mover/spill.py", "_wait"): "ranges are written meanwhile",
     ("wherry/upload/sender.py", "_reserve"): "parts are sent meanwhile",
     ("wherry/upload/sender.py", "drain"): "parts are sent meanwhile",
+    ("wherry/upload/sender.py", "loaded"): "another part is completed and sent meanwhile",
     ("wherry/live/restore.py", "room"): "other tensors are read meanwhile",
     ("flows/nightly.py", "result"): "the task is shown by Prefect, with its progress",
     # the caller tells
