@@ -67,7 +67,7 @@ def test_parts_that_were_put_aside_come_back_one_at_a_time_beyond_the_memory(sen
 
     def load(_number):
         with sender.loaded(30):
-            time.sleep(0.01)
+            time.sleep(0.15)  # longer than the next one takes to begin
 
     for thread in started(4, load):
         thread.join(10)
