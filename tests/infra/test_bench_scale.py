@@ -94,6 +94,18 @@ def test_the_bytes_of_a_large_object_are_not_kept_and_never_answered_as_somethin
         assert call(place)[0] == 501
 
 
+def test_what_a_run_puts_aside_is_kept_whole(scale):
+    with serving(scale) as (url, _files):
+        aside, other = bytes(range(256)) * (9 << 12), bytes(range(256)) * (9 << 12)
+        assert call(f"{url}/target/run/overflow-r-000000", "PUT", aside)[0] == 200
+        assert call(f"{url}/target/run/model.safetensors", "PUT", other)[0] == 200
+        assert (
+            call(f"{url}/target/run/overflow-r-000000", Range="bytes=9000000-9000255")[2]
+            == aside[9000000:9000256]
+        )
+        assert call(f"{url}/target/run/model.safetensors", Range="bytes=9000000-9000255")[0] == 501
+
+
 def test_listings_have_pages_and_folders(scale):
     with serving(scale) as (url, _files):
         for number in range(5):

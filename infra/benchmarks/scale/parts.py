@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 KEPT_WHOLE = 8 << 20  # bytes of an object that is put in one request
 KEPT_HEAD = 1 << 20  # bytes of an upload in parts
+KEPT_ASIDE = 64 << 20  # bytes of an object that a run puts aside, and reads again itself
 
 
 @dataclass(slots=True)

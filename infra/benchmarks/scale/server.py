@@ -24,8 +24,9 @@ from benchmarks.scale.caps import Caps
 from benchmarks.scale.content import checkpoint
 from benchmarks.scale.folder import folder_files
 from benchmarks.scale.objects import Objects, RefusedError, Served
-from benchmarks.scale.parts import KEPT_HEAD, KEPT_WHOLE, Kept, Received
+from benchmarks.scale.parts import KEPT_ASIDE, KEPT_HEAD, KEPT_WHOLE, Kept, Received
 from benchmarks.scale.tally import Tally
+from wherry.upload import overflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -157,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
             self._copy_part()
             return
         upload = self._query.get("uploadId")
-        body = self._body(KEPT_HEAD if upload else KEPT_WHOLE)
+        body = self._body(_kept(name, upload))
         self._note("UploadPart" if upload else "PutObject")
         if self.headers.get("x-amz-checksum-crc32c", body.checksum) != body.checksum:
             raise RefusedError(400, "BadDigest")
@@ -244,6 +245,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _kept(name: str, upload: str | None) -> int:
+    """How many bytes of a body are kept: a run reads again what it puts aside."""
+    if name.startswith(overflow.PREFIX):
+        return KEPT_ASIDE
+    return KEPT_HEAD if upload else KEPT_WHOLE
 
 
 def _span(text: str | None, nbytes: int) -> tuple[int, int]:
