@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.scale.place import Place, Row
 
 SOURCE, TARGET = "s3://source/model", "s3://target/out"
+MEMORY = 72 << 20  # the budget of each process: a worker of Dask has 38 MB of libraries that others have not
 _LOOK = 0.25
 _MARGIN = 1.01  # of a layer, for what a file has besides
 
@@ -87,6 +88,8 @@ class RowRun:
             "--verify",
             "store",
             "--no-lineage",
+            "--memory",
+            str(MEMORY),
         ]
         return words if self.row.carrier == "convert" else [*words, "--unit", f"{layer}B"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale import tables
+from benchmarks.scale.carry import MEMORY
 from benchmarks.scale.curves import svg
 from benchmarks.scale.forecast import MOST_ERROR, comparison, curves, goal
 from benchmarks.scale.rows import row_from
@@ -62,8 +63,12 @@ def place(found: Mapping[str, Any]) -> str:
     """Size, machine, moment and load."""
     machine = found["machine"]
     loads = [row["load"] for row in found["rows"]] or [0.0]
-    words = f"{found['size'] / 1e9:.3g} GB at {found['rate'] / 1e6:g} MB/s a worker each way, {machine['date'][:10]}"
-    return f"{words}, {machine['cores']} cores ({machine['processor']}), load {min(loads):.0f} to {max(loads):.0f}"
+    size, rate = f"{found['size'] / 1e9:.3g} GB", f"{found['rate'] / 1e6:g} MB/s a worker each way"
+    processors = f"{machine['cores']} cores ({machine['processor']})"
+    return ", ".join((
+        f"{size} at {rate}", f"`--memory {MEMORY >> 20}MiB`", machine["date"][:10], processors,
+        f"load {min(loads):.0f} to {max(loads):.0f}",
+    ))  # fmt: skip
 
 
 def markdown(found: Mapping[str, Any]) -> str:
