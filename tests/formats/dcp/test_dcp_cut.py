@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import wherry
 from tests.support.formats import canonical, create, opened
+from tests.support.tiny_models import save_tiny
 from tests.support.torch import as_bytes, every_dtype, meta, same, torch
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
@@ -236,3 +237,43 @@ def test_what_is_no_span_of_a_tensor_that_is_cut_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not inside the tensor"):
         writer.write(("w",), Span(299_999, 300_002), memoryview(b"abc"))
     writer.close()
+
+
+@pytest.mark.parametrize("to", ["lingua", "megatron", "torchtitan"])
+def test_systems_that_store_dcp_have_their_tensors_cut_too(to, tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "LEAST_CHUNK", 1 << 10)
+    source, states = save_tiny(tmp_path / "hf", "llama"), []
+    for name, size in {"whole": "2GB", "cut": "1KB"}.items():
+        wherry.convert(source, tmp_path / name, to=to, options={"shard_size": size}, lineage=False)
+        rows = {
+            key: row
+            for key, row in meta(tmp_path / name).state_dict_metadata.items()
+            if hasattr(row, "chunks")
+        }
+        assert (max(len(row.chunks) for row in rows.values()) > 1) == (name == "cut")
+        states.append({key: torch.zeros(row.size, dtype=row.properties.dtype) for key, row in rows.items()})
+        dcp.load(states[-1], checkpoint_id=str(tmp_path / name), no_dist=True)
+    assert same(*states)
+    back = wherry.convert(
+        tmp_path / "cut", tmp_path / "back", to="huggingface", family="llama", lineage=False
+    )
+    again = wherry.convert(source, tmp_path / "again", to="huggingface", lineage=False)
+    assert back.target.weights_digest == again.target.weights_digest
+
+
+def test_a_small_chunk_in_two_pieces_is_taken_up_with_its_checksums(tmp_path, monkeypatch):
+    """A run that was killed before its end has written both pieces of the second chunk, and no frame."""
+    monkeypatch.setattr(layout, "LEAST_CHUNK", 1)
+    manifest = Manifest({("w",): TensorSpec(("w",), (300,), "uint8")})
+    data, spans = np.random.default_rng(1).bytes(300), (Span(0, 150), Span(150, 300))
+    first = create(tmp_path / "out", "dcp", manifest, {"shard_size": "100B"})
+    for span in spans:
+        first.write(("w",), span, memoryview(data)[span.start : span.stop])
+    first.sync()
+    first.close()
+    second = create(tmp_path / "out", "dcp", manifest, {"shard_size": "100B"})
+    for span in spans:
+        second.restore(("w",), span, first.checks(("w",), span))
+    second.finish()
+    second.close()
+    assert canonical(opened(tmp_path / "out", "dcp"), ("w",)) == data  # compares the CRC too
