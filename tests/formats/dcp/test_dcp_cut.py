@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wherry
@@ -191,6 +191,7 @@ def test_chunks_are_a_tensor_s_bytes_in_order_and_none_is_larger(shape, width, m
         assert math.prod(chunk.sizes) > 0 or 0 in shape
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_spans_in_any_order_make_the_same_files(tmp_path_factory, data):
     """Spans that cross chunks, small chunks written in pieces, and bytes that are written twice."""
