@@ -163,24 +163,29 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     """
     out = PickleWriter()
     items = sorted(layout.items, key=lambda item: item.name)
-    rows = [(name, list(of_name)) for name, of_name in groupby(items, lambda item: item.name)]
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.mapping(
-            (partial(out.word, name), partial(_path, out, name, nested)) for name, _ in rows
+            (partial(out.word, name), partial(_path, out, name, nested)) for name, _ in _by_name(items)
         ),
         "state_dict_metadata": lambda: out.mapping(
-            (partial(out.word, name), partial(_describe, out, of_name, profile)) for name, of_name in rows
+            (partial(out.word, name), partial(_describe, out, rows, profile))
+            for name, rows in _by_name(items)
         ),
         "storage_data": lambda: out.mapping(
             (partial(_key, out, item, number), partial(_info, out, item))
-            for _, of_name in rows
-            for number, item in enumerate(of_name)
+            for _, rows in _by_name(items)
+            for number, item in enumerate(rows)
         ),
         "storage_meta": lambda: out.value(None),
         "version": lambda: out.value(FORMAT),
     }
     out.state(names.METADATA, "Metadata", fields.items())
     return out.done()
+
+
+def _by_name(items: Iterable[ItemPlan]) -> Iterator[tuple[str, list[ItemPlan]]]:
+    """Each name with its items: the chunks of a tensor, or an object; a large model has 100,000 names."""
+    return ((name, list(rows)) for name, rows in groupby(items, lambda item: item.name))
 
 
 def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
