@@ -38,6 +38,17 @@ def test_two_workers_of_which_one_is_killed_make_a_target_in_a_bucket(source, bu
     assert receipt["resumed_bytes"] == receipt["bytes_written"]
 
 
+def test_two_workers_of_which_one_is_killed_make_the_files_of_a_tensor_that_is_cut(model, bucket, tmp_path):
+    options = {"shard_size": "4MB"}
+    words = ["--to", "dcp", "--set", "shard_size=4MB", "--no-lineage", "--unit", "5MB"]
+    receipt = made_by_two(model, f"{bucket}/cut/out", words)
+    one = wherry.convert(model, tmp_path / "one", to="dcp", options=options, lineage=False)
+    assert receipt["target"]["checkpoint_digest"] == one.target.checkpoint_digest
+    assert receipt["resumed_bytes"] == receipt["bytes_written"]
+    for file in (tmp_path / "one").glob("*.distcp"):
+        assert locate(f"{bucket}/cut/out/{file.name}").read_whole(1 << 30) == file.read_bytes()
+
+
 @pytest.mark.parametrize("to", ["safetensors", pytest.param("torch-zip", marks=pytest.mark.slow)])
 def test_two_workers_of_which_one_is_killed_send_the_parts_of_one_upload(model, bucket, tmp_path, to):
     """Parts of 8 MiB: a unit is one of three, and the last one has what is left."""

@@ -8,12 +8,13 @@ the whole range was read. Parts that no tensor covers, or that a resumed run doe
 `PieceCrc` computes the CRC of a byte string whose pieces come in any order, from several threads, and more than
 once. Pieces are kept per cell of 4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a
 repeated write the last bytes count. Parts that no piece covers (an earlier process wrote them) are read when the CRC of
-the whole is computed.
+the whole is computed. Where a container records the CRCs of parts of a tensor, no piece lies in two of them.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError
@@ -124,9 +125,17 @@ CELL = 4 << 20
 class PieceCrc:
     """The CRC of one string of known length."""
 
-    def __init__(self, size: int, kind: str = "CRC-32") -> None:
+    def __init__(self, size: int, kind: str = "CRC-32", ends: Iterable[int] = ()) -> None:
+        """A string of which no piece is known.
+
+        Args:
+            size: its length.
+            kind: of the CRC.
+            ends: of its parts whose CRC can be asked for, in order.
+        """
         self.size = size
         self._kind = kind
+        self._ends = list(ends)
         self._lock = threading.Lock()
         self._cells: dict[int, dict[int, tuple[int, int]]] = {}  # cell → start → (stop, CRC)
 
@@ -134,7 +143,8 @@ class PieceCrc:
         """Add the bytes [start, start + len(data))."""
         position, stop = start, start + len(data)
         while position < stop:
-            end = min((position // CELL + 1) * CELL, stop)
+            part = self._ends[(at := bisect_right(self._ends, position)) : at + 1]
+            end = min((position // CELL + 1) * CELL, stop, *part)
             self._keep(position, end, KINDS[self._kind].of(data[position - start : end - start]))
             position = end
 
@@ -161,19 +171,20 @@ class PieceCrc:
                 del pieces[old]
             pieces[start] = (stop, value)
 
-    def value(self, read: Callable[[int, int], memoryview]) -> int:
-        """The CRC of the whole string.
+    def value(self, read: Callable[[int, int], memoryview], part: Span | None = None) -> int:
+        """The CRC of the whole string, or of a part of it.
 
         Args:
             read: returns bytes [start, stop) that no piece covers; at most one cell at a time.
+            part: one of the parts whose ends were given.
         """
-        total = 0
-        for base in range(0, self.size, CELL):
-            position, end = base, min(base + CELL, self.size)
+        total, (first, last) = 0, part or (0, self.size)
+        for base in range(first // CELL * CELL, last, CELL):
+            position, end = max(base, first), min(base + CELL, last)
             pieces = self._cells.get(base // CELL, {})
             while position < end:
                 if position not in pieces:
-                    stop = min((start for start in pieces if start > position), default=end)
+                    stop = min((start for start in pieces if position < start < end), default=end)
                     self._keep(position, stop, KINDS[self._kind].of(read(position, stop)))
                     pieces = self._cells[base // CELL]
                 stop, value = pieces[position]

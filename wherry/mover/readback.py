@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
@@ -340,7 +340,9 @@ class ReadBack:
     def _crc(self, part: StoredPart) -> PieceCrc | None:
         """The checksum of what was read of a tensor, if the writer was told one; the caller has the lock."""
         source = part.move.source
-        return self._crcs.setdefault(source, PieceCrc(part.target.nbytes)) if source in self.told else None
+        if source in self.told and source not in self._crcs:
+            self._crcs[source] = crc_of(self._where, part.target)
+        return self._crcs.get(source)
 
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
@@ -398,9 +400,36 @@ class ReadBack:
         recorded = [extent.crc32 for extent in raw if extent.crc32 is not None]
         target = self.targets[source]
         if recorded and (crc := self._crcs.get(source)):
-            return recorded == [crc.value(lambda _start, _stop: memoryview(b""))]  # every byte was read
+            return all(_has_crc(crc, part, extent) for part, extent in _parts_of(raw))
         whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
+
+
+def crc_of(where: ExtentsFunction, target: TensorSpec) -> PieceCrc:
+    """The CRC of a tensor that is read, of which each byte range may have a CRC of its own.
+
+    Args:
+        where: names its byte ranges.
+        target: the tensor.
+    """
+    ranges = where(target.path, Span(0, target.nbytes)) or ()
+    return PieceCrc(target.nbytes, ends=accumulate(one.length for one in ranges))
+
+
+def _parts_of(extents: Iterable[Extent]) -> Iterator[tuple[Span, Extent]]:
+    """The bytes of a tensor that each of its byte ranges holds."""
+    start = 0
+    for extent in extents:
+        yield Span(start, start + extent.length), extent
+        start += extent.length
+
+
+def _has_crc(crc: PieceCrc, part: Span, extent: Extent) -> bool:
+    """Whether the bytes that were read of a range have the CRC that the container records of it, if it does."""
+    return extent.crc32 in (
+        None,
+        crc.value(lambda _start, _stop: memoryview(b""), part),
+    )  # every byte was read
 
 
 def is_run(target: TensorSpec, move: Move) -> bool:

@@ -19,10 +19,10 @@ from wherry.converter.job import least_alone, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.core.digest import LeafHasher
 from wherry.errors import IncompleteError
-from wherry.mover.checksums import PieceCrc
+from wherry.formats.writer import extents_of
 from wherry.mover.pool import Pool
 from wherry.mover.range_batch import worker_count as ranged_workers
-from wherry.mover.readback import FilesBeingWritten, ReadBack
+from wherry.mover.readback import FilesBeingWritten, ReadBack, crc_of
 from wherry.records.unit_proof import BlockHash, UnitProof
 from wherry.records.unit_receipt import MadeFile, receipts_by_unit
 from wherry.runtime import threads
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Extent
+    from wherry.mover.checksums import PieceCrc
     from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
     from wherry.records.unit import Unit
@@ -72,7 +73,9 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         back.add(_moves_of(split, unit))
         parts = [made.located(part) for part in back.parts()]
         hashers = {part.move.source: LeafHasher(targets[part.move.source], (algorithm,)) for part in parts}
-        crcs = {source: PieceCrc(targets[source].nbytes) for source in made.told() & hashers.keys()}
+        crcs = {
+            source: crc_of(extents_of(writer), targets[source]) for source in made.told() & hashers.keys()
+        }
         _read(split, back, parts, hashers, crcs)
     return UnitProof(
         unit=unit.number,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.writer import ExtentsFunction, HomeFunction
+    from wherry.formats.writer import ExtentsFunction, HomeFunction, Writer
     from wherry.mover.move import JointMoves, Move
     from wherry.units.regions import FileRegion, StepFunction
 
@@ -125,7 +125,7 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
         return TargetFiles({}, {}, error.what)
     try:
         moves = joint_moves([plan])
-        found = dict(_rows(home_of(writer), plan, moves))
+        found = dict(_rows(writer, plan, moves))
         sizes = {name_at(path): size for path, size in sketch.sizes.items()}
         lost = next((path for path, rows in found.items() if not rows.known), None)
         if lost is not None:
@@ -133,12 +133,8 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
                 sizes, {}, f"the bytes of {'/'.join(lost)} are encoded before they are written"
             )
         regions = {name: regions_of(name, size, unit_bytes, step(size)) for name, size in sizes.items()}
-        cut = _among_regions(
-            partial(_by_region, extents_of(writer), plan, moves),
-            plan,
-            found,
-            {name: rows for name, rows in regions.items() if rows},
-        )
+        cut = {name: rows for name, rows in regions.items() if rows}
+        _among_regions(extents_of(writer), plan, moves, found, cut)
     finally:
         writer.close()
     homes = {path: next(iter(rows.names)) for path, rows in found.items() if len(rows.names) == 1}
@@ -152,71 +148,68 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
 
 
 def _among_regions(
-    place: Callable[[KeyPath, Sequence[FileRegion]], FilesOfMoves | None],
-    plan: Plan,
-    found: dict[KeyPath, FilesOfMoves],
-    regions: dict[str, list[FileRegion]],
-) -> dict[str, list[FileRegion]]:
-    """Name the regions of files instead of the files, where the place of every byte of a file's tensors is known.
-
-    Args:
-        place: gives the regions of a tensor that lies in one file.
-        plan: the plan.
-        found: the files of each tensor; changed.
-        regions: name of each file that is large enough → its regions.
-
-    Returns:
-        The files that are cut.
-    """
-    specs, rows_of = plan.manifest.tensors, dict["KeyPath", FilesOfMoves]()
-    for path, rows in found.items():
-        names = rows.names & regions.keys()
-        if not names:
-            continue
-        placed = None
-        if len(names) == 1 and specs[path].chunks is None:
-            placed = place(path, regions[next(iter(names))])
-        if placed is None:  # a chunk is written whole, or encoded
-            for name in names:
-                del regions[name]
-        else:
-            rows_of[path] = placed
-    for path, rows in rows_of.items():
-        if next(iter(found[path].names)) in regions:
-            found[path] = rows
-    return regions
-
-
-def _by_region(
     extents_at: ExtentsFunction,
     plan: Plan,
     moves: JointMoves,
-    path: KeyPath,
-    regions: Sequence[FileRegion],
-) -> FilesOfMoves | None:
-    """The regions that get bytes of a tensor: of all of it, or of each of its moves; None if they are not known."""
+    found: dict[KeyPath, FilesOfMoves],
+    regions: dict[str, list[FileRegion]],
+) -> None:
+    """Name the regions of files instead of the files, where the place of every byte of a file's tensors is known.
 
-    def names(span: Span) -> frozenset[str]:
-        return frozenset(one.name for one in regions_at(extents_at(path, span) or (), regions))
+    Args:
+        extents_at: gives the byte ranges of a tensor, or of a span of it.
+        plan: the plan.
+        moves: its moves.
+        found: the files of each tensor; changed.
+        regions: name of each file that is large enough → its regions; the files that are not cut are removed.
+    """
+    specs = plan.manifest.tensors
+    for path, rows in found.items():
+        whole = Span(0, specs[path].nbytes)
+        if rows.names & regions.keys() and (
+            specs[path].chunks is not None or extents_at(path, whole) is None
+        ):
+            for name in rows.names & regions.keys():  # a chunk is written whole, or encoded
+                del regions[name]
+    for path, rows in found.items():
+        if rows.names & regions.keys():
+            place = partial(_names_of, extents_at, path, regions)
+            found[path] = _of_moves(place, specs[path], moves.of(plan.pairs[path]))
 
-    whole = Span(0, plan.manifest.tensors[path].nbytes)
-    if extents_at(path, whole) is None:
-        return None
-    if len(names(whole)) == 1:
-        return _of_whole(whole, names(whole))
-    rows = (FilesOfMove(move.span, move.box, names(move.span)) for move in moves.of(plan.pairs[path]))
-    return FilesOfMoves(rows)
+
+def _names_of(
+    extents_at: ExtentsFunction, path: KeyPath, regions: Mapping[str, Sequence[FileRegion]], span: Span
+) -> frozenset[str]:
+    """The names of the files that get bytes of a span, and of the regions of those that are cut."""
+    names = set[str]()
+    for extent in extents_at(path, span) or ():
+        file = name_at(extent.location.path)
+        names |= {one.name for one in regions_at([extent], regions[file])} if file in regions else {file}
+    return frozenset(names)
 
 
-def _rows(home: HomeFunction, plan: Plan, moves: JointMoves) -> Iterator[tuple[KeyPath, FilesOfMoves]]:
+def _of_moves(
+    place: Callable[[Span], frozenset[str]], spec: TensorSpec, moves: Iterable[Move]
+) -> FilesOfMoves:
+    """The files, or regions of files, of a tensor that can be written by spans: of all of it, or of each move."""
+    whole = Span(0, spec.nbytes)
+    if len(place(whole)) < 2:  # noqa: PLR2004  one, or none
+        return _of_whole(whole, place(whole))
+    return FilesOfMoves(FilesOfMove(move.span, move.box, place(move.span)) for move in moves)
+
+
+def _rows(writer: Writer, plan: Plan, moves: JointMoves) -> Iterator[tuple[KeyPath, FilesOfMoves]]:
     """The files of each tensor with elements: of all of it, or of each of its moves."""
+    home, extents_at = home_of(writer), extents_of(writer)
     for path, source in plan.pairs.items():
         spec = plan.manifest.tensors[path]
         if not spec.nbytes:
             continue
         whole = Span(0, spec.nbytes)
-        if spec.chunks is None:
-            yield path, _of_whole(whole, _names(home(path, whole)))
+        if spec.chunks is None and (only := home(path, whole)) is not None:
+            yield path, _of_whole(whole, _names(only))
+        elif spec.chunks is None:
+            yield path, _of_moves(partial(_names_of, extents_at, path, {}), spec, moves.of(source))
         elif spec.chunks == spec.shape:
             yield path, _of_whole(whole, _names(home(path, spec.whole)))
         else:

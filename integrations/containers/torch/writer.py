@@ -36,7 +36,7 @@ from wherry.mover.checksums import PieceCrc
 from wherry.upload.selection import is_region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
@@ -133,12 +133,18 @@ class _RecordPlace(NamedTuple):
 class ArchivesWriter(FlatFilesWriter):
     """A writer of the engine's protocol over the archives of one or several files in a folder."""
 
-    def __init__(self, folder: Location, files: Mapping[str, tuple[Sequence[ArchivePlan], int]]) -> None:
+    def __init__(
+        self,
+        folder: Location,
+        files: Mapping[str, tuple[Sequence[ArchivePlan], int]],
+        chunks: Collection[KeyPath] = (),
+    ) -> None:
         """Create the files.
 
         Args:
             folder: an existing local folder, or one in the staged objects of a run.
             files: name → the archives in it, and its size.
+            chunks: key paths of those that are chunks of a tensor: even a small one may be written in pieces.
 
         Raises:
             UnsupportedError: the folder is neither.
@@ -160,7 +166,10 @@ class ArchivesWriter(FlatFilesWriter):
             plan.paths[0]: plan
             for plans in self._plans.values()
             for plan in plans
-            if len(plan.paths) == 1 and self._places[plan.paths[0]].size < SMALL and not is_region(folder)
+            if len(plan.paths) == 1
+            and self._places[plan.paths[0]].size < SMALL
+            and not is_region(folder)
+            and plan.paths[0] not in chunks
         }
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
         self._framed: set[ArchivePlan] = set()  # the archives that are written

@@ -152,7 +152,9 @@ def _pickle_globals() -> Collection[tuple[str, str]]:
 
 
 OPTIONS = {
-    "shard_size": Option("2GB", "maximum size of a .distcp file, for example 500MB"),
+    "shard_size": Option(
+        "2GB", "maximum size of a .distcp file, for example 500MB; a larger tensor is cut into chunks"
+    ),
     "for_torch": Option(
         "default",
         f"for torch 2.3 to 2.15, or with `{WIDEST}` for torch 2.0 to 2.15",

@@ -1,7 +1,8 @@
 """Checks on the chunks of a tensor: whether they cover it, and whether they follow each other in C order.
 
 Row sharding (FSDP) is the common case and takes one sorted walk. Any other division is checked on the grid of all chunk
-boundaries, which is small for real shardings; a division with too large a grid is refused.
+boundaries, which is small for real shardings; a division with too large a grid is refused. Tensors that are written are
+cut into rows, too.
 """
 
 from __future__ import annotations
@@ -10,14 +11,40 @@ import math
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, UnsupportedError
+from wherry.integrations.formats.dcp.metadata import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wherry.core.tensorspec import Region
-    from wherry.integrations.formats.dcp.metadata import Chunk
 
 _MOST_CELLS = 1_000_000
+
+
+def cut_rows(shape: tuple[int, ...], width: int, most: int) -> Iterator[Chunk]:
+    """Cut a tensor into chunks which, one after the other, are its bytes: ranks that shard its rows save such chunks.
+
+    Args:
+        shape: shape of the tensor.
+        width: bytes of an element.
+        most: bytes of a chunk; a row that is larger is cut along the next axis.
+
+    Returns:
+        The chunks; those of one axis have the same number of rows, except for the last one.
+    """
+    if math.prod(shape) * width <= most or not shape:
+        yield Chunk((0,) * len(shape), shape)
+        return
+    rows = most // (math.prod(shape[1:]) * width)
+    if not rows:
+        for index in range(shape[0]):
+            for inner in cut_rows(shape[1:], width, most):
+                yield Chunk((index, *inner.offsets), (1, *inner.sizes))
+        return
+    each = -(-shape[0] // -(-shape[0] // rows))  # the fewest chunks, of nearly the same size
+    for start in range(0, shape[0], each):
+        rest = (0,) * (len(shape) - 1)
+        yield Chunk((start, *rest), (min(each, shape[0] - start), *shape[1:]))
 
 
 def with_elements(chunks: Sequence[Chunk]) -> list[Chunk]:

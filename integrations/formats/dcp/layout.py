@@ -1,7 +1,8 @@
 """Plans the layout of a new DCP checkpoint, and emits its `.metadata`.
 
-Every tensor is one chunk and one item; objects come first, in the first file. Files are named `__<k>_0.distcp` like
-those of rank k, so that any number of ranks can load them. Every torch from 2.3 on can read the metadata (2.14 and
+A tensor is one chunk and one item; one that is larger than a file may be is cut into chunks of rows, each an item in a
+file of its own, as ranks save it. Objects come first, in the first file. Files are named `__<k>_0.distcp` like those of
+rank k, so that any number of ranks can load them. Every torch from 2.3 on can read the metadata (2.14 and
 older cannot read torch 2.15's own): properties of five fields, no `storage_meta`, no transforms. With the profile `2.3`
 the properties have their names from before torch 2.3, which still exist, so that torch 2.0 to 2.15 can read them: files
 written by the same rules were loaded by 2.0.1, 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1, 2.13.0 and 2.15.0 (the tests here
@@ -11,43 +12,51 @@ load with the installed torch).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.torch.objects import alike, build
 from wherry.integrations.containers.torch.writer import place_archives
 from wherry.integrations.formats.dcp import rules as names
+from wherry.integrations.formats.dcp.chunks import cut_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.integrations.containers.zip.write import ArchivePlan
+    from wherry.integrations.formats.dcp.metadata import Chunk
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
 WIDEST = "2.3"
 FORMAT = "1.0.0"
+LEAST_CHUNK = 64 << 10  # bytes to which a tensor is cut at most: each chunk takes 1 KB beside its data
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """One item to write: a tensor or an object.
+    """One item to write: a chunk of a tensor, or an object.
 
     Attributes:
         name: its flat name.
-        content: TensorSpec, or the object.
+        content: TensorSpec of the whole tensor, or the object.
         file: the file that will hold it.
         plan: its archive in that file.
+        chunk: the part of the tensor; None for an object.
     """
 
     name: str
     content: Any
     file: str
     plan: ArchivePlan
+    chunk: Chunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +64,24 @@ class DcpLayout:
     """The layout of a checkpoint to write.
 
     Attributes:
-        items: objects, then tensors.
+        items: objects, then tensors; the chunks of a tensor follow one another.
         files: name → archives in it, and its size.
+        cuts: key path of each tensor of several chunks → these, as tensors that the archives hold.
     """
 
     items: tuple[ItemPlan, ...]
     files: dict[str, tuple[list[ArchivePlan], int]]
+    cuts: Mapping[KeyPath, Sequence[TensorSpec]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What becomes one item: `content` and `chunk` are those of ItemPlan, `stored` is what its archive holds."""
+
+    name: str
+    content: Any
+    stored: Any
+    chunk: Chunk | None = None
 
 
 def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
@@ -68,7 +89,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
 
     Args:
         manifest: the contents to write; key paths of tensors have one part.
-        shard_size: bytes of tensors in one file, unless a single tensor is larger.
+        shard_size: bytes of tensors in one file; a larger tensor is cut.
         uri: the target, for errors.
 
     Raises:
@@ -81,31 +102,53 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
             uri=uri,
             cure="choose the target format torch-zip",
         )
-    objects = {name: node for name, node in root.items() if not isinstance(node, TensorSpec)}
+    objects = [_Piece(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
     tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
-    groups = _groups(tensors, shard_size)
-    groups[0] = {**objects, **groups[0]}
+    groups = _groups(
+        (one for name, spec in tensors.items() for one in _pieces(name, spec, shard_size)), shard_size
+    )
+    groups[0] = [*objects, *groups[0]]
+    cuts: dict[KeyPath, list[TensorSpec]] = {}
     items: list[ItemPlan] = []
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
-        files[file] = place_archives(map(alike, group.values()))
+        files[file] = place_archives(alike(piece.stored) for piece in group)
         items += [
-            ItemPlan(name, node, file, plan)
-            for (name, node), plan in zip(group.items(), files[file][0], strict=True)
+            ItemPlan(piece.name, piece.content, file, plan, piece.chunk)
+            for piece, plan in zip(group, files[file][0], strict=True)
         ]
-    return DcpLayout(tuple(items), files)
+        for piece in group:
+            if piece.stored is not piece.content:
+                cuts.setdefault(piece.content.path, []).append(piece.stored)
+    return DcpLayout(tuple(items), files, cuts)
 
 
-def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = [{}]
+def _pieces(name: str, spec: TensorSpec, most: int) -> Iterator[_Piece]:
+    """The chunks of a tensor; one of several is stored as a tensor whose key path is below that of the tensor."""
+    chunks = _cut(spec.shape, spec.dtype, max(most, LEAST_CHUNK))
+    if len(chunks) == 1:
+        yield _Piece(name, spec, spec, chunks[0])
+        return
+    for number, chunk in enumerate(chunks):
+        yield _Piece(name, spec, TensorSpec((*spec.path, str(number)), chunk.sizes, spec.dtype), chunk)
+
+
+@lru_cache(1 << 12)
+def _cut(shape: tuple[int, ...], dtype: str, most: int) -> tuple[Chunk, ...]:
+    """The chunks of all tensors of one dtype and shape, of which a large model has thousands."""
+    return tuple(cut_rows(shape, dtypes.bits(dtype) // 8, most))
+
+
+def _groups(pieces: Iterable[_Piece], most: int) -> list[list[_Piece]]:
+    groups: list[list[_Piece]] = [[]]
     filled = 0
-    for name, spec in tensors.items():
-        if groups[-1] and filled + spec.nbytes > most:
-            groups.append({})
+    for piece in pieces:
+        if groups[-1] and filled + piece.stored.nbytes > most:
+            groups.append([])
             filled = 0
-        groups[-1][name] = spec
-        filled += spec.nbytes
+        groups[-1].append(piece)
+        filled += piece.stored.nbytes
     return groups
 
 
@@ -122,19 +165,27 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     items = sorted(layout.items, key=lambda item: item.name)
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.mapping(
-            (partial(out.word, item.name), partial(_path, out, item.name, nested)) for item in items
+            (partial(out.word, name), partial(_path, out, name, nested)) for name, _ in _by_name(items)
         ),
         "state_dict_metadata": lambda: out.mapping(
-            (partial(out.word, item.name), partial(_describe, out, item, profile)) for item in items
+            (partial(out.word, name), partial(_describe, out, rows, profile))
+            for name, rows in _by_name(items)
         ),
         "storage_data": lambda: out.mapping(
-            (partial(_key, out, item), partial(_info, out, item)) for item in items
+            (partial(_key, out, item, number), partial(_info, out, item))
+            for _, rows in _by_name(items)
+            for number, item in enumerate(rows)
         ),
         "storage_meta": lambda: out.value(None),
         "version": lambda: out.value(FORMAT),
     }
     out.state(names.METADATA, "Metadata", fields.items())
     return out.done()
+
+
+def _by_name(items: Iterable[ItemPlan]) -> Iterator[tuple[str, list[ItemPlan]]]:
+    """Each name with its items: the chunks of a tensor, or an object; a large model has 100,000 names."""
+    return ((name, list(rows)) for name, rows in groupby(items, lambda item: item.name))
 
 
 def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
@@ -146,19 +197,25 @@ def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
         out.raw(b"\x85")
 
 
-def _describe(out: PickleWriter, item: ItemPlan, profile: str) -> None:
-    spec = item.content
+def _describe(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
+    spec = items[0].content
     if not isinstance(spec, TensorSpec):
         out.state(names.METADATA, "BytesStorageMetadata", ())
         return
-    out.copied((spec.dtype, spec.shape), lambda: _tensor(out, spec, profile))
+    chunks = [item.chunk for item in items if item.chunk is not None]
+    out.copied((spec.dtype, spec.shape), lambda: _tensor(out, spec, chunks, profile))
 
 
-def _tensor(out: PickleWriter, spec: TensorSpec, profile: str) -> None:
-    """A tensor of one chunk; tensors of one dtype or shape share what describes it."""
-    chunk, old_names = ("chunk", spec.shape), profile == WIDEST
+def _tensor(out: PickleWriter, spec: TensorSpec, chunks: Iterable[Chunk], profile: str) -> None:
+    """A tensor and its chunks; tensors of one dtype or shape are cut alike, and share what describes them."""
+    old_names = profile == WIDEST
     fields: Iterable[tuple[str, Callable[[], None]]] = (
-        ("chunks", lambda: out.sequence([lambda: out.shared(chunk, lambda: _chunk(out, spec.shape))])),
+        (
+            "chunks",
+            lambda: out.sequence(
+                [partial(out.shared, ("chunk", *chunk), partial(_chunk, out, chunk)) for chunk in chunks]
+            ),
+        ),
         (
             "properties",
             lambda: out.shared(
@@ -170,10 +227,10 @@ def _tensor(out: PickleWriter, spec: TensorSpec, profile: str) -> None:
     out.state(names.METADATA, "TensorStorageMetadata", fields)
 
 
-def _chunk(out: PickleWriter, shape: tuple[int, ...]) -> None:
+def _chunk(out: PickleWriter, chunk: Chunk) -> None:
     fields: Iterable[tuple[str, Callable[[], None]]] = (
-        ("offsets", lambda: size(out, (0,) * len(shape))),
-        ("sizes", lambda: size(out, shape)),
+        ("offsets", lambda: size(out, chunk.offsets)),
+        ("sizes", lambda: size(out, chunk.sizes)),
     )
     out.state(names.METADATA, "ChunkStorageMetadata", fields)
 
@@ -222,14 +279,12 @@ def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
     out.raw(b"\x85R")
 
 
-def _key(out: PickleWriter, item: ItemPlan) -> None:
-    spec = item.content
+def _key(out: PickleWriter, item: ItemPlan, number: int) -> None:
+    """The key of an item: the number is that of the chunk among those of its tensor."""
+    chunk = item.chunk
     fields: list[tuple[str, Callable[[], None]]] = [("fqn", lambda: out.word(item.name))]
-    if isinstance(spec, TensorSpec):
-        fields += [
-            ("index", lambda: out.value(0)),
-            ("offset", lambda: size(out, (0,) * len(spec.shape))),
-        ]
+    if chunk is not None:
+        fields += [("index", lambda: out.value(number)), ("offset", lambda: size(out, chunk.offsets))]
     out.state(names.METADATA, "MetadataIndex", fields)
 
 
