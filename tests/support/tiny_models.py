@@ -159,7 +159,10 @@ MODELS = {
     "gemma4-e2b": (
         "Gemma4Text",
         {
-            **GEMMA4_SMALL, "num_hidden_layers": 15, "num_kv_shared_layers": 5, "num_key_value_heads": 1,
+            **GEMMA4_SMALL,
+            "num_hidden_layers": 15,
+            "num_kv_shared_layers": 5,
+            "num_key_value_heads": 1,
             "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 3,
         },
     ),

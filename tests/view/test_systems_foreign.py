@@ -187,7 +187,9 @@ def test_the_matrix_says_what_families_declare():
         held = dict(zip(columns[:-1], cells, strict=False))
         assert {system for system, cell in held.items() if cell != "-"} == set(known)
         for system in known:
-            forms = [form for kind, form in known[system].forms.items() if kind in ("scan_layers", "layer_stack")]
+            forms = [
+                form for kind, form in known[system].forms.items() if kind in ("scan_layers", "layer_stack")
+            ]
             chosen = any("true" in form.choices for form in forms)
             assert held[system] == ("scanned, unrolled" if chosen else "unrolled" if forms else "yes")
     by_name = {name: dict(zip(columns, cells, strict=False)) for name, *cells in rows}

@@ -4,8 +4,8 @@ A family is one TOML file; those in this folder and those that a user passes wit
 and pass the same checks. An unknown field is an error.
 
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
-    distinction            an expression over the attributes of a Hugging Face config, of a model type that several families
-                           have: a config for which it is true is this family's
+    distinction            an expression over the attributes of a Hugging Face config: of several families with one
+                           model type it chooses the one for which it is true
     yields_to              a family with the same tensors in other systems: a checkpoint of theirs that both fit, and
                            that names neither, is one of that family
     [axes]                 axis → meaning

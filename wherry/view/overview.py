@@ -90,9 +90,9 @@ def models_without_layouts() -> Mapping[str, str]:
 def matrix() -> list[list[str]]:
     """Family × system: in which forms of its layers a system holds a family, after a row with the systems' names.
 
-    `scanned, unrolled` stands for layers that are one tensor or one each, as the user chooses, `unrolled` for those of a
-    system that scans others and never these; `yes` for one form. The last column names the schemes in which quantised
-    weights of Hugging Face are read, and those that are written too.
+    `scanned, unrolled` stands for layers that are one tensor or one each, as the user chooses, `unrolled` for those
+    that a system never scans, though it scans others; `yes` for one form. The last column names the schemes in which
+    quantised weights of Hugging Face are read, and those that are written too.
     """
     rows = [families.load_family(name) for name in families.families()]
     names = list(dict.fromkeys(system for row in rows for system in row.systems))

@@ -151,7 +151,15 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                       "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "qwen3-next", "llama4-maverick", "gemma4-experts", *NEVER_SCANNED)
+UNSCANNED = (
+    "gemma2",
+    "gemma3",
+    "deepseek-v3-yarn",
+    "qwen3-next",
+    "llama4-maverick",
+    "gemma4-experts",
+    *NEVER_SCANNED,
+)
 # MaxText itself has not computed these yet.
 NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
 ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in {*NOT_BY_ITSELF, *NEVER_SCANNED}] + [

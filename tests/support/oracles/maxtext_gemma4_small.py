@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tests.support.oracles.leaves import DisagreementError, Part
 from tests.support.oracles.maxtext_gemma4 import attention, keys_and_values
 from tests.support.oracles.parts import ACTIVATIONS, rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from tests.support.oracles.leaves import Leaves
 
@@ -40,8 +40,12 @@ def decode(leaves: Leaves, c: Any, tokens: Array, x: Array, mlp: Mlp) -> Array:
         if number < first:
             held[local] = keys_and_values(take.under("self_attention"), c, seen, local=local)
         seen = attention(take.under("self_attention"), c, seen, held[local], local=local)
+        x = x + rms_norm(seen, take("post_self_attention_norm/scale", c.base_emb_dim), _EPSILON)
         width = c.base_mlp_dim * (2 if c.use_double_wide_mlp and number >= first else 1)
-        x = _after_attention(take, c, x, seen, own[:, :, number], lambda part, one, width=width: mlp(part, c, one, width))
+        seen = rms_norm(x, take("pre_ffw_norm/scale", c.base_emb_dim), _EPSILON)
+        seen = mlp(take.under("mlp"), c, seen, width)
+        x = x + rms_norm(seen, take("post_ffw_norm/scale", c.base_emb_dim), _EPSILON)
+        x = _with_own_embedding(take, c, x, own[:, :, number])
     return x
 
 
@@ -57,18 +61,11 @@ def _own_embeddings(take: Part, c: Any, tokens: Array, x: Array) -> Array:
     return (identity + rms_norm(context, scale, c.normalization_layer_epsilon)) * 2**-0.5
 
 
-def _after_attention(
-    take: Part, c: Any, x: Array, seen: Array, own: Array, mlp: Callable[[Part, Array], Array]
-) -> Array:
-    """A layer, after its attention, of which `own` is its own embedding."""
+def _with_own_embedding(take: Part, c: Any, x: Array, own: Array) -> Array:
+    """The end of a layer, to which its own embedding is added through a gate."""
     embed, width = c.base_emb_dim, c.hidden_size_per_layer_input
-
-    def norm(name: str, value: Array, epsilon: float = _EPSILON) -> Array:
-        return rms_norm(value, take(f"{name}/scale", embed), epsilon)
-
-    x = x + norm("post_self_attention_norm", seen)
-    x = x + norm("post_ffw_norm", mlp(take.under("mlp"), norm("pre_ffw_norm", x)))
     gate = ACTIVATIONS["gelu"](x @ take("per_layer_input_gate/kernel", embed, width))
     found = (gate * own) @ take("per_layer_projection/kernel", width, embed)
-    x = x + norm("post_per_layer_input_norm", found, c.normalization_layer_epsilon)
+    scale = take("post_per_layer_input_norm/scale", embed)
+    x = x + rms_norm(found, scale, c.normalization_layer_epsilon)
     return x * take("layer_scalar", 1)

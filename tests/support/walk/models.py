@@ -93,9 +93,7 @@ BASES = {
     "gemma": Base("Gemma", "gemma", {**GATED, "head_dim": 16}),
     "gemma2": Base("Gemma2", "gemma2", _WINDOW),
     "gemma4_text": Base("Gemma4Text", "gemma4", {**GEMMA4_EXPERTS, "rope_parameters": _PLAIN_TABLES}),
-    "gemma4_small": Base(
-        "Gemma4Text", "gemma4-small", {**GEMMA4_SMALL, "rope_parameters": _PLAIN_TABLES}
-    ),
+    "gemma4_small": Base("Gemma4Text", "gemma4-small", {**GEMMA4_SMALL, "rope_parameters": _PLAIN_TABLES}),
     "gemma3_text": Base("Gemma3Text", "gemma3", {**_WINDOW, "num_hidden_layers": 8}),
     "deepseek_v2": Base("DeepseekV2", "deepseek", _LATENT),
     "deepseek_v3": Base("DeepseekV3", "deepseek", {**_LATENT, "n_group": 2, "topk_group": 1}),
