@@ -106,6 +106,9 @@ def test_a_model_type_of_two_families():
     kind = {"model_type": "gemma4_text"}
     assert family_of_config(kind) == "gemma4-small"  # what transformers takes for an absent attribute
     assert family_of_config({**kind, "hidden_size_per_layer_input": 0}) == "gemma4"
+    classed = {"architectures": ["Gemma4ForCausalLM"]}
+    assert family_of_config({**classed, "hidden_size_per_layer_input": 0}) == "gemma4"
+    assert family_of_config({**classed, "hidden_size_per_layer_input": 8}) == "gemma4-small"
     whole = {"model_type": "gemma4", "text_config": {"hidden_size_per_layer_input": 256}}
     assert family_of_config(whole) == "gemma4-small"
     assert (

@@ -147,15 +147,17 @@ def _defaults(system: str) -> dict[str, Any]:
 def family_of_config(config: Mapping[str, Any]) -> str | None:
     """The family with the model type of a Hugging Face config, or without one with its class; None if there is none."""
     kind, classes = config.get("model_type"), config.get("architectures")
-    if kind is not None:
-        own = [one for one in map(load_family, families()) if kind in one.model_types]
-        return next((one.name for one in own if _is_distinct(one, config)), None)
     first = classes[0] if isinstance(classes, list) and classes else None
-    return next((name for name in families() if first in _classes(load_family(name))), None)
+    named = (
+        one
+        for one in map(load_family, families())
+        if (kind in one.model_types if kind is not None else first in _classes(one))
+    )
+    return next((one.name for one in named if _is_distinct(one, config)), None)
 
 
 def _is_distinct(family: Family, config: Mapping[str, Any]) -> bool:
-    """Whether a config of one of its model types is the family's, and not that of another with the same type."""
+    """Whether a config of its model type or class is the family's, and not that of another with the same ones."""
     if family.distinction is None:
         return True
     return evaluate(family.distinction, with_defaults(family.systems[_HUGGINGFACE], config)) is True
