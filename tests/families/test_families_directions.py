@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.families import SIZES, carried, made, same
+from tests.support.families import OWN_SIZES, SIZES, carried, made, same
 from wherry.families import convert_layout, families, load_family
 from wherry.families.templates import form_choices
 
@@ -36,8 +36,6 @@ LACKED = {
     ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
     ("stablelm", "megatron"): HEAD_NORMS,
 }  # fmt: skip
-# Sizes that a system cannot hold otherwise: MaxText's shared expert of Qwen3-Next is as wide as the others.
-OWN_SIZES = {"qwen3-next": {"shared_ffn": 5}}
 CHOSEN = {"rope": "interleaved", "query_scale": "folded"}
 
 

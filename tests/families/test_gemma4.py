@@ -78,7 +78,6 @@ def test_global_heads_as_released_configs_state_them(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "reason"), [
-    ({"hidden_size_per_layer_input": 8}, "the layers have embeddings of their own, as those of E2B and E4B"),
     ({"num_kv_shared_layers": 1, "num_hidden_layers": 12}, "the last layers have no keys and values of their own"),
     ({"num_hidden_layers": 8}, "local and global layers are not in blocks of six"),
     ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all' .* but maxtext always uses False"),

@@ -52,6 +52,8 @@ def test_a_bare_config_means_the_file_of_its_model(tmp_path, name):
     ("qwen3-30b-a3b", "qwen", {"experts_per_token": 8, "norm_eps": 1e-6}),
     ("gemma4-26b", "gemma4", {"experts_per_token": 8, "final_softcap": 30.0, "rope_theta": 1_000_000}),
     ("gemma4-31b", "gemma4", {"experts_per_token": None, "sliding_window": 1024, "local_rope_theta": 10_000}),
+    ("gemma4-e2b", "gemma4-small", {"final_softcap": 30.0, "sliding_window": 512, "rope_theta": 1_000_000}),
+    ("gemma4-e4b", "gemma4-small", {"local_rope_theta": 10_000, "activation": "gelu_pytorch_tanh"}),
     ("llama4-17b-16e", "llama4", {"unrotated_every": 4, "norms_of_heads": True, "chunk_size": 8192}),
     ("llama4-17b-128e", "llama4", {"norms_of_heads": False, "rope_scaling": {"rope_type": "default"}}),
     ("gemma-2b", "gemma", {"activation": "gelu_pytorch_tanh"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.families import PLAIN_LLAMA, SIZES, made
+from tests.support.families import OWN_SIZES, PLAIN_LLAMA, SIZES, made
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families import convert_layout, families, load_family
 from wherry.families.config_files import parse_config, render_config
@@ -130,7 +130,8 @@ _OTHER_KINDS = {
 # Where sizes depend on one another, or on facts that are not made here.
 _SIZES = {
     "llama4": {"cycle": 4, "turn": 2},
-    "qwen3-next": {"qkvz": 4136, "channel": 4116, "shared_ffn": 5},
+    "gemma4-small": OWN_SIZES["gemma4-small"],
+    "qwen3-next": {"qkvz": 4136, "channel": 4116, **OWN_SIZES["qwen3-next"]},
     "stablelm": {"embed": SIZES["group"] * SIZES["qhead"] * 2 * SIZES["pair"]},
 }
 

@@ -7,7 +7,16 @@ import yaml
 
 import wherry
 from tests.support.oracles import files, huggingface, judge, maxtext
-from tests.support.oracles.cases import CONFIGS, FORMS, LABELS, MODEL_NAMES, RARE, SAMPLED, leaves_of
+from tests.support.oracles.cases import (
+    CONFIGS,
+    FORMS,
+    LABELS,
+    MODEL_NAMES,
+    NEVER_SCANNED,
+    RARE,
+    SAMPLED,
+    leaves_of,
+)
 from tests.support.oracles.huggingface import MODELS, TOKENS
 from tests.support.oracles.leaves import Invented
 from wherry.core.request import LayoutRequest
@@ -22,6 +31,8 @@ def cases(labels):
     """Every label in every form; what is not sampled is slow."""
     for label in labels:
         for name, form in FORMS.items():
+            if label in NEVER_SCANNED and name != "unscanned":
+                continue
             marks = () if (label, name) in SAMPLED or (name == "scanned" and label not in RARE) else (_SLOW,)
             yield pytest.param(label, form, id=f"{label}-{name}", marks=marks)
 

@@ -29,8 +29,12 @@ SIZES = {
     "kv_down": 11, "kv_dim": 13, "value_dim": 5, "shared_ffn": 14, "segment": 2, "sentence": 2, "label": 4,
     "index_head": 3, "index_dim": 6, "rank": 3, "queries": 8, "keys": 4, "turn": 3, "step": 2, "early": 1,
     "qkvz": 22, "ba": 8, "channel": 17, "kernel": 3, "value_head": 4,
-    "global_group": 2, "global_qhead": 2, "global_pair": 6,
+    "global_group": 2, "global_qhead": 2, "global_pair": 6, "local": 5, "own_block": 1, "owner": 6, "sharer": 6,
+    "sharer_ffn": 20, "ple": 3, "ple_vocab": 16,
 }  # fmt: skip
+# Sizes that depend on one another: MaxText's shared expert of Qwen3-Next is as wide as the others, and the layers of
+# Gemma 4 are two cycles of six.
+OWN_SIZES = {"qwen3-next": {"shared_ffn": 5}, "gemma4-small": {"layer": 12}}
 
 
 class Made:

@@ -110,6 +110,12 @@ GEMMA4_EXPERTS = {
 }  # fmt: skip
 
 
+GEMMA4_SMALL = {
+    **GEMMA4, "num_hidden_layers": 12, "num_kv_shared_layers": 6, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60,
+}  # fmt: skip
+
+
 # Layer 4 turns no positions; of 24 tokens, chunks of 8 hide some.
 LLAMA4 = {
     **GATED, "num_hidden_layers": 4, "intermediate_size": 24, "intermediate_size_mlp": 48, "head_dim": 8,
@@ -149,6 +155,17 @@ MODELS = {
     "gemma3-no-block": ("Gemma3Text", {**GEMMA3, "num_hidden_layers": 4}),
     "gemma4": ("Gemma4Text", GEMMA4),
     "gemma4-experts": ("Gemma4Text", GEMMA4_EXPERTS),
+    "gemma4-e4b": ("Gemma4Text", {**GEMMA4_SMALL, "use_double_wide_mlp": False}),
+    "gemma4-e2b": (
+        "Gemma4Text",
+        {
+            **GEMMA4_SMALL,
+            "num_hidden_layers": 15,
+            "num_kv_shared_layers": 5,
+            "num_key_value_heads": 1,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 3,
+        },
+    ),
     "deepseek-v3": ("DeepseekV3", LATENT),
     "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXER}),
     "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),

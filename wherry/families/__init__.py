@@ -21,11 +21,19 @@ from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.adapters import SUFFIX, adapter_family
 from wherry.families.bind import BoundFamily, bind, unknown_tensors
 from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
-from wherry.families.facts import assumed_facts, conventions_of, forms_told, require_accepted, tell
+from wherry.families.facts import (
+    assumed_facts,
+    conventions_of,
+    forms_told,
+    require_accepted,
+    tell,
+    with_defaults,
+)
 from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
+from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
 
 if TYPE_CHECKING:
@@ -139,10 +147,20 @@ def _defaults(system: str) -> dict[str, Any]:
 def family_of_config(config: Mapping[str, Any]) -> str | None:
     """The family with the model type of a Hugging Face config, or without one with its class; None if there is none."""
     kind, classes = config.get("model_type"), config.get("architectures")
-    if kind is not None:
-        return next((name for name in families() if kind in load_family(name).model_types), None)
     first = classes[0] if isinstance(classes, list) and classes else None
-    return next((name for name in families() if first in _classes(load_family(name))), None)
+    named = (
+        one
+        for one in map(load_family, families())
+        if (kind in one.model_types if kind is not None else first in _classes(one))
+    )
+    return next((one.name for one in named if _is_distinct(one, config)), None)
+
+
+def _is_distinct(family: Family, config: Mapping[str, Any]) -> bool:
+    """Whether a config of its model type or class is the family's, and not that of another with the same ones."""
+    if family.distinction is None:
+        return True
+    return evaluate(family.distinction, with_defaults(family.systems[_HUGGINGFACE], config)) is True
 
 
 def _classes(family: Family) -> set[str]:

@@ -71,6 +71,7 @@ def adapter_family(base: Family) -> Family | None:
         name=f"{base.name}{SUFFIX}",
         about=f"LoRA adapters of {base.about}",
         model_types=(),
+        distinction=None,
         yields_to=None,
         axes={**base.axes, RANK: "rank of the adapter"},
         parameters=parameters,

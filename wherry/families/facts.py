@@ -53,7 +53,7 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
         return ConfigFacts()
     rules = system.config
     attributes = table_of(system, config)
-    read = Read({**_defaults(system, attributes), **attributes})
+    read = Read(with_defaults(system, config))
     sizes = {
         axis: value
         for axis, text in rules.sizes.items()
@@ -80,6 +80,12 @@ def table_of(system: System, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes of the model, in a config whose system puts them into a table of their own or not."""
     table = config.get(system.config.table) if system.config.table is not None else None
     return table if isinstance(table, dict) else config
+
+
+def with_defaults(system: System, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of the model, stated or not."""
+    attributes = table_of(system, config)
+    return {**_defaults(system, attributes), **attributes}
 
 
 def _defaults(system: System, attributes: Mapping[str, Any]) -> dict[str, Any]:

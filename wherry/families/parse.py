@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _Made = TypeVar("_Made")
+_HUGGINGFACE = "huggingface"
 _VALUES = frozenset({"assumes", "defaults", "fixed", "usual"})  # tables in which `false` is a value
 
 
@@ -39,6 +40,7 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
         "name",
         "about",
         "model_types",
+        "distinction",
         "yields_to",
         "axes",
         "constants",
@@ -52,6 +54,7 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             name=str(data["name"]),
             about=str(data["about"]),
             model_types=tuple(data.get("model_types", ())),
+            distinction=data.get("distinction"),
             yields_to=data.get("yields_to"),
             axes=_texts(data["axes"]),
             constants={name: int(value) for name, value in data.get("constants", {}).items()},
@@ -68,6 +71,11 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
     _require_facts(family, where)
+    if family.distinction is not None and _HUGGINGFACE not in family.systems:
+        raise UsageError(
+            f"{where}: distinction reads a Hugging Face config, and there is no such system",
+            cure=f"remove it, or declare [systems.{_HUGGINGFACE}]",
+        )
     return family
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
 from wherry.families.templates import replace_macros
-from wherry.layout.expr import evaluate
+from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wherry.families.schema import System
 
 
+_INDEX = "index"  # what `when` of a rule reads: the first number among what `*` stands for in a key path
 _TEXT_ALONE = "the target's layouts are those of the text model alone"
 
 
@@ -66,12 +67,7 @@ def sort_tensors(
     copies: dict[str, dict[int, list[KeyPath]]] = {}
     texts = scalar_texts(system, optimizer, chosen)
     numbers = [(glob(text), key, rank) for key, ranks in texts.items() for rank, text in enumerate(ranks)]
-    ignore = [
-        (replace_macros(pattern, system, chosen), reason)
-        for pattern, reason, when in system.ignore
-        if evaluate(when, known) is True
-    ]
-    rules = [(glob(text), text, reason) for text, reason in ignore]
+    rules = list(_rules(system, chosen, known))
     own = system.optimizers.get(optimizer or "")
     fillers = [_slot_pattern(replace_macros(text, system, chosen)) for slot in own.slots.values() for text in slot] \
         if own and own.filler else []  # fmt: skip
@@ -79,7 +75,7 @@ def sort_tensors(
     for path in sorted(manifest.tensors):
         name = render(path)
         scalar = next(((key, rank) for pattern, key, rank in numbers if pattern.fullmatch(name)), None)
-        rule = next(((text, reason) for pattern, text, reason in rules if pattern.fullmatch(name)), None)
+        rule = next((one for one in rules if one.is_of(name, known)), None)
         if any(pattern.fullmatch(name) for pattern in fillers) and manifest.tensors[path].shape == (1,):
             ignored.append(IgnoredEntry(path, "filler", "placeholder for a moment that the parameter lacks"))
         elif scalar:
@@ -91,7 +87,7 @@ def sort_tensors(
         elif module := next((entry for entry in modules if name.startswith(entry.start)), None):
             apart.append(IgnoredEntry(path, f"{system.name}: {module.start}*", module.reason))
         elif rule:
-            ignored.append(IgnoredEntry(path, f"{system.name}: {rule[0]}", rule[1]))
+            ignored.append(IgnoredEntry(path, f"{system.name}: {rule.text}", rule.reason))
         elif tower := next((row for row in system.towers if name.startswith(row[0])), None):
             apart.append(_of_tower(path, system, *tower))
         else:
@@ -109,6 +105,30 @@ def sort_tensors(
 def _of_tower(path: KeyPath, system: System, start: str, what: str) -> IgnoredEntry:
     """The entry of a tensor beside the text model: other systems get it only if their own layouts have it."""
     return IgnoredEntry(path, f"{system.name}: {start}*", _TEXT_ALONE, what, weights=True)
+
+
+class _Rule(NamedTuple):
+    """A rule by which tensors are ignored; `when` is left to decide for each of them if it reads their index."""
+
+    text: str
+    reason: str
+    when: str | None
+
+    def is_of(self, name: str, known: Mapping[str, Any]) -> bool:
+        """Whether a tensor is ignored by it."""
+        found = _glob_parts(self.text).fullmatch(name)
+        if found is None or self.when is None:
+            return found is not None
+        number = next((int(part) for part in found.groups() if part.isdecimal()), None)
+        return evaluate(self.when, {**known, _INDEX: number}) is True
+
+
+def _rules(system: System, chosen: Mapping[str, str], known: Mapping[str, Any]) -> Iterator[_Rule]:
+    """The rules of a system that hold for a checkpoint, macros replaced."""
+    for pattern, reason, when in system.ignore:
+        of_one = _INDEX in names_in(when)
+        if of_one or evaluate(when, known) is True:
+            yield _Rule(replace_macros(pattern, system, chosen), reason, when if of_one else None)
 
 
 class _Module(NamedTuple):
@@ -164,5 +184,14 @@ def _concrete(text: str, paths: Iterable[KeyPath]) -> list[str]:
 @cache
 def glob(text: str) -> re.Pattern[str]:
     """A pattern of printed key paths: `*` stands for anything in one part, `**` for anything."""
-    words = {"**": ".*", "*": "[^/]*"}
+    return _compile(text, {"**": ".*", "*": "[^/]*"})
+
+
+@cache
+def _glob_parts(text: str) -> re.Pattern[str]:
+    """The same pattern, with a group for what each `*` stands for."""
+    return _compile(text, {"**": ".*", "*": "([^/]*)"})
+
+
+def _compile(text: str, words: Mapping[str, str]) -> re.Pattern[str]:
     return re.compile("".join(words.get(part, re.escape(part)) for part in re.split(r"(\*\*?)", text)))

@@ -4,6 +4,8 @@ A family is one TOML file; those in this folder and those that a user passes wit
 and pass the same checks. An unknown field is an error.
 
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
+    distinction            an expression over the attributes of a Hugging Face config: of several families with one
+                           model type it chooses the one for which it is true
     yields_to              a family with the same tensors in other systems: a checkpoint of theirs that both fit, and
                            that names neither, is one of that family
     [axes]                 axis → meaning
@@ -44,7 +46,7 @@ and pass the same checks. An unknown field is an error.
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason, when], …]: tensors that do not belong to the model; ** stands for several
                            parts; with `when`, only if this expression over the config's attributes and the facts is
-                           true
+                           true, which may read `index`: the first number for which a * stands
       apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
                            with `start`, if the name `start` + `mark` exists; a conversion within the system carries
                            them unchanged, another one leaves them out for the reason
@@ -321,6 +323,7 @@ class Family:
     name: str
     about: str
     model_types: tuple[str, ...]
+    distinction: str | None
     yields_to: str | None
     axes: Mapping[str, str]
     constants: Mapping[str, int]

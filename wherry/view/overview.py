@@ -29,6 +29,7 @@ _WITHOUT = _TABLES / "without_layouts.toml"
 _BLOCKS = _TABLES / "maxtext_blocks.toml"
 _NAMES = _TABLES / "maxtext_names.toml"
 _LAYER_FORMS = ("scan_layers", "layer_stack")  # forms in which layers are one tensor or one each
+_SCANNED = "true"
 _JUDGES = {"forward": "forward pass", "library": "own library"}
 _REFERENCE = "huggingface"  # the system with which the others are compared
 WAYS = {"into": "to the system", "out_of": "from the system"}
@@ -89,8 +90,9 @@ def models_without_layouts() -> Mapping[str, str]:
 def matrix() -> list[list[str]]:
     """Family × system: in which forms of its layers a system holds a family, after a row with the systems' names.
 
-    `scanned, unrolled` stands for layers that are one tensor or one each, as the user chooses; `yes` for one form. The
-    last column names the schemes in which quantised weights of Hugging Face are read, and those that are written too.
+    `scanned, unrolled` stands for layers that are one tensor or one each, as the user chooses, `unrolled` for those
+    that a system never scans, though it scans others; `yes` for one form. The last column names the schemes in which
+    quantised weights of Hugging Face are read, and those that are written too.
     """
     rows = [families.load_family(name) for name in families.families()]
     names = list(dict.fromkeys(system for row in rows for system in row.systems))
@@ -104,7 +106,10 @@ def _cell(family: Family, name: str) -> str:
     system = family.systems.get(name)
     if system is None:
         return "-"
-    return "scanned, unrolled" if any(form in _LAYER_FORMS for form in system.forms) else "yes"
+    choices = [form.choices for kind, form in system.forms.items() if kind in _LAYER_FORMS]
+    if not choices:
+        return "yes"
+    return "scanned, unrolled" if any(_SCANNED in one for one in choices) else "unrolled"
 
 
 def _schemes(family: Family) -> str:

@@ -24,11 +24,13 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "unscanned": {"scan_layers": "false"},
     "axis-0": {"scan_layers": "true", "param_scan_axis": "0"},
 }
+NEVER_SCANNED = ("gemma4-e2b", "gemma4-e4b")
 # Beside the scanned form of every model, what runs each time.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
            ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"), ("qwen3-next", "unscanned"),
            ("qwen3-next", "axis-0"),
            ("gemma4-experts", "unscanned"), ("llama4-maverick", "unscanned"),
+           *((label, "unscanned") for label in NEVER_SCANNED),
            ("mixtral", "axis-0"), ("llama-3.1", "axis-0"), ("deepseek-v3", "axis-0"), ("gemma3", "axis-0")}  # fmt: skip
 # Models that differ little from another one.
 RARE = {
@@ -69,6 +71,10 @@ _GEMMA4 = {
     **_COMMON, **_POSTS, "decoder_block": "gemma4", "base_num_decoder_layers": 6, "override_model_config": True,
     "global_head_dim": 32, "local_rope_max_timescale": 10000, "global_rope_max_timescale": 1000000,
     "global_rope_proportion": 0.25, "v_norm_with_scale": False, "final_logits_soft_cap": 30.0,
+}  # fmt: skip
+_GEMMA4_SMALL = {
+    **_GEMMA4, "decoder_block": "gemma4_small", "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 60,
+    "scan_layers": False,
 }  # fmt: skip
 _LLAMA4 = {
     **_COMMON, "decoder_block": "llama4", "base_num_decoder_layers": 8, "base_moe_mlp_dim": 24, "num_experts": 4,
@@ -133,6 +139,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "share_kv_projections": True, "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 24,
         "shared_experts": 1, "norm_topk_prob": True,
     },
+    "gemma4-e2b": {**_GEMMA4_SMALL, "model_name": "gemma4-e2b", "base_num_decoder_layers": 15, "base_num_kv_heads": 1,
+                   "num_kv_shared_layers": 5, "use_double_wide_mlp": True},
+    "gemma4-e4b": {**_GEMMA4_SMALL, "model_name": "gemma4-e4b", "base_num_decoder_layers": 12,
+                   "num_kv_shared_layers": 6},
     "deepseek-v2": {**_LATENT, "routed_score_func": "softmax", "routed_scaling_factor": 1.5},
     "deepseek-v3": {**_LATENT, "routed_score_func": "sigmoid", "routed_bias": True, "routed_scaling_factor": 2.5,
                     "n_routing_groups": 4, "topk_routing_group": 2, **_DEEPSEEK3},
@@ -141,10 +151,18 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                       "model_name": "deepseek3.2-671b", "override_model_config": True},
 }  # fmt: skip
 # Where the forms of a family differ most, unscanned too.
-UNSCANNED = ("gemma2", "gemma3", "deepseek-v3-yarn", "qwen3-next", "llama4-maverick", "gemma4-experts")
+UNSCANNED = (
+    "gemma2",
+    "gemma3",
+    "deepseek-v3-yarn",
+    "qwen3-next",
+    "llama4-maverick",
+    "gemma4-experts",
+    *NEVER_SCANNED,
+)
 # MaxText itself has not computed these yet.
 NOT_BY_ITSELF = {"olmo2", "olmo3", "gpt-oss", "phi3", "granite", "granite-tied"}
-ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in NOT_BY_ITSELF] + [
+ITSELF_PAIRS = [(label, "scanned") for label in LABELS if label not in {*NOT_BY_ITSELF, *NEVER_SCANNED}] + [
     (label, "unscanned") for label in UNSCANNED
 ]
 # Adapters that MaxText itself restores and saves: one model of each block whose projections lie otherwise.

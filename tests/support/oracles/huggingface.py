@@ -72,6 +72,7 @@ _GEMMA4 = {
     **_COMMON, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "sliding_window": 4,
     "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
 }  # fmt: skip
+_GEMMA4_SMALL = {**_GEMMA4, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 60}
 # Layers 3 and 7 turn no positions. Chunks of 4 positions hide some of 10.
 _LLAMA4 = {
     **_COMMON, "head_dim": 16, "num_hidden_layers": 8, "intermediate_size": 24, "intermediate_size_mlp": 48,
@@ -124,6 +125,11 @@ MODELS: Mapping[str, Model] = {
     "gemma4-experts": Model("Gemma4Text", {**_GEMMA4, "num_hidden_layers": 12, "attention_k_eq_v": True,
                                            "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4,
                                            "top_k_experts": 2, "moe_intermediate_size": 24}, "gemma4"),
+    "gemma4-e2b": Model("Gemma4Text", {**_GEMMA4_SMALL, "num_hidden_layers": 15, "num_key_value_heads": 1,
+                                       "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 3,
+                                       "num_kv_shared_layers": 5, "use_double_wide_mlp": True}, "gemma4-small"),
+    "gemma4-e4b": Model("Gemma4Text", {**_GEMMA4_SMALL, "num_hidden_layers": 12, "num_kv_shared_layers": 6},
+                        "gemma4-small"),
     "deepseek-v2": Model("DeepseekV2", _V2, "deepseek"),
     "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),

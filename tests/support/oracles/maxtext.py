@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.oracles import (
     maxtext_gemma4,
+    maxtext_gemma4_small,
     maxtext_gpt3,
     maxtext_gpt_oss,
     maxtext_llama4,
@@ -44,7 +45,8 @@ DEFAULTS: Mapping[str, Any] = {
     "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048, "inhomogeneous_layer_cycle_interval": 1,
     "global_head_dim": 0, "global_num_kv_heads": 0, "global_rope_max_timescale": -1, "global_rope_proportion": 0.25,
     "local_rope_proportion": 1.0, "num_experts": 1, "num_experts_per_tok": 1, "share_kv_projections": False,
-    "v_norm_with_scale": True,
+    "v_norm_with_scale": True, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False, "vocab_size_per_layer_input": 0,
     "interleave_moe_layer_step": 1, "nope_layer_interval": -1, "temperature_tuning": False,
     "local_rope_max_timescale": -1, "logits_via_embedding": False, "max_position_embeddings": 163840,
     "mlp_activations": ["silu", "linear"], "mlp_activations_limit": -1.0, "model_name": "default", "mscale": 1.0,
@@ -91,13 +93,20 @@ def logits(leaves: Leaves, stated: Mapping[str, Any], tokens: Array) -> Array:
     if c.trainable_position_size > 0:
         positions = leaves("decoder/position_embedder/embedding", c.trainable_position_size, c.base_emb_dim)
         x = x + positions[: tokens.shape[1]]
-    for take, block in _layers(leaves, c):
-        x = block(take, c, x)
+    x = _decode(leaves, c, tokens, x)
     x = _final_norm(leaves, c, x)
     if not c.logits_via_embedding:
         return x @ leaves("decoder/logits_dense/kernel", c.base_emb_dim, c.vocab_size)
     found = x @ table.T / (c.base_emb_dim**0.5 if c.normalize_embedding_logits else 1)
     return soft_cap(found, c.final_logits_soft_cap)
+
+
+def _decode(leaves: Leaves, c: Any, tokens: Array, x: Array) -> Array:
+    if c.decoder_block == "gemma4_small":
+        return maxtext_gemma4_small.decode(leaves, c, tokens, x, _mlp)
+    for take, block in _layers(leaves, c):
+        x = block(take, c, x)
+    return x
 
 
 def _final_norm(leaves: Leaves, c: Any, x: Array) -> Array:

@@ -54,33 +54,43 @@ def block(take: Part, c: Any, x: Array, mlp: Mlp, *, local: bool) -> Array:
     def norm(name: str, value: Array) -> Array:
         return rms_norm(value, take(f"{name}/scale", c.base_emb_dim), _EPSILON)
 
-    seen = _attention(take.under("self_attention"), c, norm("pre_self_attention_norm", x), local=local)
+    part, seen = take.under("self_attention"), norm("pre_self_attention_norm", x)
+    seen = attention(part, c, seen, keys_and_values(part, c, seen, local=local), local=local)
     x = x + norm("post_self_attention_norm", seen)
     seen, under = norm("pre_ffw_norm", x), take.under("mlp")
     found = _beside(under, c, x, seen, mlp) if c.num_experts > 1 else mlp(under, c, seen, c.base_mlp_dim)
     return (x + norm("post_ffw_norm", found)) * take("layer_scalar", 1)
 
 
-def _attention(take: Part, c: Any, x: Array, *, local: bool) -> Array:
-    dim = c.head_dim if local else c.global_head_dim or c.head_dim
-    heads, groups = c.base_num_query_heads, c.base_num_kv_heads
+def keys_and_values(take: Part, c: Any, x: Array, *, local: bool) -> tuple[Array, Array]:
+    """The keys, turned, and the values of a layer."""
+    dim, groups = _dim(c, local=local), c.base_num_kv_heads
     groups = groups if local else c.global_num_kv_heads or groups
     epsilon = c.normalization_layer_epsilon
-
-    def project(name: str, count: int) -> Array:
-        return np.einsum("bte,ehd->bthd", x, take(f"{name}/kernel", c.base_emb_dim, count, dim))
-
-    query, key = project("query", heads), project("key", groups)
-    value = key if c.share_kv_projections and not local else project("value", groups)
+    key = _project(take, c, x, "key", groups, dim)
+    value = key if c.share_kv_projections and not local else _project(take, c, x, "value", groups, dim)
     if c.v_norm_with_scale:
         raise DisagreementError("the norms of values have weights")
-    query, key = (rms_norm(one, take(f"{name}_norm/scale", dim), epsilon)
-                  for name, one in (("query", query), ("key", key)))  # fmt: skip
-    turns = _frequencies(c, dim, local=local)
+    key = rms_norm(key, take("key_norm/scale", dim), epsilon)
+    return turn_halves(key, _frequencies(c, dim, local=local)), rms_norm(value, np.ones(dim), epsilon)
+
+
+def attention(take: Part, c: Any, x: Array, held: tuple[Array, Array], *, local: bool) -> Array:
+    """What a layer's queries find in keys and values, which may be those of an earlier layer."""
+    dim, heads = _dim(c, local=local), c.base_num_query_heads
+    query = _project(take, c, x, "query", heads, dim)
+    query = rms_norm(query, take("query_norm/scale", dim), c.normalization_layer_epsilon)
     visible = causal(x.shape[1], c.sliding_window_size if local else None)
-    value = rms_norm(value, np.ones(dim), epsilon)
-    found = attend(turn_halves(query, turns), turn_halves(key, turns), value, visible)
+    found = attend(turn_halves(query, _frequencies(c, dim, local=local)), *held, visible)
     return np.einsum("bthd,hde->bte", found, take("out/kernel", heads, dim, c.base_emb_dim))
+
+
+def _dim(c: Any, *, local: bool) -> int:
+    return c.head_dim if local else c.global_head_dim or c.head_dim
+
+
+def _project(take: Part, c: Any, x: Array, name: str, count: int, dim: int) -> Array:
+    return np.einsum("bte,ehd->bthd", x, take(f"{name}/kernel", c.base_emb_dim, count, dim))
 
 
 def _frequencies(c: Any, dim: int, *, local: bool) -> Array:

@@ -18,7 +18,8 @@ V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
 PARTS = "qwen3_next glm4_moe stablelm"  # rotary positions turn a part of each head
-RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text gemma4_text"
+GEMMA4 = "gemma4_text gemma4_small"
+RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text {GEMMA4}"
 DECODERS = f"{RMS} stablelm"
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
@@ -27,9 +28,11 @@ EVERY = f"{DECODERS} {T5} bert gpt2"
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 STEPS = {"num_hidden_layers": 6, "interleave_moe_layer_step": 2}
 GROUPS = {"n_group": 2, "topk_group": 1}
+ROUTED = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 DYNAMIC = {"rope_parameters.rope_type": "dynamic", "rope_parameters.factor": 4.0}
 DYNAMIC_FULL = {name.replace(".", ".full_attention."): value for name, value in DYNAMIC.items()}
 LOCAL, WHOLE, LINEAR, CHUNKED = "sliding_attention", "full_attention", "linear_attention", "chunked_attention"
+FIVES = ([LOCAL] * 4 + [WHOLE]) * 3
 
 # Attributes whose only alternatives are absent and null, or that have none; and why.
 NONE: dict[str, str] = {
@@ -45,7 +48,7 @@ NONE: dict[str, str] = {
 SIZES: dict[str, dict[str, list[Any]]] = {
     "hidden_size": {f"{DECODERS} bert": [48]},
     "head_dim": {"llama mistral mixtral llama4_text": [16, ABSENT, None],
-                 f"qwen3 qwen3_moe {GEMMAS} gemma4_text gpt_oss qwen3_next": [12],
+                 f"qwen3 qwen3_moe {GEMMAS} {GEMMA4} gpt_oss qwen3_next": [12],
                  "glm4_moe": [12, in_file(ABSENT)],
                  "deepseek_v2": [in_file(8), ABSENT], V3S: [ABSENT]},
     "intermediate_size": {f"{DECODERS} bert": [40]},
@@ -58,12 +61,13 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
                           "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "qwen3_next": [8, 5],
-                          "glm4_moe stablelm": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text gemma4_text": [8],
+                          "glm4_moe stablelm": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8],
+                          "gemma4_small": [18, 13]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text {GEMMA4}": [8],
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
     "num_key_value_heads": {"stablelm": [2],
                             "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
-                            f"mistral mixtral {QWENS} {GEMMAS} gemma4_text gpt_oss qwen3_next glm4_moe": [4, 1],
+                            f"mistral mixtral {QWENS} {GEMMAS} {GEMMA4} gpt_oss qwen3_next glm4_moe": [4, 1],
                             "deepseek_v2 deepseek_v3": [None, ABSENT], "deepseek_v32": [ABSENT]},
     "vocab_size": {EVERY: [72]},
     "kv_lora_rank": {LATENT: [12]},
@@ -85,11 +89,11 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "linear_num_key_heads": {"qwen3_next": [4, 1]},
     "linear_num_value_heads": {"qwen3_next": [2, 8]},
     "linear_value_head_dim": {"qwen3_next": [12]},
-    "moe_intermediate_size": {f"qwen3_moe qwen2_moe glm4_moe gemma4_text {LATENT}": [16],
+    "moe_intermediate_size": {f"qwen3_moe qwen2_moe glm4_moe {GEMMA4} {LATENT}": [16],
                               "qwen3_next": [16, to(16, {"shared_expert_intermediate_size": 16})]},
     "n_routed_experts": {LATENT: [4], "glm4_moe": [6]},
     "n_shared_experts": {f"{LATENT} glm4_moe": [2]},
-    "num_experts": {"qwen2_moe qwen3_next gemma4_text": [6]},
+    "num_experts": {f"qwen2_moe qwen3_next {GEMMA4}": [6]},
     "shared_expert_intermediate_size": {"qwen2_moe qwen3_next": [12]},
     "num_local_experts": {"mixtral qwen3_moe gpt_oss llama4_text": [6]},
     "relative_attention_num_buckets": {T5: [16]},
@@ -113,7 +117,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
     "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": [True],
-                            f"{GEMMAS} gemma4_text mt5 umt5 t5_encoder bert gpt2": [False],
+                            f"{GEMMAS} {GEMMA4} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -136,20 +140,22 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "summary_proj_to_labels": {"gpt2": [False]},
     "summary_type": {"gpt2": ["mean"]},
     "summary_use_proj": {"gpt2": [False]},
-    "attention_k_eq_v": {"gemma4_text": [False]},
-    "enable_moe_block": {"gemma4_text": [False]},
-    "hidden_size_per_layer_input": {"gemma4_text": [8]},
+    "attention_k_eq_v": {"gemma4_text": [False], "gemma4_small": [True]},
+    "enable_moe_block": {"gemma4_text": [False], "gemma4_small": [to(True, ROUTED)]},
+    "hidden_size_per_layer_input": {"gemma4_text": [8], "gemma4_small": [12, to(0, {"num_kv_shared_layers": 0})]},
     "num_kv_shared_layers": {
-        "gemma4_text": [to(1, {"num_hidden_layers": 12, "hidden_size_per_layer_input": 8})]
+        "gemma4_text": [to(1, {"num_hidden_layers": 12, "hidden_size_per_layer_input": 8})],
+        "gemma4_small": [0, 1, to(5, {"num_hidden_layers": 15, "layer_types": FIVES}),
+                         to(12, {"num_hidden_layers": 18})],
     },
-    "top_k_experts": {"gemma4_text": [1, 3]},
-    "use_double_wide_mlp": {"gemma4_text": [True]},
-    "vocab_size_per_layer_input": {"gemma4_text": [72]},
+    "top_k_experts": {"gemma4_text": [1, 3], "gemma4_small": [1]},
+    "use_double_wide_mlp": {"gemma4_text": [True], "gemma4_small": [False, to(False, {"num_kv_shared_layers": 0})]},
+    "vocab_size_per_layer_input": {GEMMA4: [72]},
     "attention_chunk_size": {"llama4_text": [4, 64]},
     "attn_scale": {"llama4_text": [0.5, to(0.5, {"floor_scale": 4})]},
     "attn_temperature_tuning": {"llama4_text": [False, to(False, {"floor_scale": 4})]},
     "floor_scale": {"llama4_text": [4, 9]},
-    "attention_bias": {f"llama granite smollm3 llama4_text gemma4_text olmo2 olmo3 qwen3 {GEMMAS}": [True],
+    "attention_bias": {f"llama granite smollm3 llama4_text {GEMMA4} olmo2 olmo3 qwen3 {GEMMAS}": [True],
                        f"qwen3_moe qwen3_next {LATENT}": [True],
                        "gpt_oss glm4_moe": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
@@ -164,7 +170,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                    "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
-    "hidden_activation": {"gemma2 gemma3_text gemma4_text": ["silu", "gelu", "relu"]},
+    "hidden_activation": {f"gemma2 gemma3_text {GEMMA4}": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
     "is_decoder": {f"{T5} bert": [True]},
@@ -174,7 +180,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "max_position_embeddings": {"phi3": [128],
                                 f"{SCALED} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT}": [128, 16, to(16, DYNAMIC)],
                                 "gpt_oss": [128, 16],
-                                "gemma3_text gemma4_text olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
+                                f"gemma3_text {GEMMA4} olmo3": [128, 16, to(16, DYNAMIC_FULL)], "bert": [32]},
     "original_max_position_embeddings": {"phi3": [48]},
     "mlp_bias": {"llama granite smollm3 deepseek_v2 deepseek_v32": [True]},
     "pretraining_tp": {"llama deepseek_v2 deepseek_v3": [2]},
@@ -185,7 +191,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                               "t5_encoder": [in_file(True), in_file(False)]},
     # ---- attention
     "attn_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text": [2.0]},
-    "final_logit_softcapping": {"gemma2": [2.0, None], "gemma3_text gemma4_text": [2.0]},
+    "final_logit_softcapping": {"gemma2": [2.0, None], f"gemma3_text {GEMMA4}": [2.0]},
     "layer_types": {
         "qwen2 qwen3": [to([LOCAL, WHOLE], WINDOW), in_file(None, WINDOW)],
         "deepseek_v32": [in_file(["indexed_attention"] * 3)],
@@ -194,6 +200,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "gpt_oss": [to([WHOLE] * 4), to([LOCAL] * 4), to([WHOLE, LOCAL] * 2)],
         "olmo3": [to([WHOLE] * 4), to([LOCAL] * 4)],
         "gemma4_text": [to([WHOLE] * 6), to([LOCAL, WHOLE] * 3)],
+        "gemma4_small": [to([WHOLE] * 12), to([LOCAL, WHOLE] * 6), to([LOCAL, LOCAL, WHOLE] * 4),
+                         to(FIVES, {"num_hidden_layers": 15, "num_kv_shared_layers": 5})],
         "llama4_text": [to([WHOLE] * 4), to([CHUNKED] * 4), to([CHUNKED, WHOLE] * 2)],
         "gemma2": [to([WHOLE, WHOLE]), to([LOCAL, LOCAL]), to([WHOLE, LOCAL])],
         "gemma3_text": [to([WHOLE] * 8), to([LOCAL, WHOLE] * 4), to([LOCAL] * 4 + [WHOLE] * 4)],
@@ -214,9 +222,9 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "use_qk_norm": {"llama4_text glm4_moe": [False]},
     "sliding_window": {"olmo3": [3, 8], "smollm3 qwen2_moe": [8, to(8, {"use_sliding_window": True})],
                        "mistral mixtral phi3 gpt_oss": [8], QWENS: [4, to(4, WINDOW)],
-                       "gemma2 gemma3_text gemma4_text": [4, 4096]},
+                       f"gemma2 gemma3_text {GEMMA4}": [4, 4096]},
     "_sliding_window_pattern": {"gemma3_text": [in_file(3)]},
-    "use_bidirectional_attention": {GEMMAS: [True], "gemma4_text": ["all", "vision"]},
+    "use_bidirectional_attention": {GEMMAS: [True], GEMMA4: ["all", "vision"]},
     "use_sliding_window": {"smollm3 qwen2_moe": [to(True, {"sliding_window": 8})],
                            QWENS: [to(True, {"sliding_window": 8, "max_window_layers": 0})]},
     # ---- experts
@@ -313,7 +321,7 @@ _ROPE = {
         **entries(4, "rope_parameters.full_attention."),
         **entries(4, "rope_parameters.sliding_attention."),
     },
-    "gemma4_text": {
+    GEMMA4: {
         **entries_without_long(16, "rope_parameters.full_attention."),
         **entries_without_long(8, "rope_parameters.sliding_attention."),
     },
@@ -348,9 +356,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
-    "rope_parameters.full_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.full_attention.mrope_section": {f"gemma3_text {GEMMA4} olmo3": "of models with images"},
     "rope_parameters.full_attention.truncate": {
-        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+        f"gemma3_text {GEMMA4} olmo3": "read beside the tables and not in them"
     },
     "rope_parameters.mrope_section": {
         f"{LLAMAS} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT} gpt_oss": "of models with images"
@@ -362,16 +370,16 @@ HARMLESS: dict[str, dict[str, str]] = {
         f"rope_parameters.{name}": {"phi3": "the sequence is shorter than original_max_position_embeddings"}
         for name in ("long_factor", "original_max_position_embeddings")
     },
-    "rope_parameters.sliding_attention.mrope_section": {"gemma3_text gemma4_text olmo3": "of models with images"},
+    "rope_parameters.sliding_attention.mrope_section": {f"gemma3_text {GEMMA4} olmo3": "of models with images"},
     "rope_parameters.sliding_attention.truncate": {
-        "gemma3_text gemma4_text olmo3": "read beside the tables and not in them"
+        f"gemma3_text {GEMMA4} olmo3": "read beside the tables and not in them"
     },
     **{
-        f"rope_parameters.{kind}_attention.{name}_factor": {"gemma4_text": "of a rule that the class does not know"}
+        f"rope_parameters.{kind}_attention.{name}_factor": {GEMMA4: "of a rule that the class does not know"}
         for kind in ("full", "sliding")
         for name in ("long", "short")
     },
-    "rope_theta": {"gemma4_text": "the class reads its tables alone"},
+    "rope_theta": {GEMMA4: "the class reads its tables alone"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},

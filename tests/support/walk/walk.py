@@ -30,6 +30,8 @@ from wherry.families import load_family
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from wherry.families.schema import Form
+
 # Relative to the largest logit. Scale words round twice by 2^-53, and transformers computes norms, rotations and
 # softmax in float32, where that may flip a last bit (6e-8); what a change changes must be more.
 SAME = 1e-6
@@ -188,7 +190,14 @@ def routes_of(label: str, system: str) -> tuple[Route, ...]:
     found = ROUTES[system]
     if system == "meta":  # a container, into which a tree goes by the name of its family alone
         return tuple(one._replace(wish=LayoutRequest(family=BASES[label].family)) for one in found)
+    forms = load_family(BASES[label].family).system(system).forms
+    found = tuple(one for one in found if all(_has_form(forms, *form) for form in one.options.items()))
     return found if system != "t5x" or label == "umt5" else found[:-1]
+
+
+def _has_form(forms: Mapping[str, Form], name: str, choice: object) -> bool:
+    """Whether a family has a form of its system: some are never scanned."""
+    return name not in forms or choice in forms[name].choices
 
 
 def walk(case: Case, number: int = 0) -> Walked:
