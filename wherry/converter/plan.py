@@ -146,7 +146,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
-        target=locate(target.uri).uri,
+        target=place.uri,
         to=row.name,
         format_version=version,
         options={**checked, **tree},

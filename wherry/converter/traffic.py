@@ -11,6 +11,7 @@ import math
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +25,7 @@ from wherry.objects.read_ahead import STEP
 from wherry.objects.stores import object_store
 from wherry.storage.folders import PREFIX
 from wherry.storage.ranges import LARGEST
-from wherry.storage.stores import locate
+from wherry.storage.stores import is_live, local_path, locate
 from wherry.upload.uploaded_file import PART_BYTES
 
 if TYPE_CHECKING:
@@ -119,26 +120,45 @@ class StoreTraffic:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DiskSpace:
     """The disk on which a target lies, or on which it is staged; a target that streams needs one for spill files alone.
 
+    The disk is measured once, when its space is first asked for.
+
     Attributes:
-        folder: a folder of it that exists.
+        path: what is written: the target, or its name in the folder of temporary files.
         needed: bytes of the target, and of spill files beside it.
-        free: bytes that are free, and those that an interrupted run holds for the same target.
         compressed: whether the target is compressed, so that it needs fewer bytes.
+        resumed: whether an interrupted run may have staged a part of the target beside it.
     """
 
-    folder: str
+    path: str
     needed: int
-    free: int
     compressed: bool
+    resumed: bool
+
+    @cached_property
+    def folder(self) -> str:
+        """The nearest folder around it that exists."""
+        return str(next(one for one in Path(self.path).parents if one.is_dir()))
+
+    @cached_property
+    def free(self) -> int:
+        """Bytes that are free, and those that an interrupted run holds for the same target."""
+        return shutil.disk_usage(self.folder).free + (
+            _held_by_staging(Path(self.path)) if self.resumed else 0
+        )
 
     @property
     def fits(self) -> bool:
         """Whether it is not certain that the disk is too small."""
         return self.compressed or self.needed <= self.free
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry plan --json`."""
+        names = ("folder", "needed", "free", "compressed", "fits")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +175,10 @@ class Traffic:
 
     def to_json(self) -> dict[str, Any]:
         """The form of `wherry plan --json`."""
-        space = self.space and {**asdict(self.space), "fits": self.space.fits}
-        return {"stores": [asdict(one) for one in self.stores], "space": space}
+        return {
+            "stores": [asdict(one) for one in self.stores],
+            "space": self.space and self.space.to_json(),
+        }
 
 
 NO_TRAFFIC = Traffic()
@@ -169,14 +191,13 @@ def traffic_of(seen: Checkpoint, plan: PlannedConversion) -> Traffic:
         seen: the opened source, or its view in the layout of the target's system.
         plan: the plan.
     """
-    target, stores = locate(plan.target), list[StoreTraffic]()
-    source = locate(seen.original.uri)
-    if _is_remote(source):
-        stores.append(_of_source(source, seen, plan))
-    if _is_remote(target):
-        stores.append(_of_target(target, plan))
+    stores = list[StoreTraffic]()
+    if _is_remote(seen.original.uri):
+        stores.append(_of_source(locate(seen.original.uri), seen, plan))
+    if _is_remote(plan.target):
+        stores.append(_of_target(locate(plan.target), plan))
     joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
-    return Traffic((_join(*stores),) if joined else tuple(stores), _space(target, plan))
+    return Traffic((_join(*stores),) if joined else tuple(stores), _space(plan))
 
 
 def require_room(plan: PlannedConversion) -> None:
@@ -194,8 +215,8 @@ def require_room(plan: PlannedConversion) -> None:
         )
 
 
-def _is_remote(place: Location) -> bool:
-    return not place.store.capabilities.local and bool(place.store.protocol != "live")
+def _is_remote(uri: str) -> bool:
+    return local_path(uri) is None and not is_live(uri)
 
 
 def _join(one: StoreTraffic, other: StoreTraffic) -> StoreTraffic:
@@ -288,23 +309,22 @@ def streams(to: str, target: Location) -> bool:
 
 
 def _choice(plan: PlannedConversion) -> str:
-    return "target" if locate(plan.target).store.capabilities.local else "folder with TMPDIR"
+    return "folder with TMPDIR" if local_path(plan.target) is None else "target"
 
 
-def _space(target: Location, plan: PlannedConversion) -> DiskSpace | None:
+def _space(plan: PlannedConversion) -> DiskSpace | None:
     whole = plan.nbytes_out + sum(companion.size for companion in plan.manifest.companions)
     compressed = str(plan.options.get("compression") or "none") != "none"
-    if target.store.capabilities.local:
-        folder = Path(target.path)
-        parent = next(one for one in folder.parents if one.is_dir())
-        free = shutil.disk_usage(parent).free + _held_by_staging(folder)
-        return DiskSpace(str(parent), whole + plan.spill, free, compressed)
+    path = local_path(plan.target)
+    if path is not None:
+        return DiskSpace(path, whole + plan.spill, compressed, resumed=True)
+    target = locate(plan.target)
     straight = streams(plan.to, target)
     if straight and not plan.spill:
         return None
-    temporary = tempfile.gettempdir()
     needed = plan.spill if straight else whole + plan.spill
-    return DiskSpace(temporary, needed, shutil.disk_usage(temporary).free, compressed and not straight)
+    temporary = Path(tempfile.gettempdir(), target.name)
+    return DiskSpace(str(temporary), needed, compressed and not straight, resumed=False)
 
 
 def _held_by_staging(target: Path) -> int:

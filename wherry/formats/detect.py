@@ -307,12 +307,19 @@ def locate_near(near: Location, uri: str) -> Location:
 
 def _root_at(named: Location, uri: str) -> Location:
     """A checkpoint below the location that the user named, as the root of everything that is read of it."""
+    if _is_root(named) and uri == named.uri:
+        return named
     found = locate_near(named, uri)
     if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
         root, inner = named.store.root, found.store.root
         if root is not None and inner is not None and not root.admits(inner.path, inner.real):
             raise link_refusal(inner.path, inner.real)
     return found
+
+
+def _is_root(location: Location) -> bool:
+    store = location.store
+    return isinstance(store, LocalStore) and store.root is not None and store.root.path == location.path
 
 
 def _existing(given: str, location: Location) -> Location:

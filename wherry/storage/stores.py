@@ -230,11 +230,10 @@ def _locate(text: str) -> Location:
             f"{text} is a model URI; expected a path or a storage URI",
             cure="run `wherry resolve URI` to print the location of the checkpoint",
         )
-    protocol, separator, rest = text.partition("://")
-    if not separator:
-        return local_location(native_path(text))
-    if protocol == "file":
-        return local_location(_path_of_file_uri(text))
+    path = local_path(text)
+    if path is not None:
+        return local_location(path)
+    protocol, _, rest = text.partition("://")
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     _require_no_account(text)
@@ -257,6 +256,18 @@ def _require_no_account(text: str) -> None:
             f"{text} names the storage account {account!r}; a URI of wherry names only the container",
             cure=f"set AZURE_STORAGE_ACCOUNT_NAME={account} and write az://{container}{path}",
         )
+
+
+def local_path(uri: str) -> str | None:
+    """The path of this machine that a URI means; None for a URI of another store.
+
+    Raises:
+        UsageError: the URI names another machine.
+    """
+    protocol, separator, _ = uri.partition("://")
+    if not separator:
+        return native_path(uri)
+    return _path_of_file_uri(uri) if protocol == "file" else None
 
 
 def _path_of_file_uri(text: str) -> str:

@@ -46,8 +46,25 @@ def parse_json(
     """
     require_size(len(data), what, limits, uri)
     require_nodes(data, what, limits, uri)
+    found = parse_text(data, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
+    if may_be_deep(data, limits):
+        require_depth(found, what, limits, uri)
+    return found
+
+
+def parse_text(
+    data: bytes,
+    what: str,
+    *,
+    uri: str | None,
+    limits: JsonLimits,
+    unique: bool,
+    constants: bool,
+    cure: str | None,
+) -> Any:
+    """Parse a document whose size and number of values are within the limits; the caller checks its depth."""
     try:
-        found = decoder(unique=unique, constants=constants).decode(data.decode("utf-8-sig"))
+        return decoder(unique=unique, constants=constants).decode(data.decode("utf-8-sig"))
     except RecursionError as error:
         raise too_deep(what, limits, uri) from error
     except ValueError as error:
@@ -56,9 +73,11 @@ def parse_json(
         )  # of `_unique`, which knows no position
         reason = str(error).partition(":")[0] if ours else error
         raise CorruptError(f"invalid JSON in {what}: {reason}", uri=uri, cure=cure) from error
-    if data.count(b"{") + data.count(b"[") > limits.depth:  # else it cannot be so deep
-        require_depth(found, what, limits, uri)
-    return found
+
+
+def may_be_deep(data: bytes, limits: JsonLimits) -> bool:
+    """Whether a document has so many arrays and objects that it may be nested too deeply."""
+    return data.count(b"{") + data.count(b"[") > limits.depth
 
 
 def require_nodes(data: bytes, what: str, limits: JsonLimits = DOCUMENT, uri: str | None = None) -> None:

@@ -21,7 +21,8 @@ from wherry.text.json_document import (
     BEFORE_VALUES,
     count_values,
     decoder,
-    parse_json,
+    may_be_deep,
+    parse_text,
     require_depth,
     require_size,
     too_deep,
@@ -82,8 +83,9 @@ def scan_json(
     head, rest = _head(pieces)
     most = min(_MOST_WHOLE, limits.nodes)
     if rest is None and (len(head) <= most or count_values(head) <= most):
-        whole = parse_json(head, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
-        return _convert(whole, rows, what, uri, limits)
+        require_size(len(head), what, limits, uri)
+        whole = parse_text(head, what, uri=uri, limits=limits, unique=unique, constants=constants, cure=cure)
+        return _convert_whole(head, whole, rows, what, uri, limits)
     pieces = chain(file_pieces(lambda start, stop: head[start:stop], 0, len(head)), rest or ())
     scanner = _Scanner(pieces, what, uri, limits, decoder(unique=unique, constants=constants), unique=unique)
     try:
@@ -107,6 +109,19 @@ def _head(pieces: Iterable[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
     return b"".join(parts), None
 
 
+def _convert_whole(
+    head: bytes, whole: Any, rows: Rows, what: str, uri: str | None, limits: JsonLimits
+) -> Any:
+    """A document that was parsed as a whole, with its entries converted; what is kept of it must not be deep."""
+    try:
+        found = _convert(whole, rows, what, uri, limits)
+    except RecursionError as error:
+        raise too_deep(what, limits, uri) from error
+    if may_be_deep(head, limits):
+        require_depth(found, what, limits, uri)
+    return found
+
+
 def _convert(found: Any, rows: Rows | None, what: str, uri: str | None, limits: JsonLimits) -> Any:
     """A small document, which was parsed as a whole, with its entries converted."""
     if rows is None or rows is DROPPED or type(found) not in _NESTING:
@@ -116,7 +131,9 @@ def _convert(found: Any, rows: Rows | None, what: str, uri: str | None, limits: 
     if type(found) is list:
         return [entry for entry in _convert_items(found, rows, what, uri, limits) if entry is not DROPPED]
     if callable(rows):
-        return {key: entry for key, value in found.items() if (entry := rows(key, value)) is not DROPPED}
+        for key, value in found.items():  # in place: what an entry was is freed before the next one
+            found[key] = rows(key, value)
+        return {key: entry for key, entry in found.items() if entry is not DROPPED}
     others = rows.get("*")
     for key in [*found] if others is not None else rows.keys() & found.keys():
         entry = _convert(found[key], rows.get(key, others), what, uri, limits)

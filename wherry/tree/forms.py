@@ -97,17 +97,16 @@ def _now(leaves: Leaves, names: Mapping[KeyPath, KeyPath]) -> tuple[frozenset[Ke
 def wrapped_leaves(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
     """The leaves that are the only child of their node and are called `word`."""
     every = list(paths)
+    called = [path for path in every if len(path) > 1 and path[-1] == word]
+    if not called:
+        return set()
     children: dict[KeyPath, int] = {}
     for path in every:
         for depth in range(len(path)):
             node = path[:depth]
             children[node] = children.get(node, 0) + (depth == len(path) - 1)
     inner = {path[:depth] for path in every for depth in range(len(path) - 1)}
-    return {
-        path
-        for path in every
-        if len(path) > 1 and path[-1] == word and children[path[:-1]] == 1 and path[:-1] not in inner
-    }
+    return {path for path in called if children[path[:-1]] == 1 and path[:-1] not in inner}
 
 
 def _wrapped_tensors(leaves: Leaves, word: str) -> set[KeyPath]:

@@ -130,8 +130,10 @@ class OrbaxWriter(BaseWriter):
         self._store.put(self._key(path, where), self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
-        """Whether a chunk that was written is durable after a `sync`."""
-        return not isinstance(where, Span) and self._store.stored(self._key(path, where))
+        """Whether a chunk that was written is durable after a `sync`; on a disk every chunk is."""
+        if isinstance(where, Span):
+            return False
+        return not is_staged(self._staging) or self._store.stored(self._key(path, where))
 
     def sync(self) -> None:
         """Make everything that was written durable; a second call waits for the first, which may sync its chunks."""

@@ -21,7 +21,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,16 +122,11 @@ def parse(location: Location) -> Header:
     uri, entry = location.uri, location.stat()
     if entry is None:
         raise NotFoundError(f"file not found: {location.name}", uri=uri)
-    length = _header_length(location, entry.size)
-    base = 8 + length
-
-    def entry_of(name: str, fields: Any) -> HeaderEntry | dict[str, str] | None:
-        return _metadata(fields, uri) if name == METADATA else _slot(name, fields, base, uri)
-
+    base = 8 + _header_length(location, entry.size)
     with without_collection():
         rows = scan_json(
-            file_pieces(location.read, 8, base), _WHAT, entry_of, uri=uri, limits=_LIMITS, unique=True,
-            constants=False, cure=_CURE,
+            file_pieces(location.read, 8, base), _WHAT, partial(_slot, base, uri), uri=uri, limits=_LIMITS,
+            unique=True, constants=False, cure=_CURE,
         )  # fmt: skip
         metadata = rows.pop(METADATA, None)
         slots: list[HeaderEntry] = list(rows.values())
@@ -172,8 +167,10 @@ def _metadata(found: Any, uri: str) -> dict[str, str] | None:
     return found
 
 
-def _slot(name: str, fields: Any, base: int, uri: str) -> HeaderEntry:
-    """One entry, its fields checked; `base` is the end of the header in the file."""
+def _slot(base: int, uri: str, name: str, fields: Any) -> HeaderEntry | dict[str, str] | None:
+    """One entry, its fields checked, or `__metadata__`; `base` is the end of the header in the file."""
+    if name == METADATA:
+        return _metadata(fields, uri)
     if type(fields) is not dict or fields.keys() != _FIELDS:
         raise _corrupt(
             "invalid header entry: expected exactly the keys dtype, shape and data_offsets", uri, name
@@ -183,7 +180,8 @@ def _slot(name: str, fields: Any, base: int, uri: str) -> HeaderEntry:
         raise UnsupportedError(
             f"unsupported safetensors dtype {str(dtype)[:40]!r}", uri=uri, path=render((name,))
         )
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # noqa: PLR2004
+    lists = type(shape) is list and type(offsets) is list and len(offsets) == 2  # noqa: PLR2004
+    if not lists or not _naturals(shape + offsets):
         raise _corrupt("invalid shape or data_offsets: expected non-negative integers", uri, name)
     if not name.isascii():
         _require_unicode(name, uri)
@@ -199,10 +197,8 @@ def _slot(name: str, fields: Any, base: int, uri: str) -> HeaderEntry:
     return HeaderEntry(name, dtype, extents, base + start, base + stop)
 
 
-def _naturals(numbers: Any) -> bool:
-    if type(numbers) is not list:
-        return False
-    for number in numbers:  # noqa: SIM110  a generator takes twice as long, twice for every tensor
+def _naturals(numbers: list[Any]) -> bool:
+    for number in numbers:  # noqa: SIM110  a generator takes twice as long, for every tensor
         if type(number) is not int or not 0 <= number < _MAX_BITS:
             return False
     return True

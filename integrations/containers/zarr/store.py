@@ -130,9 +130,10 @@ class DatabaseChunks(_LocalChunks):
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """See ChunkStore; a chunk that was already appended is not appended again."""
+        planned = self._places.get(key)
         with self._lock:
-            place = self._places.get(key) or self._known.get(key) or self._reserve(max(len(data), size))
-        if key in self._places or key not in self._known:
+            place = planned or self._known.get(key) or self._reserve(max(len(data), size))
+        if planned or key not in self._known:
             self._files.write(place.file, place.offset, data)
             with self._lock:
                 self._fresh[key] = place
