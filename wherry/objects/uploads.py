@@ -171,6 +171,9 @@ class ObjectStore(Protocol):
     def parts(self, upload: Upload) -> list[Part]:
         """The parts that the store has, by number.
 
+        A part that was replaced may be missing, where the store also lists what it replaced and does not tell which one
+        is newer; its former state is never given. A caller sends what is missing again.
+
         Raises:
             FileNotFoundError: the upload no longer exists.
         """
