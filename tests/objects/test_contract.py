@@ -9,6 +9,7 @@ import pytest
 
 from wherry.errors import UnsupportedError
 from wherry.objects.checksums import checksum_of, joined_checksum
+from wherry.objects.uploads import AnonymousUpload
 
 OTHER = "1"  # a mark that no object has
 
@@ -227,6 +228,7 @@ def test_another_process_finds_an_upload_and_continues(backend, make_backend):
     }
     assert [one.key for one in found.uploads(backend.path("dir/mod"))] == [upload.key]
     assert {one.run for one in found.uploads(upload.path)} <= {"run", ""}
+    assert all(one.run or isinstance(one, AnonymousUpload) for one in found.uploads(upload.path))
     assert stated(found.parts(upload)) == stated([first])
     made = found.assemble(upload, [first, found.put_part(upload, 1, views(b"end"))])
     assert (made.run, made.nbytes) == ("run", backend.part + 3)

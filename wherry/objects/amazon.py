@@ -8,6 +8,7 @@ others that know none) sends none.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from wherry.objects.checksums import (
     to_base64,
 )
 from wherry.objects.removals import remove_each
-from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+from wherry.objects.uploads import AnonymousUpload, Part, PartLimits, StoredObject, Upload
 from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.errors import altered_error
 from wherry.remote.failures import FORBIDDEN
@@ -253,7 +254,8 @@ class AmazonObjects:
         while True:
             page = self._call(prefix, "list_multipart_uploads", Prefix=key, **after)
             for row in page.get("Uploads", ()):
-                yield Upload(f"{bucket}/{row['Key']}", row["UploadId"], "")
+                begun = row["Initiated"].timestamp() if "Initiated" in row else time.time()
+                yield AnonymousUpload(f"{bucket}/{row['Key']}", row["UploadId"], "", begun)
             if not page.get("IsTruncated"):
                 return
             after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}

@@ -49,6 +49,17 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class AnonymousUpload(Upload):
+    """An upload of which the store does not tell who began it; it can be one of another program.
+
+    Attributes:
+        begun: when, in seconds since 1970.
+    """
+
+    begun: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part that the store has.
 
@@ -200,6 +211,6 @@ class ObjectStore(Protocol):
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Uploads of objects whose path begins with a prefix, that are not assembled.
 
-        Their `run` is empty where the store does not tell it.
+        Where the store does not tell the run, it is empty, and the upload is an `AnonymousUpload`: others may have begun it.
         """
         ...
