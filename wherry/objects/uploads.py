@@ -211,6 +211,6 @@ class ObjectStore(Protocol):
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Uploads of objects whose path begins with a prefix, that are not assembled.
 
-        Where the store does not tell the run, it is empty, and the upload is an `AnonymousUpload`: others may have begun it.
+        Where the store does not tell the run, it is empty; an `AnonymousUpload` may be that of another program.
         """
         ...
