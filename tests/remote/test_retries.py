@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import types
+from email.utils import formatdate
 
 import fsspec
 import pytest
@@ -17,9 +18,35 @@ from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
 from wherry.remote import azure, retries
 from wherry.remote.errors import library_errors
+from wherry.remote.failures import retry_after_of
 from wherry.remote.filesystems import call_with_deadline
 from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.stores import locate
+
+
+class BusyError(Exception):
+    """An answer of a busy store."""
+
+    status = 503
+
+    def __init__(self, asked):
+        super().__init__("busy")
+        self.headers = {"Retry-After": asked}
+
+
+@pytest.mark.parametrize(("ahead", "least"), [(300, 250), (-300, 0)])
+def test_a_store_asks_to_wait_until_a_time(ahead, least):
+    asked = formatdate(time.time() + ahead, usegmt=True)
+    assert least <= retry_after_of(BusyError(asked)) <= max(ahead, 0)
+
+
+def test_a_store_asks_to_wait_for_seconds():
+    assert retry_after_of(BusyError("7")) == 7
+
+
+@pytest.mark.parametrize("asked", ["", "soon", "-1", "Mon, 99 Nov 2026 99:00:00 GMT"])
+def test_a_wait_that_nobody_understands_is_none(asked):
+    assert retry_after_of(BusyError(asked)) is None
 
 
 def test_pauses_double_with_jitter_up_to_the_longest():
