@@ -146,7 +146,7 @@ def test_an_upload_that_another_program_may_have_begun_is_left_for_a_week(target
 
 
 def test_an_upload_beside_what_else_a_run_left_is_its_own(killed, told_little):
-    told_little(days=0.05)
+    told_little(days=-1)
     (report,) = clean(root(killed), min_age=0.001)
     assert report.removed
     assert uploads_below(killed) == []
