@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import buckets, store_rules
 from wherry.objects.amazon import AmazonObjects
+from wherry.objects.azure import AzureObjects
 from wherry.objects.google import GoogleObjects
 from wherry.objects.uploads import PartLimits
 from wherry.remote.retries import RetryPolicy
@@ -56,7 +57,7 @@ def faulty(emulated, monkeypatch):
     emulated.proxy.rules = store_rules.RULES[emulated.scheme]
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr(uploaded_file, "PART_BYTES", PART)
-    for kind in (AmazonObjects, GoogleObjects):
+    for kind in (AmazonObjects, AzureObjects, GoogleObjects):
         monkeypatch.setattr(kind, "part_limits", PartLimits(1, 1 << 30, 1024))
     quick = partial(RetryPolicy, pause=0.01, longest_pause=0.05)
     monkeypatch.setattr("wherry.storage.fsspec_store.RetryPolicy", quick)

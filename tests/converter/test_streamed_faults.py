@@ -39,16 +39,24 @@ SLOWER = status(429, b"slower", [("Retry-After", "1")])
 EXPIRED = {
     "s3": status(400, b"<Error><Code>ExpiredToken</Code><Message>said so</Message></Error>"),
     "gs": status(401, b'{"error": {"code": 401, "message": "Invalid Credentials"}}'),
+    "az": status(
+        403,
+        b"<Error><Code>AuthenticationFailed</Code></Error>",
+        [("x-ms-error-code", "AuthenticationFailed")],
+    ),
 }
 # Requests of one kind, by store: method and what the path contains.
-PARTS = {"s3": ("PUT", "partNumber"), "gs": ("POST", "/upload/")}
-READS = {"s3": ("GET", ".distcp"), "gs": ("GET", "/download/")}
-LISTS = {"s3": ("GET", "list-type=2"), "gs": ("GET", "/o?")}
-ANY = {"s3": ("", ""), "gs": ("", "")}
+PARTS = {"s3": ("PUT", "partNumber"), "gs": ("POST", "/upload/"), "az": ("PUT", "comp=block&")}
+READS = {"s3": ("GET", ".distcp"), "gs": ("GET", "/download/"), "az": ("GET", ".distcp")}
+LISTS = {"s3": ("GET", "list-type=2"), "gs": ("GET", "/o?"), "az": ("GET", "comp=list&")}
+ANY = dict.fromkeys(PARTS, ("", ""))
 _numbers = count()
 
 pytestmark = pytest.mark.parametrize(
-    "emulated", ["s3", pytest.param("gs", marks=pytest.mark.slow)], indirect=True, scope="module"
+    "emulated",
+    ["s3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gs", "az"))],
+    indirect=True,
+    scope="module",
 )
 
 

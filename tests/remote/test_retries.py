@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 import types
+from email.utils import formatdate
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 from fsspec.registry import _registry as loaded_classes
@@ -16,9 +18,35 @@ from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
 from wherry.remote import azure, retries
 from wherry.remote.errors import library_errors
+from wherry.remote.failures import retry_after_of
 from wherry.remote.filesystems import call_with_deadline
 from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.stores import locate
+
+
+class BusyError(Exception):
+    """An answer of a busy store."""
+
+    status = 503
+
+    def __init__(self, asked):
+        super().__init__("busy")
+        self.headers = {"Retry-After": asked}
+
+
+@pytest.mark.parametrize(("ahead", "least"), [(300, 250), (-300, 0)])
+def test_a_store_asks_to_wait_until_a_time(ahead, least):
+    asked = formatdate(time.time() + ahead, usegmt=True)
+    assert least <= retry_after_of(BusyError(asked)) <= max(ahead, 0)
+
+
+def test_a_store_asks_to_wait_for_seconds():
+    assert retry_after_of(BusyError("7")) == 7
+
+
+@pytest.mark.parametrize("asked", ["", "soon", "-1", "Mon, 99 Nov 2026 99:00:00 GMT"])
+def test_a_wait_that_nobody_understands_is_none(asked):
+    assert retry_after_of(BusyError(asked)) is None
 
 
 def test_pauses_double_with_jitter_up_to_the_longest():
@@ -43,7 +71,9 @@ def test_no_attempt_begins_after_the_budget():
         time.sleep(0.06)
         raise StorageError("no answer", retryable=True)
 
-    with pytest.raises(StorageError, match="attempts in"):
+    with pytest.raises(
+        StorageError, match="no answer"
+    ):  # and the number of attempts, where there was time for two
         call_with_retries(call, "gs://b/k", RetryPolicy(timeout=0.1, pause=0.0, attempts=100))
     assert len(calls) <= 4
 
@@ -97,7 +127,48 @@ def test_a_flag_that_is_no_duration_is_refused():
     assert isinstance(done.exception, UsageError)
 
 
-@pytest.mark.parametrize(("protocol", "package"), [("sftp", "paramiko"), ("webdav", "webdav4")])
+@pytest.mark.parametrize("protocol", ["ftp", "sftp", "webdav"])
+def test_a_protocol_whose_library_takes_no_uri_is_refused_whatever_is_installed(protocol):
+    done = CliRunner().invoke(cli, ["detect", f"{protocol}://host/x"])
+    assert isinstance(done.exception, UsageError)
+    assert "has no login" in str(done.exception)
+    assert "mount it" in done.exception.cure
+    assert "install" not in done.exception.cure, "no package would help"
+
+
+class _Refuses(fsspec.AbstractFileSystem):
+    """A file system that cannot be opened as it is."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        raise OSError("cannot load its library\n" + 100 * "/usr/lib/somewhere: not found\n")
+
+
+class _NeedsMore(fsspec.AbstractFileSystem):
+    """A file system that wants an argument."""
+
+    cachable = False
+
+    def __init__(self, token, **options):
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(("kind", "says"), [(_Refuses, "cannot load its library"), (_NeedsMore, "'token'")])
+def test_a_file_system_that_cannot_be_opened_is_refused_in_few_words(kind, says):
+    fsspec.register_implementation("unopened", kind, clobber=True)
+    with pytest.raises(UsageError, match="does not open with the URI alone") as caught:
+        locate("unopened://host/x")
+    assert says in caught.value.what
+    assert "\n" not in caught.value.what
+    assert len(caught.value.what) < 600
+
+
+def test_a_protocol_that_nobody_knows_is_refused():
+    with pytest.raises(UsageError, match="unknown storage protocol nothing://"):
+        locate("nothing://host/x")
+
+
+@pytest.mark.parametrize(("protocol", "package"), [("oss", "ossfs"), ("dropbox", "dropboxdrivefs")])
 def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
     with pytest.raises(MissingExtraError, match=package) as caught:
         locate(f"{protocol}://host/x")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.object_stores import (
     watched,
 )
 from wherry.objects.memory import MemoryObjects
+from wherry.objects.uploads import AnonymousUpload
 from wherry.staging.clean import clean
 from wherry.staging.lease_watch import this_process
 from wherry.staging.object_clean import tidy_objects
@@ -109,6 +111,45 @@ def test_an_upload_without_anything_else_is_named_and_aborted(target):
     (report,) = clean(root(target), min_age=0)
     assert (report.uri, report.removed) == (place.uri, True)
     assert uploads_below(target) == []
+
+
+@pytest.fixture
+def told_little(monkeypatch):
+    """A store that tells of uploads when they were begun, not by whom, as S3 does."""
+    real = MemoryObjects.uploads
+
+    def begin(days):
+        begun = time.time() - days * 86_400
+        monkeypatch.setattr(
+            MemoryObjects,
+            "uploads",
+            lambda self, prefix: (
+                AnonymousUpload(one.path, one.key, "", begun) for one in real(self, prefix)
+            ),
+        )
+
+    return begin
+
+
+def test_an_upload_that_another_program_may_have_begun_is_left_for_a_week(target, told_little):
+    place = locate(target)
+    MemoryObjects(place.store).begin(place.path, "not ours")
+    told_little(days=6)
+    (report,) = clean(root(target))
+    assert (report.uri, report.removed) == (place.uri, False)
+    assert "perhaps by another program" in report.reason
+    assert uploads_below(target)
+    told_little(days=8)
+    (report,) = clean(root(target))
+    assert report.removed
+    assert uploads_below(target) == []
+
+
+def test_an_upload_beside_what_else_a_run_left_is_its_own(killed, told_little):
+    told_little(days=-1)
+    (report,) = clean(root(killed), min_age=0.001)
+    assert report.removed
+    assert uploads_below(killed) == []
 
 
 def test_a_lease_that_a_dead_process_left_is_removed(target, monkeypatch):

@@ -75,6 +75,23 @@ def test_a_part_that_another_thread_completes_meanwhile_is_sent_once(place, send
     assert sorted(sending.log) == list(range(16))
 
 
+def test_bytes_of_a_part_that_was_sent_while_they_waited_for_memory_are_dropped(place, sending, monkeypatch):
+    data = random.Random(0).randbytes(SIZE)
+    file, reserve = UploadedFile(place.path, SIZE, sending), sending.sender.reserve
+
+    def wait(nbytes):
+        monkeypatch.setattr(sending.sender, "reserve", reserve)
+        file.write(0, memoryview(data)[:64])  # another writer has the same bytes
+        reserve(nbytes)
+
+    monkeypatch.setattr(sending.sender, "reserve", wait)
+    file.write(0, memoryview(data))
+    sending.sender.drain()
+    assert place.read(0, SIZE) == data
+    assert sorted(sending.log) == list(range(16))
+    assert sending.sender._held == 0
+
+
 def test_bytes_that_nobody_wrote_are_zeros(place, sending):
     file = UploadedFile(place.path, SIZE, sending)
     file.write(500, memoryview(b"in the middle"))
@@ -105,7 +122,10 @@ def test_parts_of_an_earlier_run_are_not_sent_again(place, sending):
     del sending.log[:]
     again = UploadedFile(place.path, SIZE, sending, SentBefore(upload, known))
     assert again.holds(0, 640)
-    again.write(0, memoryview(data))
+    sending.sender.peak = 0
+    again.write(0, memoryview(data)[:640])
+    assert sending.sender.peak == 0, "its bytes wait for no memory"
+    again.write(640, memoryview(data)[640:])
     sending.sender.drain()
     assert sorted(sending.log) == list(range(10, 16))
     assert place.read(0, SIZE) == data

@@ -8,7 +8,9 @@ others that know none) sends none.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, UnsupportedError
@@ -22,7 +24,7 @@ from wherry.objects.checksums import (
     to_base64,
 )
 from wherry.objects.removals import remove_each
-from wherry.objects.uploads import Part, PartLimits, StoredObject, Upload
+from wherry.objects.uploads import AnonymousUpload, Part, PartLimits, StoredObject, Upload
 from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.errors import altered_error
 from wherry.remote.failures import FORBIDDEN
@@ -42,6 +44,7 @@ _REPEATED = 64 << 10  # bytes of a body that can be sent twice
 _COPIED = 128 << 20  # bytes of a part that the store copies, at least
 _REMOVALS = 1000  # objects that one request removes, at most
 _COPIES = 8  # parts that it copies at the same time
+_UNKNOWN = datetime.min.replace(tzinfo=UTC)  # when a part was sent, in a list that does not tell
 # Method of the client → what it is told of a checksum.
 _CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
     "create_multipart_upload": lambda _none: {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"},
@@ -214,14 +217,14 @@ class AmazonObjects:
             return list(pool.map(copy, range(-(-nbytes // size))))
 
     def parts(self, upload: Upload) -> list[Part]:
-        """See ObjectStore. SeaweedFS lists what a part replaced too, before it."""
-        found: dict[int, Part] = {}
+        """See ObjectStore. SeaweedFS lists what a part replaced too, in any order."""
+        rows: list[Mapping[str, Any]] = []
         after: dict[str, Any] = {}
         while True:
             page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
-            found |= {row["PartNumber"]: _parse_part(row) for row in page.get("Parts", ())}
+            rows += page.get("Parts", ())
             if not page.get("IsTruncated"):
-                return [part for _number, part in sorted(found.items())]
+                return _latest_parts(rows)
             after = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
     def assemble(self, upload: Upload, parts: Sequence[Part], *, create_only: bool = True) -> StoredObject:
@@ -251,7 +254,8 @@ class AmazonObjects:
         while True:
             page = self._call(prefix, "list_multipart_uploads", Prefix=key, **after)
             for row in page.get("Uploads", ()):
-                yield Upload(f"{bucket}/{row['Key']}", row["UploadId"], "")
+                begun = row["Initiated"].timestamp() if "Initiated" in row else time.time()
+                yield AnonymousUpload(f"{bucket}/{row['Key']}", row["UploadId"], "", begun)
             if not page.get("IsTruncated"):
                 return
             after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
@@ -334,6 +338,19 @@ def _part_arguments(upload: Upload, number: int) -> dict[str, Any]:
 def _body(data: Sequence[memoryview]) -> Body | bytes:
     """A small body as bytes: aiohttp follows a redirect with nothing else, and the error then names the region."""
     return b"".join(data) if sum(map(len, data)) <= _REPEATED else Body(data)
+
+
+def _latest_parts(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """The state of each part that was sent last, by number; none where the time does not tell which one it is."""
+    latest: dict[int, tuple[datetime, set[Part]]] = {}
+    for row in rows:
+        part, moment = _parse_part(row), row.get("LastModified", _UNKNOWN)
+        before, states = latest.get(part.number, (moment, set[Part]()))
+        if moment >= before:
+            latest[part.number] = moment, {part, *(states if moment == before else ())}
+    return [
+        part for _number, (_moment, states) in sorted(latest.items()) if len(states) == 1 for part in states
+    ]
 
 
 def _parse_part(row: Mapping[str, Any]) -> Part:

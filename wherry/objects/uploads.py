@@ -49,6 +49,17 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class AnonymousUpload(Upload):
+    """An upload of which the store does not tell who began it; it can be one of another program.
+
+    Attributes:
+        begun: when, in seconds since 1970.
+    """
+
+    begun: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part that the store has.
 
@@ -171,6 +182,9 @@ class ObjectStore(Protocol):
     def parts(self, upload: Upload) -> list[Part]:
         """The parts that the store has, by number.
 
+        A part that was replaced may be missing, where the store also lists what it replaced and does not tell which one
+        is newer; its former state is never given. A caller sends what is missing again.
+
         Raises:
             FileNotFoundError: the upload no longer exists.
         """
@@ -197,6 +211,6 @@ class ObjectStore(Protocol):
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Uploads of objects whose path begins with a prefix, that are not assembled.
 
-        Their `run` is empty where the store does not tell it.
+        Where the store does not tell the run, it is empty; an `AnonymousUpload` may be that of another program.
         """
         ...

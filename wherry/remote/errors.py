@@ -115,7 +115,7 @@ def _separate(error: BaseException, handled: BaseException | None) -> None:
 
 def _failure(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
     failure = FAILURES[kind]
-    text = _message(error)
+    text = one_line(error)
     what = failure.words.format(protocol=protocol) + (f": {text}" if text else "")
     cure = failure.cure_for(protocol, region_of(error))
     found = StorageError(what, uri=f"{protocol}://{path}", cure=cure, retryable=failure.retryable)
@@ -124,7 +124,7 @@ def _failure(error: Exception, kind: str, protocol: str, path: str) -> StorageEr
 
 
 def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
-    uri, text = f"{protocol}://{path}", _message(error) or type(error).__name__
+    uri, text = f"{protocol}://{path}", one_line(error) or type(error).__name__
     if isinstance(error, ValueError):
         return UsageError(
             f"invalid path for {protocol}://: {text}",
@@ -141,7 +141,7 @@ def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
     return None
 
 
-def _message(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The text of an exception in one line, without secrets; the beginning of a long one."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return shorten(redact(text), _LONGEST_TEXT, placeholder=" …")

@@ -8,6 +8,7 @@ asks in that order: the codes are the most specific.
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +228,19 @@ def is_plain_failure(error: BaseException) -> bool:
 def retry_after_of(error: BaseException) -> float | None:
     """Seconds that the store asked to wait before the next request; None if it did not ask."""
     texts = (_header(one, "retry-after") for one in _chain(error))
-    return next((float(text) for text in texts if text.isdecimal()), None)
+    return next((seconds for text in texts if (seconds := _seconds(text)) is not None), None)
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of a Retry-After, which is a number of them or a date; None if it is neither."""
+    if text.isdecimal():
+        return float(text)
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except (ValueError, OverflowError):
+        return None
 
 
 def region_of(error: BaseException) -> str:

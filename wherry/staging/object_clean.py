@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError
 from wherry.objects.listing_view import objects_below
 from wherry.objects.stores import object_store
+from wherry.objects.uploads import AnonymousUpload
 from wherry.staging.lease_watch import MOST_BYTES, Verdict, owner_in, verdict_of_process
 from wherry.staging.object_journal import NAME, without_parts
 from wherry.staging.object_lease import ObjectLease
@@ -39,6 +40,7 @@ _AREA = re.compile(rf"{re.escape(PREFIX)}(.+)\.(?:[0-9a-f]{{8}}|job)")
 # Objects whose lines name runs, and those that name a run themselves; the folder of a job has them too.
 _TELLING = (NAME, "job.json", "claim-")
 _NAMED_BY_RUN = re.compile(r"(?:receipt|proof)-\d+-([0-9a-f]{8})")
+_OF_OTHERS = 7 * 24  # times as long: programs keep uploads open for days and complete them when a job ends
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ def clean_one(left: Leftover, *, dry_run: bool, min_age: float) -> tuple[int, bo
     Args:
         left: what is left.
         dry_run: remove nothing.
-        min_age: seconds since anything of it was written.
+        min_age: seconds since anything of it was written; a week for an hour where another program may write.
 
     Returns:
         Its bytes, whether it was removed, and why or why not.
@@ -113,6 +115,8 @@ def clean_one(left: Leftover, *, dry_run: bool, min_age: float) -> tuple[int, bo
     nbytes = sum(entry.size for area in left.areas for entry in objects_below(area))
     if _age(left) < min_age:
         return nbytes, False, "changed within the hour; may be in use"
+    if _may_be_of_others(left, min_age):
+        return nbytes, False, "an upload begun within the week, perhaps by another program"
     if dry_run:
         return nbytes, False, "dry run"
     try:
@@ -175,6 +179,13 @@ def _age(left: Leftover) -> float:
     except (UnsupportedError, NotFoundError):
         return time.time()
     return (datetime.now(UTC) - max(times)).total_seconds() if times else time.time()
+
+
+def _may_be_of_others(left: Leftover, min_age: float) -> bool:
+    """Whether only uploads are left that others may have begun, of which one is too young to be forgotten."""
+    begun = [upload.begun for upload in left.uploads if isinstance(upload, AnonymousUpload)]
+    alone = bool(begun) and not left.areas and not left.lease
+    return alone and time.time() - max(begun) < _OF_OTHERS * min_age
 
 
 def _remove(left: Leftover, store: ObjectStore) -> int:

@@ -17,7 +17,7 @@ from wherry.errors import (
 )
 from wherry.remote import azure, hub
 from wherry.remote.buffer_fill import BufferFill
-from wherry.remote.errors import bucket_not_found, library_errors, translate_error
+from wherry.remote.errors import bucket_not_found, library_errors, one_line, translate_error
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import (
     call_async,
@@ -30,7 +30,7 @@ from wherry.remote.listings import PAGES
 from wherry.remote.range_reads import FILLS, fill
 from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.location import Entry
-from wherry.storage.protocols import protocol_of
+from wherry.storage.protocols import OF_SERVERS, OTHER, protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -39,6 +39,7 @@ _T = TypeVar("_T")
 
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+_SUPPORTED = "use file, gs, s3, az, hf, https or memory"
 _Method: TypeAlias = "str | Callable[..., Awaitable[Any]]"
 # protocol → the cheapest call of its library that tells a missing bucket, and why access is denied, from other errors.
 _PROBES: dict[str, Callable[[str], tuple[_Method, tuple[Any, ...], dict[str, Any]]]] = {
@@ -379,21 +380,35 @@ def remote_store(protocol: str) -> FsspecStore:
 
     Raises:
         MissingExtraError: the package for it is not installed.
-        UsageError: the protocol is unknown, or the setting `storage_timeout` is invalid.
+        UsageError: the protocol is unknown or cannot be read, or the setting `storage_timeout` is invalid.
     """
     policy = RetryPolicy(storage_timeout())
+    if protocol in OF_SERVERS:
+        raise _not_opened(
+            protocol, "a URI of wherry has no login, and its library opens no server without one"
+        )
     try:
         return FsspecStore(protocol, policy)
     except ImportError as error:
         raise _missing_package(protocol, error) from error
-    except ValueError as error:
+    except Exception as error:
+        if protocol_of(protocol) is not OTHER:
+            raise translate_error(error, protocol, "") or error from error
         if isinstance(error, WherryError):
             raise
-        raise UsageError(
-            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, az, hf, https or memory"
+        if str(error).startswith("Protocol not known"):
+            raise UsageError(f"unknown storage protocol {protocol}://", cure=_SUPPORTED) from error
+        raise _not_opened(
+            protocol, f"its library does not open with the URI alone: {one_line(error)}"
         ) from error
-    except Exception as error:
-        raise translate_error(error, protocol, "") or error from error
+
+
+def _not_opened(protocol: str, why: str) -> UsageError:
+    """The error for a protocol that fsspec knows, but whose file system wherry cannot open."""
+    return UsageError(
+        f"{protocol}:// cannot be read: {why}",
+        cure=f"mount it as a folder, or copy the checkpoint; {_SUPPORTED}",
+    )
 
 
 def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:

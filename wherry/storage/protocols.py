@@ -101,6 +101,8 @@ PROTOCOLS: dict[str, StorageProtocol] = {
     "https": StorageProtocol(READ_ONLY, "aiohttp", whole_uris=True),
 }
 OTHER = StorageProtocol(READ_ONLY)  # everything else that fsspec supports
+# Their libraries take the name of the server and a login as arguments, not from the URI.
+OF_SERVERS = frozenset({"ftp", "sftp", "smb", "ssh", "webdav", "webhdfs"})
 
 
 def protocol_of(name: str) -> StorageProtocol:
