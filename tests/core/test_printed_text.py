@@ -1,7 +1,9 @@
 """Names and credentials at the boundary where text is printed or stored: nothing moves a cursor, nothing leaks."""
 
+import io
 import json
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.cli import cli
 from wherry.console.say import OneLine
-from wherry.console.tables import print_json, print_table
-from wherry.core.progress import logger
+from wherry.console.tables import bar, print_json, print_table
+from wherry.core.progress import Progress, logger
 from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
 from wherry.storage.stores import locate
 
@@ -153,3 +155,27 @@ def test_no_module_logs_by_a_logger_of_its_own():
     found = [file for file in root.rglob("*.py") if "logging.getLogger(" in file.read_text()]
     alone = "core/emit.py"  # works as a file of its own
     assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "console/say.py"}
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self):
+        """It is one."""
+        return True
+
+
+@pytest.mark.parametrize(
+    "name", ["[/x]", "[link=https://evil.example]y[/link]", "[bold red]z", TITLE, FORGED]
+)
+def test_a_progress_bar_shows_a_name_as_text(name, monkeypatch):
+    """A name such as `[/x]` is markup for rich: it ended the command, and `[link=…]` made a link of the text."""
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    with bar(quiet=False) as report:
+        report(Progress("convert", 1, 2, 1.0, None, name))
+    said = shown.getvalue()
+    assert printable(name) in said
+    assert "\x1b]" not in said
