@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.cli import cli
+from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
@@ -56,6 +56,45 @@ def test_no_verb_prints_a_name_as_it_is(tmp_path, name, verb):
     if verb == ["inspect"]:
         data = json.loads(CliRunner().invoke(cli, [*verb, "--json", str(place)]).stdout)
         assert name in {row["path"] for row in data["tensors"]}
+
+
+@pytest.mark.parametrize("name", [TITLE, FORGED, REVERSED])
+def test_no_verb_about_conversions_prints_a_name_as_it_is(tmp_path, name):
+    place = tmp_path / name
+    place.mkdir()
+    save_file({name: np.ones(2, np.float32)}, place / "model.safetensors")
+    (tmp_path / f"lost {name}.safetensors").write_bytes(bytes(64))
+    source, target = str(place / "model.safetensors"), str(tmp_path / f"b {name}.npz")
+    wherry.convert(source, target, to="npz")
+    (place / "model.safetensors").touch()
+    said = "".join(
+        CliRunner().invoke(cli, words).output
+        for words in (
+            ["lineage", "show", target],
+            ["lineage", "why", target],
+            ["lineage", "impact", source],
+            ["lineage", "stale"],
+            ["ls"],
+            ["du"],
+            ["plan", source, f"{target}.2", "--to", "npz"],
+            ["diff", source, target],
+            ["clean", str(tmp_path)],
+            ["convert", source, target, "--to", "npz"],
+            ["convert", source, target, "--to", "hf"],
+            ["audit", str(tmp_path)],
+            ["convert", source, f"{target}3", "--to", "npz", "--meta", f"{name}={name}"],
+            ["fetch", target, f"{target}4"],
+            ["ledger", "record", source],
+            ["ledger", "rebuild", str(tmp_path)],
+            ["register", target, name],
+            ["metrics", str(tmp_path)],
+            ["rewrite", target, f"{target}5"],
+            ["discover", str(tmp_path)],
+            ["--debug", "inspect", f"{target}6"],
+        )
+    )
+    assert not set(said) & set("\x1b\x07\u202e")
+    assert [line for line in said.splitlines() if line.startswith("ok: 9")] == []
 
 
 def test_errors_and_logs_are_one_line_of_printable_text():
@@ -179,3 +218,17 @@ def test_a_progress_bar_shows_a_name_as_text(name, monkeypatch):
     said = shown.getvalue()
     assert printable(name) in said
     assert "\x1b]" not in said
+
+
+def test_a_traceback_obeys_the_same_rules(monkeypatch, capsys):
+    def fail(_words):
+        raise ValueError(TITLE, "s3://user:hunter2@bucket/x", KEY)
+
+    monkeypatch.setattr("wherry.cli._run", fail)
+    with pytest.raises(SystemExit):
+        main(["--debug", "ls"])
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert not set(said) & set("\x1b\x07")
+    assert "hunter2" not in said
+    assert KEY not in said
