@@ -16,7 +16,8 @@ from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
-from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
+from wherry.errors import CorruptError, UsageError, WherryError, printable, redact, redact_values
+from wherry.storage.home import home
 from wherry.storage.stores import locate
 
 TITLE = "\x1b]0;owned\x07"
@@ -145,6 +146,59 @@ def test_metadata_of_the_user_is_stored_without_credentials(tmp_path):
         b"hunter2" in text or KEY.encode() in text for text in [*texts, str(receipt.to_json()).encode()]
     )
     assert any(b"a=b" in text for text in texts)
+
+
+SECRETS = {
+    "auth": "Bearer hunter2", "credentials": "hunter2", "db_pass": "hunter2", "pwd": "hunter2", "passphrase": "hunter2",
+    "AWS_SECRET_ACCESS_KEY": "hunter2", "private_key": "hunter2", "cookie": "hunter2", "sas": "hunter2",
+    "run": "curl -u me:hunter2 https://h", "command": "train --password hunter2", "azure": "AccountKey=hunter2==;x",
+    "header": "Authorization: Bearer hunter2", "url": "https://h/?X-Amz-Security-Token=hunter2", KEY: "1",
+    "jwt_": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJodW50ZXIyIn0.hunter2", "hub": "hf_hunter2ABCDEFGHIJKLMNOP",
+}  # fmt: skip
+
+
+def test_no_record_of_a_conversion_has_credentials_of_the_metadata(tmp_path):
+    """The records of a job that several workers share held them all."""
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "a.safetensors")
+    source, stated = str(tmp_path / "a.safetensors"), {**SECRETS, "team": "a=b"}
+    words = [word for name, value in stated.items() for word in ("--meta", f"{name}={value}")]
+    said = CliRunner().invoke(cli, ["split", source, str(tmp_path / "c"), "--to", "dcp", *words]).output
+    said += (
+        CliRunner()
+        .invoke(cli, ["convert", source, str(tmp_path / "b.npz"), "--to", "npz", "--json", *words])
+        .output
+    )
+    files = [file for folder in (tmp_path, home()) for file in folder.rglob("*") if file.is_file()]
+    texts = {str(file): file.read_bytes() for file in files}
+    assert any("job.json" in name for name in texts)
+    assert any(b"a=b" in text for name, text in texts.items() if "job.json" in name)
+    for text in ("hunter2", KEY):
+        assert text not in said
+        assert [name for name, data in texts.items() if text.encode() in data] == []
+
+
+@pytest.mark.parametrize("verb", [["detect"], ["nightly", "--config"], ["audit", "--check"], ["ls"]])
+@pytest.mark.parametrize("uri", ["file://u:hunter2@/tmp/x", "s3://u:hunter2@b/x", f"s3://b/{KEY}/x"])
+def test_no_verb_prints_the_credentials_of_a_uri(verb, uri):
+    said = CliRunner().invoke(cli, [*verb, uri])
+    text = said.output + (str(said.exception) if isinstance(said.exception, WherryError) else "")
+    assert "hunter2" not in text
+    assert KEY not in text
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"author": "me"},
+        {"pass": "2"},
+        {"passes": "3"},
+        {"public_key": "k"},
+        {"cookies": "eaten"},
+        {"team": "a=b"},
+    ],
+)
+def test_ordinary_metadata_stays(stated):
+    assert redact_values(stated) == stated
 
 
 def test_numbers_are_no_credentials():
