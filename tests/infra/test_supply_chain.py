@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 
@@ -11,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.infra import INFRA, ROOT
+from tests.support.postgres import postgres_server
 
 HASHES = (INFRA / "constraints-hashes.txt").read_text()
 PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)", HASHES, re.MULTILINE))
@@ -73,8 +75,6 @@ def test_pods_have_no_privileges_and_cannot_write_to_their_image(pod):
 
 
 def test_jobs_of_the_pools_have_no_privileges():
-    import json
-
     for file in sorted((INFRA / "pools").glob("wherry-kubernetes-*.json")):
         spec = json.loads(file.read_text())["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -122,6 +122,45 @@ def test_services_of_compose_are_not_root_and_read_only():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_each_role_of_compose_has_a_password_of_its_own_and_no_other():
+    text = (INFRA / "docker" / "compose.yaml").read_text()
+    stated = yaml.safe_load(text)
+    used = {
+        name: {*re.findall(r"\$\{(\w+_DB_PASSWORD)", json.dumps(service))}
+        for name, service in stated["services"].items()
+    }
+    assert {name: words for name, words in used.items() if words} == {
+        "postgres": {"ADMIN_DB_PASSWORD"},
+        "prefect": {"PREFECT_DB_PASSWORD"},
+        "mlflow": {"MLFLOW_DB_PASSWORD"},
+        "deploy": {"LEDGER_DB_PASSWORD"},
+        "worker": {"LEDGER_DB_PASSWORD"},
+    }
+    assert set(re.findall(r"\$\{(\w+PASSWORD)(?!:\?set it\})", text)) == set(), "each must be set"
+
+
+def test_the_databases_of_compose_are_apart():
+    """The statements that the PostgreSQL of compose runs at its first start, on a real server."""
+    import psycopg
+
+    stated = yaml.safe_load((INFRA / "docker" / "compose.yaml").read_text())
+    sql = re.sub(r"\$\{(\w+):\?set it\}", r"\1", stated["configs"]["databases"]["content"])
+    with postgres_server() as server:
+        with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+            for line in sql.splitlines():
+                connection.execute(line)
+        roles = ("ledger", "prefect", "mlflow")
+        for role in roles:
+            for database in (*roles, "postgres"):
+                url = f"{server}/{database}".replace("postgres@", f"{role}@")
+                if role == database:
+                    with psycopg.connect(url) as connection:
+                        connection.execute("CREATE SCHEMA mine; CREATE TABLE of_public (x int)")
+                else:
+                    with pytest.raises(psycopg.OperationalError, match="permission denied"):
+                        psycopg.connect(url)
 
 
 @pytest.fixture
