@@ -1,7 +1,9 @@
 """Names and credentials at the boundary where text is printed or stored: nothing moves a cursor, nothing leaks."""
 
+import io
 import json
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,12 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.cli import cli
+from wherry.cli import cli, main
 from wherry.console.say import OneLine
-from wherry.console.tables import print_json, print_table
-from wherry.core.progress import logger
-from wherry.errors import CorruptError, UsageError, printable, redact, redact_values
+from wherry.console.tables import bar, print_json, print_table
+from wherry.core.progress import Progress, logger
+from wherry.errors import CorruptError, UsageError, WherryError, printable, redact, redact_values
+from wherry.storage.home import home
 from wherry.storage.stores import locate
 
 TITLE = "\x1b]0;owned\x07"
@@ -54,6 +57,45 @@ def test_no_verb_prints_a_name_as_it_is(tmp_path, name, verb):
     if verb == ["inspect"]:
         data = json.loads(CliRunner().invoke(cli, [*verb, "--json", str(place)]).stdout)
         assert name in {row["path"] for row in data["tensors"]}
+
+
+@pytest.mark.parametrize("name", [TITLE, FORGED, REVERSED])
+def test_no_verb_about_conversions_prints_a_name_as_it_is(tmp_path, name):
+    place = tmp_path / name
+    place.mkdir()
+    save_file({name: np.ones(2, np.float32)}, place / "model.safetensors")
+    (tmp_path / f"lost {name}.safetensors").write_bytes(bytes(64))
+    source, target = str(place / "model.safetensors"), str(tmp_path / f"b {name}.npz")
+    wherry.convert(source, target, to="npz")
+    (place / "model.safetensors").touch()
+    said = "".join(
+        CliRunner().invoke(cli, words).output
+        for words in (
+            ["lineage", "show", target],
+            ["lineage", "why", target],
+            ["lineage", "impact", source],
+            ["lineage", "stale"],
+            ["ls"],
+            ["du"],
+            ["plan", source, f"{target}.2", "--to", "npz"],
+            ["diff", source, target],
+            ["clean", str(tmp_path)],
+            ["convert", source, target, "--to", "npz"],
+            ["convert", source, target, "--to", "hf"],
+            ["audit", str(tmp_path)],
+            ["convert", source, f"{target}3", "--to", "npz", "--meta", f"{name}={name}"],
+            ["fetch", target, f"{target}4"],
+            ["ledger", "record", source],
+            ["ledger", "rebuild", str(tmp_path)],
+            ["register", target, name],
+            ["metrics", str(tmp_path)],
+            ["rewrite", target, f"{target}5"],
+            ["discover", str(tmp_path)],
+            ["--debug", "inspect", f"{target}6"],
+        )
+    )
+    assert not set(said) & set("\x1b\x07\u202e")
+    assert [line for line in said.splitlines() if line.startswith("ok: 9")] == []
 
 
 def test_errors_and_logs_are_one_line_of_printable_text():
@@ -106,6 +148,59 @@ def test_metadata_of_the_user_is_stored_without_credentials(tmp_path):
     assert any(b"a=b" in text for text in texts)
 
 
+SECRETS = {
+    "auth": "Bearer hunter2", "credentials": "hunter2", "db_pass": "hunter2", "pwd": "hunter2", "passphrase": "hunter2",
+    "AWS_SECRET_ACCESS_KEY": "hunter2", "private_key": "hunter2", "cookie": "hunter2", "sas": "hunter2",
+    "run": "curl -u me:hunter2 https://h", "command": "train --password hunter2", "azure": "AccountKey=hunter2==;x",
+    "header": "Authorization: Bearer hunter2", "url": "https://h/?X-Amz-Security-Token=hunter2", KEY: "1",
+    "jwt_": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJodW50ZXIyIn0.hunter2", "hub": "hf_hunter2ABCDEFGHIJKLMNOP",
+}  # fmt: skip
+
+
+def test_no_record_of_a_conversion_has_credentials_of_the_metadata(tmp_path):
+    """The records of a job that several workers share held them all."""
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "a.safetensors")
+    source, stated = str(tmp_path / "a.safetensors"), {**SECRETS, "team": "a=b"}
+    words = [word for name, value in stated.items() for word in ("--meta", f"{name}={value}")]
+    said = CliRunner().invoke(cli, ["split", source, str(tmp_path / "c"), "--to", "dcp", *words]).output
+    said += (
+        CliRunner()
+        .invoke(cli, ["convert", source, str(tmp_path / "b.npz"), "--to", "npz", "--json", *words])
+        .output
+    )
+    files = [file for folder in (tmp_path, home()) for file in folder.rglob("*") if file.is_file()]
+    texts = {str(file): file.read_bytes() for file in files}
+    assert any("job.json" in name for name in texts)
+    assert any(b"a=b" in text for name, text in texts.items() if "job.json" in name)
+    for text in ("hunter2", KEY):
+        assert text not in said
+        assert [name for name, data in texts.items() if text.encode() in data] == []
+
+
+@pytest.mark.parametrize("verb", [["detect"], ["nightly", "--config"], ["audit", "--check"], ["ls"]])
+@pytest.mark.parametrize("uri", ["file://u:hunter2@/tmp/x", "s3://u:hunter2@b/x", f"s3://b/{KEY}/x"])
+def test_no_verb_prints_the_credentials_of_a_uri(verb, uri):
+    said = CliRunner().invoke(cli, [*verb, uri])
+    text = said.output + (str(said.exception) if isinstance(said.exception, WherryError) else "")
+    assert "hunter2" not in text
+    assert KEY not in text
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"author": "me"},
+        {"pass": "2"},
+        {"passes": "3"},
+        {"public_key": "k"},
+        {"cookies": "eaten"},
+        {"team": "a=b"},
+    ],
+)
+def test_ordinary_metadata_stays(stated):
+    assert redact_values(stated) == stated
+
+
 def test_numbers_are_no_credentials():
     meta = {
         "tokens": "2e12",
@@ -153,3 +248,41 @@ def test_no_module_logs_by_a_logger_of_its_own():
     found = [file for file in root.rglob("*.py") if "logging.getLogger(" in file.read_text()]
     alone = "core/emit.py"  # works as a file of its own
     assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "console/say.py"}
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self):
+        """It is one."""
+        return True
+
+
+@pytest.mark.parametrize(
+    "name", ["[/x]", "[link=https://evil.example]y[/link]", "[bold red]z", TITLE, FORGED]
+)
+def test_a_progress_bar_shows_a_name_as_text(name, monkeypatch):
+    """A name such as `[/x]` is markup for rich: it ended the command, and `[link=…]` made a link of the text."""
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    with bar(quiet=False) as report:
+        report(Progress("convert", 1, 2, 1.0, None, name))
+    said = shown.getvalue()
+    assert printable(name) in said
+    assert "\x1b]" not in said
+
+
+def test_a_traceback_obeys_the_same_rules(monkeypatch, capsys):
+    def fail(_words):
+        raise ValueError(TITLE, "s3://user:hunter2@bucket/x", KEY)
+
+    monkeypatch.setattr("wherry.cli._run", fail)
+    with pytest.raises(SystemExit):
+        main(["--debug", "ls"])
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert not set(said) & set("\x1b\x07")
+    assert "hunter2" not in said
+    assert KEY not in said

@@ -67,6 +67,12 @@ def test_a_cell_of_the_night_is_one_cell():
     assert not OBEYED & set(row)
 
 
+def test_a_name_makes_no_link_and_no_picture_on_the_page_of_the_night():
+    (row,) = _markdown_table(NightTable("t", ("a",), (("![x](https://e.example/1.png) [y](z) `c",),)))[5:]
+    assert r"\!\[x\](https" in row
+    assert r" \[y\](z) \`c" in row
+
+
 def test_a_name_does_not_leave_the_code_of_a_description():
     tags = {
         "wherry.format": "dcp", "wherry.format_version": "", "wherry.source_uri": f"/x```\n{HOSTILE}",

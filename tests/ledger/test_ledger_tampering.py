@@ -118,3 +118,34 @@ def test_an_anchor_finds_what_the_chain_alone_does_not(url):
     altered(url, f"DELETE FROM conversion WHERE statement > {kept.seq - 1}")
     with open_ledger(url) as ledger:
         assert check_chain(ledger, anchor).anchored is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP TRIGGER edge_no_change ON wherry.edge",
+        "ALTER TABLE wherry.edge DISABLE TRIGGER edge_no_change",
+        "ALTER TABLE wherry.edge ENABLE REPLICA TRIGGER edge_no_change",  # fires in no ordinary session
+        (
+            "CREATE OR REPLACE TRIGGER edge_no_change BEFORE DELETE ON wherry.edge FOR EACH ROW "
+            "EXECUTE FUNCTION wherry.refuse_change()"
+        ),
+        (
+            "CREATE OR REPLACE TRIGGER edge_no_change BEFORE UPDATE OR DELETE ON wherry.edge FOR EACH ROW "
+            "WHEN (false) EXECUTE FUNCTION wherry.refuse_change()"
+        ),
+        (
+            "CREATE OR REPLACE FUNCTION wherry.refuse_change() RETURNS trigger LANGUAGE plpgsql "
+            "AS $$ BEGIN RETURN NEW; END $$"
+        ),
+    ],
+)
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_trigger_that_refuses_nothing_more_is_named_on_postgresql(url, sql):
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        assert check_chain(ledger).altered is None
+        with ledger.write() as connection:
+            connection.exec_driver_sql(sql)
+        assert "triggers that refuse changes are missing or altered: " in (check_chain(ledger).altered or "")
+        assert "edge_no_change" in (check_chain(ledger).altered or "")

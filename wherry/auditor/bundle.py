@@ -41,9 +41,11 @@ FORMER_PROGRAMS = frozenset(
         "8f7ab6359ffcb149142889a82625b332714766b04ed9b69a68bc71d826e8da82",
         "df335ab6af4e845f2a147e02ed6adfd22ae8597100d649c6de1bedfc127de4e2",
         "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
+        "d9d6dae6b1e321161f0d2013a855e678337e58e90f94a1a07ba8d5e155b99e48",
     }
 )
 _STAMP = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the digest of a bundle does not depend on it
+_PLAIN_NAME = r"[\w+=@][\w.+=@ -]{0,254}"  # of a bundle, in a command that is pasted
 _README = """Evidence of an audit by wherry.
 
 Check it offline:  wherry audit --check {name} [--anchor HASH]
@@ -183,7 +185,7 @@ def _check_texts(path: str, checked: CheckReport) -> None:
 
 def _pattern(readme: str) -> str:
     """A README with the name of any file; only its first lines name the bundle."""
-    return r"[^\n]{1,255}".join(map(re.escape, readme.split("{name}")))
+    return _PLAIN_NAME.join(map(re.escape, readme.split("{name}")))
 
 
 def anchor_hash(anchor: str | None) -> str | None:
@@ -235,7 +237,8 @@ def _fill(
         index[member] = {"size": size, "sha256": state.hexdigest()}
 
     chain = report.chain
-    add("README.txt", [_README.format(name=name).encode()])
+    named = name if re.fullmatch(_PLAIN_NAME, name) else "BUNDLE.zip"
+    add("README.txt", [_README.format(name=named).encode()])
     add("report.md", [markdown.encode()])
     add(REPORT, [_text(report.to_json())])
     add(ANCHOR, [_text({"schema": SCHEMA, "seq": chain.statements, "hash": chain.head, "time": chain.time})])

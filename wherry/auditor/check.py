@@ -25,6 +25,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,37 +34,23 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 GENESIS = "0" * 64
-INDEX, REPORT, LEDGER, ANCHOR, MANIFESTS = (
-    "index.json",
-    "report.json",
-    "ledger.jsonl",
-    "anchor.json",
-    "manifests/",
-)
+INDEX, REPORT, LEDGER, ANCHOR = "index.json", "report.json", "ledger.jsonl", "anchor.json"
+MANIFESTS = "manifests/"
 _WHOLE_MAX = 64 << 20  # maximum bytes of a file that is read at once
 _LINE_MAX = 16 << 20  # maximum bytes of one statement
 _NODES_MAX = 2_000_000  # JSON values of one file or statement; a manifest of 100,000 tensors has 1,500,000
 _MEMBERS_MAX = 200_000  # files
 _DIRECTORY_MAX = 32 << 20  # bytes of the list of files
-_RATIO_MAX, _RATIO_FREE = (
-    100,
-    16 << 20,
-)  # inflated bytes for each stored one, and how many may be more than that
+_RATIO_MAX, _RATIO_FREE = 100, 16 << 20  # inflated bytes for each stored one, and how many may be more
 _NAMES = frozenset({"README.txt", "report.md", REPORT, ANCHOR, "__main__.py", LEDGER, INDEX})
 _PIECE = 1 << 20
-_END_BYTES = (1 << 16) + 200
-_END, _END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q")
+_END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
+_WIDE = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)  # in the plain end, where only the wide one has the number
+_OVERHEAD = 200  # bytes of a file's header and descriptor, without its name
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 _DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    RuntimeError,
-)
+    zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError
+)  # fmt: skip
 _LISTED = 100  # problems that are listed; the rest is counted
 
 
@@ -131,13 +118,15 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
     checked = CheckReport(bundle)
     with _open(bundle) as file:
         problem = _directory_problem(file)
-        if problem:  # before every byte of it is read: it may be a sparse file of terabytes
+        if problem:
             checked.say(problem)
             return checked
-        checked.sha256 = _digest(file)
         try:
             with zipfile.ZipFile(file) as archive:
                 _check(archive, checked, anchor)
+            if checked.files:  # its members account for every byte: it is no sparse file of terabytes
+                file.seek(0)
+                checked.sha256 = _digest(file)
         except _DAMAGE as error:
             checked.say(f"invalid evidence bundle: {type(error).__name__}: {error}")
         except OSError as error:
@@ -158,6 +147,9 @@ def _open(bundle: str) -> IO[bytes]:
 
 
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
+    _check_members(archive, checked)
+    if checked.problems:
+        return
     index = _json(archive, INDEX)
     if index["schema"] > SCHEMA:
         checked.say(f"{INDEX}: unsupported schema {index['schema']}; upgrade wherry")
@@ -176,24 +168,49 @@ def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -
     _check_counts(report, checked)
 
 
-def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: CheckReport) -> None:
+def _check_members(archive: zipfile.ZipFile, checked: CheckReport) -> None:
+    """What can be said before a file is read: names, sizes, and that every byte belongs to a file."""
     names = archive.namelist()
-    checked.files = len(files)
     for name in sorted(name for name, count in Counter(names).items() if count > 1):
         checked.say(f"{name}: duplicate file in the bundle")
-    for info in archive.infolist():
-        if info.file_size > max(_RATIO_FREE, info.compress_size * _RATIO_MAX):
-            checked.say(f"{info.filename}: {info.file_size} bytes in {info.compress_size} exceed the limits")
     for name in sorted(name for name in {*names} if name not in _NAMES and not name.startswith(MANIFESTS)):
         checked.say(f"{name}: unknown file; a program in the bundle could import it")
-    if checked.problems:
-        return
+    for info in archive.infolist():
+        most = min(info.compress_size * _RATIO_MAX, sys.maxsize if info.filename == LEDGER else _WHOLE_MAX)
+        if info.file_size > max(_RATIO_FREE, most):
+            checked.say(f"{info.filename}: {info.file_size} bytes in {info.compress_size} exceed the limits")
+        elif not _is_plain(info):
+            checked.say(f"{info.filename}: another program may read it as a different file")
+    stored = sum(
+        one.compress_size + 2 * len(one.orig_filename.encode()) + _OVERHEAD for one in archive.infolist()
+    )
+    if archive.start_dir > stored:
+        checked.say(f"{archive.start_dir - stored} bytes of the bundle belong to no file")
+
+
+def _is_plain(info: zipfile.ZipInfo) -> bool:
+    """Whether it is stored as every reader of archives understands it."""
+    least = info.file_size if info.compress_type == zipfile.ZIP_STORED else 0
+    most = least or info.file_size + info.file_size // 1000 + _OVERHEAD
+    known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    return known and least <= info.compress_size <= most and info.filename == info.orig_filename
+
+
+def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: CheckReport) -> None:
+    names = archive.namelist()
     for name in sorted({*names} ^ {*files, INDEX}):
         checked.say(f"{name}: {'not in the index' if name in names else 'missing file'}")
     for name in sorted({*names} & {*files}):
-        with archive.open(name) as file:
+        longer = copy(archive.getinfo(name))
+        longer.file_size += 1  # so that a stream that does not end there is an error
+        with archive.open(longer) as file:
+            if name == LEDGER and not _has_lines(file):
+                checked.say(f"{name}: a statement exceeds the limit of {_LINE_MAX} bytes")
+                return
+        with archive.open(longer) as file:
             if _digest(file, files[name]["size"]) != files[name]["sha256"]:
                 checked.say(f"{name}: digest mismatch with the index")
+    checked.files = len(files)
 
 
 def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainContents:
@@ -412,6 +429,11 @@ def _digest(file: IO[bytes], expected: int | None = None) -> str:
     return state.hexdigest()
 
 
+def _has_lines(file: IO[bytes]) -> bool:
+    """Whether no line is longer than the limit: the zeros of a sparse file are one line."""
+    return all(len(line) < _LINE_MAX for line in iter(lambda: file.readline(_LINE_MAX), b""))
+
+
 def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     with archive.open(name) as file:
         data = file.read(_WHOLE_MAX + 1)
@@ -428,21 +450,27 @@ def _load_json(data: bytes, name: str) -> Any:
 
 
 def _directory_problem(file: IO[bytes]) -> str | None:
-    """Why the list of files must not be read: Python takes a kilobyte of memory for each of them."""
-    end = file.seek(0, 2)
-    start = max(end - _END_BYTES, 0)
-    file.seek(start)
+    """Why the list of files must not be read: it is too long, or another reader would find another list.
+
+    Python takes a kilobyte of memory for each file. `python BUNDLE` finds the list by other records than zipfile does.
+    """
+    at = file.seek(0, 2) - _END.size
+    before = max(at - _END64.size - _LOCATOR.size, 0)
+    file.seek(before)
     tail = file.read()
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < _END.size:
-        return None  # which reading it reports
-    count, size, _offset = _END.unpack_from(tail, at)[4:7]
-    wide = tail.rfind(b"PK\6\6", 0, at)
-    if wide >= 0 and at - wide >= _END64.size:
-        count, size = _END64.unpack_from(tail, wide)[7:9]
+    if at < 0 or not tail.endswith(b"\0\0") or not tail.startswith(b"PK\5\6", at - before):
+        return "invalid evidence bundle: it does not end as a zip file without a comment does"
+    plain = count, size, offset = _END.unpack_from(tail, at - before)[4:7]
+    if tail.startswith(b"PK\6\7", max(at - before - _LOCATOR.size, 0)):
+        at = before
+        wide = count, size, offset = _END64.unpack_from(tail)[7:10]
+        stated = _LOCATOR.unpack_from(tail, _END64.size)[2]
+        same = all(one in (other, most) for one, other, most in zip(plain, wide, _WIDE, strict=True))
+        if not tail.startswith(b"PK\6\6") or stated != at or not same:
+            return "invalid evidence bundle: it has two lists of files"
     if count > _MEMBERS_MAX or size > _DIRECTORY_MAX:
         return f"the bundle exceeds the limit of {_MEMBERS_MAX} files: {count} files, listed in {size} bytes"
-    return None
+    return None if offset + size == at else "invalid evidence bundle: bytes belong to no file"
 
 
 def main(arguments: list[str]) -> int:

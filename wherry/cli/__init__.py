@@ -396,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _run(words)
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
         if debug:
-            traceback.print_exc()
+            say_lines(traceback.format_exc().rstrip(), err=True)
         _fail(as_ours(error, words), words)
     except KeyboardInterrupt:  # outside of a command
         _fail(interrupt_error(), words)

@@ -116,7 +116,8 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
     if json_:
         tables.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
-        say_lines("\n".join(_stale_lines(found)))
+        for line in _stale_lines(found):
+            say(line)
     sys.exit(_STALE_CODE if found else 0)
 
 

@@ -53,12 +53,14 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
     from rich.console import Console
 
     columns = (
-        rich_progress.TextColumn("{task.description}"),
+        rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
         rich_progress.DownloadColumn(),
         rich_progress.TransferSpeedColumn(),
         rich_progress.TimeRemainingColumn(),
-        rich_progress.TextColumn("{task.fields[current]}"),
+        rich_progress.TextColumn(
+            "{task.fields[current]}", markup=False
+        ),  # a name may be `[link=…]` or `[/x]`
     )
     with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, rich_progress.TaskID] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core.option import option, options_of
 from wherry.core.units import DEFAULT_MEMORY
-from wherry.errors import UsageError
+from wherry.errors import UsageError, redact_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -256,6 +256,10 @@ class ConvertRequest:
         True, "Do not record the conversion in the ledger.", spelled="--no-lineage", form=None, route=None, stated=""
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """Credentials in the metadata are cut out before anything is planned, stored or given to a worker."""
+        object.__setattr__(self, "meta", redact_values(self.meta))
+
     @property
     def anchored(self) -> ConvertRequest:
         """The same request with absolute paths, for processes in other working folders."""
@@ -323,6 +327,10 @@ class RewriteRequest:
     meta: Mapping[str, str] = _same("meta")
     lineage: bool = _same("lineage", "Do not record the rewrite in the ledger.")
     memory: str | int = _same("memory")
+
+    def __post_init__(self) -> None:
+        """Credentials in the metadata are cut out before anything is stored."""
+        object.__setattr__(self, "meta", redact_values(self.meta))
 
 
 def values_of(*records: Any) -> Iterator[tuple[RequestOption, Any]]:

@@ -191,21 +191,25 @@ def _seal_fault(connection: Connection, head: int) -> str | None:
 
 
 _SQLITE_TRIGGERS = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
-_POSTGRES_TRIGGERS = (
-    "SELECT t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
-    "JOIN pg_namespace n ON n.oid = c.relnamespace "
-    "WHERE n.nspname = 'wherry' AND NOT t.tgisinternal AND t.tgenabled <> 'D'"
+_POSTGRES_TRIGGERS = (  # that fire for everyone, always, with what their functions do
+    "SELECT t.tgname, c.relname || ' ' || t.tgtype || ' ' || btrim(p.prosrc) "
+    "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+    "JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_proc p ON p.oid = t.tgfoid "
+    "WHERE n.nspname = 'wherry' AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') "
+    "AND t.tgqual IS NULL AND t.tgattr::text = ''"
 )
 
 
 def _trigger_fault(connection: Connection) -> str | None:
     """The triggers that are missing, disabled, or not those that wherry creates."""
     if connection.dialect.name == "sqlite":
-        found: dict[str, str] = dict(connection.exec_driver_sql(_SQLITE_TRIGGERS).tuples().all())
-        lost = sorted(name for name, text in tables.stored_triggers().items() if found.get(name) != text)
+        asked, expected = _SQLITE_TRIGGERS, tables.stored_triggers()
     else:
-        names = set(connection.exec_driver_sql(_POSTGRES_TRIGGERS).scalars())
-        lost = sorted(tables.postgres_trigger_names() - names)
+        from wherry.ledger.postgres import SCHEMA_NAME
+
+        asked, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers(SCHEMA_NAME)
+    found: dict[str, str] = dict(connection.exec_driver_sql(asked).tuples().all())
+    lost = sorted(name for name, text in expected.items() if found.get(name) != text)
     if not lost:
         return None
     return f"all rows match, but triggers that refuse changes are missing or altered: {', '.join(lost)}"

@@ -230,11 +230,13 @@ def stored_triggers() -> dict[str, str]:
     return {text.split()[2]: text for text in texts}
 
 
-def postgres_trigger_names() -> frozenset[str]:
-    """The names of the triggers in PostgreSQL."""
-    words = "CREATE OR REPLACE TRIGGER "
-    found = [trigger for trigger in postgres_triggers("x") if trigger.startswith(words)]
-    return frozenset(trigger.removeprefix(words).split()[0] for trigger in found)
+def stored_postgres_triggers(schema: str) -> dict[str, str]:
+    """Name → table, type and text of the function of the triggers, as PostgreSQL stores them."""
+    bodies = _bodies(schema)
+    return {
+        name: f"{table} {sum(_TYPES.get(word, 0) for word in f'BEFORE {verbs} {each}'.split())} {bodies[function]}"
+        for name, table, verbs, each, function in _TRIGGERS
+    }
 
 
 def sqlite_triggers() -> tuple[str, ...]:
@@ -258,25 +260,43 @@ def postgres_triggers(schema: str) -> tuple[str, ...]:
     Args:
         schema: the schema of the tables.
     """
-    body = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$ BEGIN"
-    refuse = f"RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME;"
-    require = f"IF {_breaks(f'{schema}.statement')} THEN RAISE EXCEPTION '{_BROKEN}'; END IF; RETURN NEW;"
-    continues = "CREATE OR REPLACE TRIGGER statement_continues BEFORE INSERT ON"
-    sealed = [
-        f"CREATE OR REPLACE TRIGGER {table}_no_{name} BEFORE {verbs} ON {schema}.{table} "
-        f"FOR EACH {each} EXECUTE FUNCTION {schema}.refuse_change()"
-        for table in _SEALED
-        for name, verbs, each in (
-            ("change", "UPDATE OR DELETE", "ROW"),
-            ("truncate", "TRUNCATE", "STATEMENT"),
-        )
-    ]
+    head = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS"
     return (
-        f"CREATE OR REPLACE FUNCTION {schema}.refuse_change{body} {refuse} END $$",
-        f"CREATE OR REPLACE FUNCTION {schema}.require_continuation{body} {require} END $$",
-        *sealed,
-        f"{continues} {schema}.statement FOR EACH ROW EXECUTE FUNCTION {schema}.require_continuation()",
+        *(
+            f"CREATE OR REPLACE FUNCTION {schema}.{name}{head} $$ {body} $$"
+            for name, body in _bodies(schema).items()
+        ),
+        *(
+            f"CREATE OR REPLACE TRIGGER {name} BEFORE {verbs} ON {schema}.{table} "
+            f"FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
+            for name, table, verbs, each, function in _TRIGGERS
+        ),
     )
+
+
+_REFUSE, _REQUIRE = "refuse_change", "require_continuation"
+_TYPES = {
+    "ROW": 1,
+    "BEFORE": 2,
+    "INSERT": 4,
+    "DELETE": 8,
+    "UPDATE": 16,
+    "TRUNCATE": 32,
+}  # bits of pg_trigger.tgtype
+_TRIGGERS = (  # name, table, statements, level, function
+    *((f"{table}_no_change", table, "UPDATE OR DELETE", "ROW", _REFUSE) for table in _SEALED),
+    *((f"{table}_no_truncate", table, "TRUNCATE", "STATEMENT", _REFUSE) for table in _SEALED),
+    ("statement_continues", "statement", "INSERT", "ROW", _REQUIRE),
+)
+
+
+def _bodies(schema: str) -> dict[str, str]:
+    """Name → text of the functions of the triggers."""
+    broken = _breaks(f"{schema}.statement")
+    return {
+        _REFUSE: f"BEGIN RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME; END",
+        _REQUIRE: f"BEGIN IF {broken} THEN RAISE EXCEPTION '{_BROKEN}'; END IF; RETURN NEW; END",
+    }
 
 
 def _breaks(table: str) -> str:

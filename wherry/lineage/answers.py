@@ -16,7 +16,7 @@ from wherry.core.receipt import Receipt, require_types
 from wherry.core.units import plural, short
 from wherry.lineage.lineage import LineageTree, find_named, tree_of
 from wherry.lineage.nearest import NEIGHBOURS
-from wherry.lineage.text import DEEPEST, facts, how, omission_line, title
+from wherry.lineage.text import DEEPEST, facts, how, join_lines, omission_line, title
 from wherry.runtime.threads import without_collection
 from wherry.text.html import html_table
 
@@ -181,7 +181,7 @@ def render_why(found: Why) -> str:
         lines += _describe_step(step, f"converted from {title(about)}", (*_told_of(step), *facts(about)))
     origins = ", ".join(short(digest) for digest in found.origins)
     lines.append(f"no known source: {origins}" if origins else "no origin: the conversions form a cycle")
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def render_impact(found: Impact) -> str:
@@ -196,7 +196,7 @@ def render_impact(found: Impact) -> str:
         f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
         f"affected model versions: {_named_versions(found)}"
     )
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _named_versions(found: Impact) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.units import plural, short
+from wherry.errors import printable
 from wherry.lineage.nearest import by_end, count_by_end
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
@@ -27,7 +28,12 @@ def render(tree: LineageTree) -> str:
         branches = list(_branches(tree, up=up))
         if branches:
             lines += [headline, *branches]
-    return "\n".join([*lines, *omission_line(tree.edges, tree.rest)])
+    return join_lines([*lines, *omission_line(tree.edges, tree.rest)])
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Lines as one text; a name with a line end in it makes no line of its own."""
+    return "\n".join(map(printable, lines))
 
 
 def omission_line(shown: Sequence[object], rest: Sequence[object]) -> Iterator[str]:

@@ -6,6 +6,7 @@ are escaped, so that they break neither a table nor the page.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -247,7 +248,8 @@ def _markdown_table(table: NightTable) -> list[str]:
 
 def _cell(text: str) -> str:
     """Escape a text for a table cell; names come from checkpoints."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([|`!\[\]])", r"\\\1", shown)  # no column, code, image or link of its own
 
 
 def _odd(outcome: WorkOutcome) -> bool:

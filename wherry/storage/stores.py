@@ -273,6 +273,8 @@ def local_path(uri: str) -> str | None:
 def _path_of_file_uri(text: str) -> str:
     """The path of `file:///path` or `file://localhost/path`."""
     parts = urlsplit(text)
+    if "@" in parts.netloc:
+        raise UsageError("a URI must not carry credentials", cure="write the path alone")
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
             f"{text} names the host {parts.netloc!r}; expected a path of this machine",

@@ -20,7 +20,7 @@ from wherry.config.settings import configured_value
 from wherry.core.emit import post
 from wherry.core.progress import logger
 from wherry.core.services import service
-from wherry.errors import WherryError, redact
+from wherry.errors import WherryError, printable, redact
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Notice:
     link: str | None = None
 
     def cleaned(self) -> Notice:
-        """The same without credentials, with long fields truncated."""
+        """The same without credentials, each field one printable line, long ones truncated."""
         return Notice(
             title=_clean(self.title) or "wherry",
             counts=dict(self.counts),
@@ -173,5 +173,5 @@ def _by_block(name: str | None, notice: Notice) -> list[str]:
 def _clean(text: str | None) -> str | None:
     if text is None:
         return None
-    without = redact(text)
+    without = printable(redact(text))
     return without if len(without) <= _LONGEST else f"{without[:_LONGEST]} …"
