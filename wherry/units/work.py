@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -91,9 +92,14 @@ def work(
         WherryError: making units failed several times.
     """
     with opened_job(uri) as split:
-        worker = _Worker(split, Claims(split.records, expiry), on_unit)
+        claims = Claims(split.records, expiry)
+        worker = _Worker(split, claims, on_unit)
         try:
             return worker.run()
+        except (Exception, KeyboardInterrupt, SystemExit):
+            with suppress(WherryError):  # otherwise they expire
+                claims.release()
+            raise
         finally:
             worker.boxes.close()
 
