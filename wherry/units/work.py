@@ -28,6 +28,7 @@ from wherry.units.make import make_unit, this_worker
 from wherry.units.prove import prove_unit
 from wherry.units.read_boxes import BoxReaders, read_claimed
 from wherry.units.split_job import opened_job
+from wherry.units.worker_needs import require_able
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,9 +90,12 @@ def work(
     Raises:
         NotFoundError: there is no job.
         MismatchError: this process has another wherry, or sees another source or plan.
+        MissingExtraError: this process lacks a codec.
+        StorageError: it has too little memory for a unit.
         WherryError: making units failed several times.
     """
     with opened_job(uri) as split:
+        require_able(split)
         claims = Claims(split.records, expiry)
         worker = _Worker(split, claims, on_unit)
         try:
