@@ -9,11 +9,16 @@
 #SBATCH --mem=2G
 #SBATCH --time=04:00:00
 #SBATCH --requeue
-#SBATCH --signal=TERM@30
+#SBATCH --signal=B:TERM@30
 set -euo pipefail
 target=${1:?usage: sbatch --array=0-15 slurm.sh TARGET}
-code=0
-wherry work "$target" || code=$?
+ending=0 code=0
+wherry work "$target" &
+# The signal comes to this shell, which does not pass it on by itself; the worker then gives its unit back.
+trap 'ending=1; kill -TERM $!' TERM
+wait $! || code=$?
+if [ "$ending" = 1 ]; then code=0; wait $! || code=$?; exit "$code"; fi
+trap - TERM
 if [ "$code" = 3 ]; then exec wherry verify "$target" --level structure; fi # committed meanwhile
 if [ "$code" != 0 ]; then exit "$code"; fi
 if [ "${SLURM_ARRAY_TASK_ID:-0}" = "${SLURM_ARRAY_TASK_MIN:-0}" ]; then exec wherry commit "$target"; fi

@@ -20,6 +20,7 @@ from wherry.carriers.unit_queue import ALLOWED_LOSSES
 from wherry.errors import StorageError, missing_extra
 from wherry.remote.waits import waiting
 from wherry.runtime import child
+from wherry.storage.folders import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -76,7 +77,7 @@ def dask_cluster(workers: int) -> Generator[DaskCluster]:
         MissingExtraError: the package for certificates is not installed.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wherry-dask-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}dask-")))
         security, words = _certificates(folder)
         scheduler, address = _scheduler(stack, folder, words)
         started = [_worker(stack, address, folder, words) for _ in range(workers)]

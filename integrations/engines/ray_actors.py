@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
 
 from wherry.carriers.processes import variables
 from wherry.errors import StorageError, UsageError
+from wherry.storage.folders import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping
@@ -140,7 +141,7 @@ def _own_cluster(workers: int) -> Generator[None]:
     """A cluster of one node on loopback."""
     for name, text in _SETTINGS.items():
         os.environ.setdefault(name, text)
-    with tempfile.TemporaryDirectory(prefix="wherry-ray-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}ray-", ignore_cleanup_errors=True) as folder:
         try:
             ray.init(
                 address="local", num_cpus=workers, namespace="wherry", include_dashboard=False,

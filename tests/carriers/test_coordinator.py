@@ -312,10 +312,11 @@ def test_a_unit_is_not_put_back_while_another_worker_makes_it():
 
 def test_a_worker_without_memory_says_so(source, target, monkeypatch):
     made = job_of(source, target)
-    monkeypatch.setattr("wherry.carriers.challenge.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("wherry.units.worker_needs.available_memory", lambda: 1 << 20)
     monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.3")
     with pytest.raises(
-        StorageError, match=r"no worker can make units; a: it has 1\.\d MB of free memory; a unit needs"
+        StorageError,
+        match=r"no worker can make units; a: this worker has 1\.\d MB of free memory; a unit needs",
     ):
         carried(made, ImaginaryPool("a"))
 

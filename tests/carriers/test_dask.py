@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from contextlib import suppress
 
@@ -17,8 +18,9 @@ from tests.support.worker_pools import committed_as_by_one, job_of, request_of, 
 from wherry.carriers import on_worker
 from wherry.carriers.convert_on import convert_on
 from wherry.carriers.coordinator import carry_with_pool
+from wherry.carriers.unit_queue import ALLOWED_LOSSES
 from wherry.carriers.worker_pool import Workplace
-from wherry.errors import MissingExtraError, StorageError
+from wherry.errors import MissingExtraError, StorageError, WherryError
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
@@ -69,6 +71,13 @@ def test_a_cluster_that_runs_is_used_and_stays_as_it_was(source, target, tmp_pat
         assert client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)) == []
 
 
+def unit_transitions(dask_scheduler):
+    """Key and new state of each transition of a unit, as the scheduler has seen them."""
+    return [
+        (key, finish) for key, _start, finish, *_ in dask_scheduler.transition_log if key.startswith("unit-")
+    ]
+
+
 def test_units_have_their_names_on_the_dashboard_and_each_worker_one_at_a_time(
     source, target, cluster, address
 ):
@@ -77,14 +86,19 @@ def test_units_have_their_names_on_the_dashboard_and_each_worker_one_at_a_time(
         names = list(carry_with_pool(made, pool))
     assert sum(name.startswith("receipt") for name in names) == 12
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
-        story = client.run_on_scheduler(
-            lambda dask_scheduler: [
-                key for key, *_ in dask_scheduler.transition_log if key.startswith("unit-")
-            ]
-        )
-    shown = {key.rsplit("-", 2)[0] for key in story}  # without the numbers of the attempt and of the task
+        story = client.run_on_scheduler(unit_transitions)
+    shown = {
+        key.rsplit("-", 2)[0] for key, _finish in story
+    }  # without the numbers of the attempt and of the task
     proved = [made.proof_units[int(name.split("-")[1])] for name in names if name.startswith("proof")]
     assert shown == {f"unit-{unit.name}" for unit in (*made.units, *proved)}
+    outstanding, most = set(), 0
+    for key, state in story:
+        outstanding = (
+            outstanding - {key} if state in {"memory", "released", "forgotten"} else outstanding | {key}
+        )
+        most = max(most, len(outstanding))
+    assert most == 2, "nothing waits in the engine: each worker has one unit"
 
 
 def test_a_worker_that_is_paused_holds_up_nothing_and_changes_nothing_afterwards(
@@ -179,6 +193,48 @@ def test_a_scheduler_that_does_not_answer(source, target, monkeypatch):
         convert_on(request_of(source, target), "dask://127.0.0.1:1", unit_bytes=110_000)
     assert caught.value.retryable
     assert caught.value.uri == "dask://127.0.0.1:1"
+
+
+def test_two_coordinators_carry_one_job_with_the_same_workers(source, target, tmp_path, address):
+    """Each reopens the job at the workers that the other has used; together they make one target."""
+    request, results = request_of(source, target), []
+
+    def carry():
+        try:
+            results.append(convert_on(request, f"dask://{address}", unit_bytes=110_000).receipts[0])
+        except WherryError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=carry) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [one for one in results if not isinstance(one, Exception)]
+    assert winners, results
+    assert all(same_tensors(one, source, tmp_path) for one in winners)
+    [again] = convert_on(request, f"dask://{address}", unit_bytes=110_000).receipts
+    assert again.already
+    assert left(target) == []
+
+
+def test_a_cluster_of_this_machine_is_set_for_machines_that_are_lost():
+    with (
+        dask_cluster.dask_cluster(1) as started,
+        distributed.Client(started.address, security=started.security, set_as_default=False) as client,
+    ):
+        found = client.run_on_scheduler(scheduler_settings)
+    assert found == [ALLOWED_LOSSES, 60.0, "60s", "60s"]
+
+
+def scheduler_settings(dask_scheduler):
+    import dask.config as dask_settings
+
+    return [
+        dask_scheduler.allowed_failures,
+        dask_scheduler.worker_ttl,
+        *(dask_settings.get(f"distributed.comm.timeouts.{name}") for name in ("connect", "tcp")),
+    ]
 
 
 def test_a_cluster_of_this_machine_admits_nobody_else(tmp_path):

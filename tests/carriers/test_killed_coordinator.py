@@ -266,3 +266,20 @@ def test_the_spill_folder_of_a_killed_worker_is_removed_by_clean(source, place, 
     assert os.listdir(spill)
     assert all(report.removed for report in clean(spill, min_age=0))
     assert os.listdir(spill) == []
+
+
+def test_the_folder_of_a_dask_cluster_that_was_killed_is_removed_by_clean(
+    source, place, tmp_path, monkeypatch
+):
+    """It lies where TMPDIR says, and holds the keys of the cluster."""
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert run("dask:2", source, place("out"), "receipt in", 2)[0] == -9
+    assert list(folder.rglob("key"))
+    assert all(report.removed for report in clean(folder, min_age=0))
+    assert not [
+        path for path in folder.rglob("*") if not path.is_dir()
+    ]  # empty folders of its processes are left
+    assert not [name for name in os.listdir(folder) if "dask" in name]

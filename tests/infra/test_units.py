@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,12 @@ import wherry
 from tests.support.infra import INFRA
 from tests.support.jobs import made_job, undisturbed
 from tests.support.object_stores import left_beside, model
+from tests.support.processes import is_running
 from wherry.errors import WherryError
+from wherry.records.claims import claims_among
+from wherry.records.records import records_beside
+from wherry.records.unit_receipt import receipts_by_unit
+from wherry.storage.stores import locate
 
 MANIFEST = (INFRA / "units" / "kubernetes.yaml").read_text()
 SLURM = INFRA / "units" / "slurm.sh"
@@ -65,6 +71,11 @@ def test_what_no_retry_can_cure_ends_the_kubernetes_job():
     assert fatal["onExitCodes"]["containerName"] == container()["name"]
 
 
+def fatal_codes():
+    """Exit codes with which a pod ends the whole job."""
+    return job_spec()["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+
+
 def classes(one):
     return {one}.union(*map(classes, one.__subclasses__()))
 
@@ -106,6 +117,30 @@ def test_its_tasks_make_a_job_and_the_first_one_commits(tmp_path, surroundings, 
 
 
 @pytest.mark.parametrize("system", [kubernetes, slurm])
+def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings, system):
+    """The machine is taken away: the signal comes to the shell alone, which is the first process of its container."""
+    source, target = model(tmp_path / "model", rows=500, count=40), str(tmp_path / "place" / "out")
+    Path(target).parent.mkdir()
+    units = len(made_job(source, target, unit=500_000).units)
+    records = records_beside(locate(target))
+    task = started(system, target, 0, surroundings)
+    while len(receipts_by_unit(records.names())) < 2:
+        assert task.poll() is None
+        time.sleep(0.02)
+    [worker] = Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text().split() or [task.pid]
+    task.terminate()
+    assert task.wait(timeout=20) not in {0, *fatal_codes()}
+    assert not is_running(int(worker))
+    names = records.names()
+    assert len(receipts_by_unit(names)) < units
+    assert {unit for unit, _attempt in claims_among(names)} <= receipts_by_unit(names).keys()
+    again = started(system, target, 0, surroundings)
+    assert again.wait(timeout=120) == 0
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == []
+
+
+@pytest.mark.parametrize("system", [kubernetes, slurm])
 def test_a_task_without_a_job_fails(tmp_path, surroundings, system):
     assert started(system, str(tmp_path / "nothing"), 0, surroundings).wait(timeout=120) == 3
 
@@ -122,3 +157,5 @@ def test_slurm_takes_its_options_from_the_head_of_the_script():
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert all(line.startswith("#") for line in lines[: last + 1])
     assert "#SBATCH --requeue" in lines
+    # To the shell, which passes it on: by default Slurm sends it to steps, and the script starts none.
+    assert "#SBATCH --signal=B:TERM@30" in lines

@@ -114,6 +114,24 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
+@pytest.mark.parametrize("call", ["wherry.units.work.make_claimed", "wherry.records.claims.Claims.renewed"])
+def test_a_worker_that_is_interrupted_between_its_claim_and_its_unit_gives_it_back(
+    source, target, monkeypatch, call
+):
+    """Its machine is taken away at that moment; others need not wait until the claim expires."""
+    made_job(source, target)
+
+    def interrupt(*_arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(call, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            work(target)
+    assert claimed(target) == []
+    assert len(work(target).made) == 6
+
+
 @pytest.mark.parametrize("hours", [-30, 30])
 def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, tmp_path, monkeypatch, hours):
     """It neither takes a claim for an old one, nor waits for the time that its clock is behind."""

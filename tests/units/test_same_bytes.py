@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import wherry
-from tests.support.corpus import place
-from tests.support.jobs import made_job, requested
+from tests.support.corpus import needs_corpus, place
+from tests.support.jobs import made_job
 from tests.support.tiny_models import save_tiny
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import UnsupportedError
-from wherry.formats.registry import formats
+from wherry.formats.registry import find_format, formats
 from wherry.records.records import records_beside
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.storage.stores import locate
@@ -25,6 +25,18 @@ from wherry.units.commit import commit
 from wherry.units.split_job import opened_job, split
 
 FORMATS = ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip", "flax-msgpack"]
+LLAMA = "hf-llama-sharded-fp32"
+# The formats of systems: target format → case of the corpus, options, what is converted, and the size of units.
+SYSTEMS = {
+    "lingua": ("lingua-fsdp2-w2", {"shard_size": "20KB"}, "params", 20_000),
+    "lingua-consolidated": ("lingua-fsdp2-w2", {}, "params", 70_000),
+    "huggingface-flax": (LLAMA, {}, None, 70_000),
+    "maxtext": (LLAMA, {"data_file_size": "12KB"}, None, 12_000),
+    "penzai": (LLAMA, {"data_file_size": "12KB"}, None, 12_000),
+    "paxml": ("maxtext-gpt3-l3-scan", {"data_file_size": "12KB", "version": "1.2"}, "params", 12_000),
+    "t5x-legacy": ("t5x-orbax-ocdbt-head", {}, None, 12_000),
+    "t5x-orbax": ("t5x-legacy-v3-f32-2024", {"data_file_size": "12KB"}, None, 12_000),
+}
 
 
 def made_by_processes(target, seed):
@@ -57,12 +69,13 @@ def contents(target):
 
 def twice(make, tmp_path):
     """What two runs of a job have made, each in processes of its own."""
-    folders = [tmp_path / name for name in ("one", "two")]
+    folders, found = [tmp_path / name for name in ("one", "two")], []
     for number, folder in enumerate(folders):
         folder.mkdir()
-        make(folder / "out")
-        made_by_processes(str(folder / "out"), str(number))
-    return [contents(str(folder / "out")) for folder in folders]
+        made = str(make(folder / "out") or folder / "out")
+        made_by_processes(made, str(number))
+        found.append(contents(made))
+    return found
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -73,15 +86,17 @@ def test_every_unit_is_the_same_in_other_processes(source, tmp_path, to):
     assert all(files for files, _moves, _hashed in first.values())
 
 
-def test_every_unit_of_a_lingua_step_is_the_same(tmp_path):
-    step = place("lingua-fsdp2-w2")
+@needs_corpus
+@pytest.mark.parametrize("to", SYSTEMS)
+def test_every_unit_of_a_system_s_format_is_the_same(to, tmp_path):
+    case, options, only, unit = SYSTEMS[to]
 
     def make(target):
-        request = requested(step, target, "lingua", only="params")
-        [one] = request.targets
-        options = {"shard_size": "20KB"}
-        split(type(request)(source=request.source, targets=(type(one)(one.uri, one.to, options, "params"),),
-                            lineage=False), 20_000)  # fmt: skip
+        target = target.with_name("checkpoint_1000") if "t5x" in to else target
+        asked = [TargetRequest(str(target), to, options)]
+        more = {"ignore": () if "lingua" in to else ("companions",), "only": only}
+        split(convert_request(str(place(case)), asked, lineage=False, **more), unit)
+        return target
 
     first, second = twice(make, tmp_path)
     assert len(first) > 1
@@ -121,12 +136,7 @@ def test_a_file_that_begins_with_what_only_the_commit_has_is_not_cut(tmp_path):
 
 
 def test_the_formats_that_can_be_cut_are_those_of_files_at_known_offsets():
-    """Their bytes and places follow from the plan; the list here has all of them, by what makes their units."""
-    tested = {"huggingface", "dcp", "orbax", "lingua", "safetensors", "npz", "torch-zip", "flax-msgpack"}
-    tested |= {"torchtitan", "megatron"}
+    """Their bytes and places follow from the plan; each of them is in a test above."""
+    tested = {find_format(to).name for to in (*FORMATS, *SYSTEMS, "torchtitan", "megatron")}
     whole = {"megatron-ranks"}
-    as_torch_zip, as_msgpack = {"lingua-consolidated"}, {"huggingface-flax"}
-    as_orbax = {"t5x-legacy", "t5x-orbax", "paxml", "maxtext", "penzai"}  # `test_chunks` has each of them
-    assert {row.name for row in formats().values() if row.streams} == (
-        tested | whole | as_torch_zip | as_msgpack | as_orbax
-    )
+    assert {row.name for row in formats().values() if row.streams} == tested | whole

@@ -11,14 +11,11 @@ import re
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.units import show_size
-from wherry.errors import MismatchError, StorageError
-from wherry.runtime.memory import available_memory
-from wherry.units.estimate import CLIENT_BYTES
+from wherry.errors import MismatchError
 from wherry.units.make import this_worker
+from wherry.units.worker_needs import require_able
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from wherry.units.split_job import SplitJob
 
 _NAME = re.compile("[0-9a-f]{8}")
-_CODECS = ("blake3", "deflate", "isal", "ml_dtypes", "numpy", "tensorstore", "zstandard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +88,9 @@ def answer_to(job: SplitJob, token: str) -> dict[str, Any]:
     Raises:
         MismatchError: this worker sees another storage.
         StorageError: it has too little memory, or the storage failed.
-        ImportError: a codec is not installed.
+        MissingExtraError: a codec is not installed.
     """
-    for name in _CODECS:
-        import_module(name)
-    needed, free = job.job.plan.peak_memory + CLIENT_BYTES, available_memory()
-    if free is not None and free < needed:
-        raise StorageError(
-            f"it has {show_size(free)} of free memory; a unit needs {show_size(needed)}",
-            cure="give the worker more memory, or cut smaller units with --unit",
-        )
+    require_able(job)
     row = job.records.read(_record(token, ""))
     if row is None:
         raise MismatchError("it does not see the files that the coordinator wrote next to the target")

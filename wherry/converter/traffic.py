@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -184,18 +183,41 @@ class Traffic:
 NO_TRAFFIC = Traffic()
 
 
-def traffic_of(seen: Checkpoint, plan: PlannedConversion) -> Traffic:
+@dataclass(frozen=True, slots=True)
+class SharedTraffic:
+    """What several workers ask of stores, where it differs from what one process does.
+
+    Attributes:
+        workers: their number; each opens the source.
+        times: how many times as many bytes of the source they read as one process does.
+        again: bytes of the source that are read again when the target is read back.
+        read_back: bytes of the target that are read back; None for each byte once, where it is read back at all.
+        records: number of records that they write beside the target; each is also read once.
+    """
+
+    workers: int = 1
+    times: float = 1.0
+    again: int = 0
+    read_back: int | None = None
+    records: int = 0
+
+
+ONE_PROCESS = SharedTraffic()
+
+
+def traffic_of(seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic = ONE_PROCESS) -> Traffic:
     """The traffic of a plan.
 
     Args:
         seen: the opened source, or its view in the layout of the target's system.
         plan: the plan.
+        shared: what several workers ask for; by default one process converts.
     """
     stores = list[StoreTraffic]()
     if _is_remote(seen.original.uri):
-        stores.append(_of_source(locate(seen.original.uri), seen, plan))
+        stores.append(_of_source(locate(seen.original.uri), seen, plan, shared))
     if _is_remote(plan.target):
-        stores.append(_of_target(locate(plan.target), plan))
+        stores.append(_of_target(locate(plan.target), plan, shared))
     joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
     return Traffic((_join(*stores),) if joined else tuple(stores), _space(plan))
 
@@ -228,19 +250,44 @@ def _store_name(place: Location) -> str:
     return "/".join(place.uri.split("/", 3)[:3])
 
 
-def _of_source(place: Location, seen: Checkpoint, plan: PlannedConversion) -> StoreTraffic:
+def _of_source(
+    place: Location, seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic
+) -> StoreTraffic:
     original = seen.original
-    wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
-    specs = [spec for path, spec in original.manifest.tensors.items() if path in wanted]
-    reads, egress = _count(chain(_tensor_reads(original.reader, specs), _companion_reads(plan)))
+    reads, egress = _reads_of_source(seen, plan)
+    reads = round(reads * shared.times) + -(-shared.again // LARGEST)
+    egress = round(egress * shared.times) + shared.again
+    companions, nbytes = _count(_companion_reads(plan))
     folders: dict[str, int] = {}
     for member in original.reader.members():
         folder = member.name.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + 1
     pages = sum(-(-count // _PAGE) for count in folders.values())
     return StoreTraffic(
-        _store_name(place), reads=reads + _METADATA_READS, lists=_LISTINGS * pages, egress=egress
-    )
+        _store_name(place), reads=reads + companions + _METADATA_READS * shared.workers,
+        lists=_LISTINGS * pages * shared.workers, egress=egress + nbytes,
+    )  # fmt: skip
+
+
+def _reads_of_source(seen: Checkpoint, plan: PlannedConversion) -> tuple[int, int]:
+    """The number of reads of the source's tensors, and their bytes.
+
+    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway.
+    """
+    original = seen.original
+    wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
+    raw: list[TensorSpec] = []
+    others: list[TensorSpec] = []
+    for path, spec in original.manifest.tensors.items():
+        is_raw = original.reader.access(spec).raw is not None
+        if path in wanted:
+            (raw if is_raw else others).append(spec)
+        elif seen.is_view:
+            others.append(spec)
+    reads, egress = _count(_tensor_reads(original.reader, raw))
+    more, nbytes = _count(_tensor_reads(original.reader, others))
+    times = 1 + seen.is_view
+    return reads * times + more, egress * times + nbytes
 
 
 def _count(sizes: Iterable[int]) -> tuple[int, int]:
@@ -251,13 +298,15 @@ def _count(sizes: Iterable[int]) -> tuple[int, int]:
     return count, total
 
 
-def _of_target(place: Location, plan: PlannedConversion) -> StoreTraffic:
+def _of_target(place: Location, plan: PlannedConversion, shared: SharedTraffic) -> StoreTraffic:
     companions = [companion.size for companion in plan.manifest.companions]
     written = plan.nbytes_out + sum(companions)
     parts = -(-plan.nbytes_out // PART_BYTES) + sum(max(-(-size // PART_BYTES), 1) for size in companions)
     read_back = plan.nbytes_out if plan.verify == "digest" else 0
+    read_back = read_back if shared.read_back is None else shared.read_back
     return StoreTraffic(
-        _store_name(place), reads=-(-read_back // LARGEST), writes=parts + _SMALL_WRITES, lists=_LISTINGS,
+        _store_name(place), reads=-(-read_back // LARGEST) + shared.records,
+        writes=parts + _SMALL_WRITES + shared.records, lists=_LISTINGS + shared.records,
         egress=read_back, ingress=written,
     )  # fmt: skip
 

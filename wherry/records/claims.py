@@ -70,6 +70,9 @@ class Claims:
     expiry: float = EXPIRY_SECONDS
     coordinator: str = ""
     _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
+    _held: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # name of each claim that is not over → token
 
     def take(self, unit: Unit, names: Iterable[str]) -> Claim | None:
         """Claim a unit; None if another worker has it.
@@ -91,7 +94,11 @@ class Claims:
         claim = Claim(
             unit.number, attempts[-1] + 1 if attempts else 0, secrets.token_hex(TOKEN_DIGITS // 2), before
         )
-        return claim if self.records.create(claim.name, self._row(claim, unit, 0), claim.token) else None
+        self._held[claim.name] = claim.token
+        if self.records.create(claim.name, self._row(claim, unit, 0), claim.token):
+            return claim
+        del self._held[claim.name]
+        return None
 
     @contextmanager
     def renewed(self, claim: Claim, unit: Unit) -> Generator[None]:
@@ -117,6 +124,19 @@ class Claims:
         finally:
             over.set()
             heart.join()
+            self._held.pop(claim.name, None)
+
+    def release(self) -> None:
+        """Remove the claims that are not over, as their worker was interrupted before it began or renewed them.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        for name, token in self._held.items():
+            row = self.records.read(name)
+            if row is not None and row["token"] == token:
+                self.records.remove(name)
+        self._held.clear()
 
     def _has_ended(self, name: str) -> bool:
         """Whether the owner of a claim has ended, or has not renewed it for long enough; looks once."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.plan import joint_moves, plan_target
-from wherry.converter.traffic import traffic_of
+from wherry.converter.traffic import SharedTraffic, traffic_of
 from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wherry.core.request import ConvertRequest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.readings.box_readings import Boxes
+    from wherry.readings.box_readings import Boxes, BoxReading
     from wherry.records.unit import Unit
     from wherry.storage.location import Location
 
@@ -150,14 +150,15 @@ def plan_for_workers(
     """
     (target,) = request.targets
     with open_source(resolve_named(request.source)) as checkpoint:
-        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
-        plan = replace(found, traffic=traffic_of(seen, found))
+        seen, plan = plan_target(checkpoint, find_target_format(target.to), target, request)
         place = locate(target.uri)
         units, whole = units_of(seen, plan, place, unit_bytes)
         boxes = box_readings(seen, plan, units, unit_bytes)
-    local = place.store.capabilities.local
-    shared = _shared_out(plan, units, boxes, workers, rate, local=local)
-    return plan, replace(shared, whole=whole, large=large_files(units, place))
+        back = _read_back(plan, units, boxes if workers > 1 else NO_BOXES, place)
+        shared = _shared_traffic(seen, plan, units, back, workers) if units else SharedTraffic()
+        plan = replace(plan, traffic=traffic_of(seen, plan, shared))
+    found = _shared_out(plan, units, back, workers, rate)
+    return plan, replace(found, whole=whole, large=large_files(units, place))
 
 
 def large_files(units: Sequence[Unit], target: Location) -> str:
@@ -168,32 +169,63 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
     return "regions of one preallocated file" if local else "parts of one multipart upload"
 
 
-def _shared_out(
-    plan: Plan, units: tuple[Unit, ...], boxes: Boxes, workers: int, rate: int, *, local: bool
-) -> WorkerPlan:
-    back, read = plan.verify == "digest", boxes if workers > 1 else NO_BOXES
+class _ReadBack(NamedTuple):
+    """What is read back of a target.
+
+    Attributes:
+        by_unit: bytes of each unit that another worker reads.
+        readings: what workers read of boxes.
+        alone: bytes that the commit reads alone.
+    """
+
+    by_unit: list[int]
+    readings: Sequence[BoxReading]
+    alone: int
+
+
+def _read_back(plan: Plan, units: Sequence[Unit], boxes: Boxes, target: Location) -> _ReadBack:
+    back, local = plan.verify == "digest", target.store.capabilities.local
     rows = list(_read_in_order(plan)) if back and units else []
     decoded = sum(spec.nbytes for _path, spec, _box in rows)
     open_uploads = [unit.nbytes for unit in units if back and unit.region is not None and not local]
-    alone = sum(spec.nbytes * (1 + box) for path, spec, box in rows if path not in read.pairs)
-    alone += sum(open_uploads)
+    alone = sum(spec.nbytes * (1 + box) for path, spec, box in rows if path not in boxes.pairs)
     share = back * (1 - min(1, decoded / max(plan.nbytes_out, 1)))  # of the bytes of a unit that workers read
+    by_unit = [round(unit.nbytes * share * (local or unit.region is None)) for unit in units]
+    return _ReadBack(by_unit, boxes.readings, alone + sum(open_uploads))
+
+
+def _shared_traffic(
+    seen: Checkpoint, plan: Plan, units: Sequence[Unit], back: _ReadBack, workers: int
+) -> SharedTraffic:
+    stored = sum(spec.nbytes for spec in seen.original.manifest.tensors.values()) if seen.is_view else 0
+    again = 0 if seen.is_view else sum(one.unit.nbytes_in for one in back.readings if not one.of_target)
+    read = sum(one.unit.nbytes_in for one in back.readings) - again
+    return SharedTraffic(
+        workers=min(workers, len(units)),
+        times=sum(unit.nbytes_in for unit in units) / max(plan.nbytes_in + stored, 1),
+        again=again,
+        read_back=sum(back.by_unit) + read + back.alone,
+        # A claim and a receipt of each unit; a claim and a proof of what workers read back.
+        records=2 * (len(units) + sum(map(bool, back.by_unit)) + len(back.readings)),
+    )
+
+
+def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _ReadBack, workers: int, rate: int) -> WorkerPlan:
     loads = [
-        max(unit.nbytes_in, unit.nbytes) + round(unit.nbytes * share * (local or unit.region is None))
-        for unit in units
+        max(unit.nbytes_in, unit.nbytes) + proved for unit, proved in zip(units, back.by_unit, strict=True)
     ]
-    loads += [reading.unit.nbytes_in for reading in read.readings]
+    loads += [reading.unit.nbytes_in for reading in back.readings]
     if not units:
-        loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * back]
+        loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]
     stores = plan.traffic.stores
     return WorkerPlan(
         units=units,
         workers=min(workers, len(loads)),
         rate=rate,
-        seconds=(longest(loads, workers) + alone) / rate,
+        seconds=(longest(loads, workers) + back.alone) / rate,
         peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
         requests=sum(one.reads + one.writes + one.lists for one in stores),
-        commit_bytes=alone,
+        commit_bytes=back.alone,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from wherry.units.make import make_unit, this_worker
 from wherry.units.prove import prove_unit
 from wherry.units.read_boxes import BoxReaders, read_claimed
 from wherry.units.split_job import opened_job
+from wherry.units.worker_needs import require_able
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,12 +90,20 @@ def work(
     Raises:
         NotFoundError: there is no job.
         MismatchError: this process has another wherry, or sees another source or plan.
+        MissingExtraError: this process lacks a codec.
+        StorageError: it has too little memory for a unit.
         WherryError: making units failed several times.
     """
     with opened_job(uri) as split:
-        worker = _Worker(split, Claims(split.records, expiry), on_unit)
+        require_able(split)
+        claims = Claims(split.records, expiry)
+        worker = _Worker(split, claims, on_unit)
         try:
             return worker.run()
+        except (Exception, KeyboardInterrupt, SystemExit):
+            with suppress(WherryError):  # otherwise they expire
+                claims.release()
+            raise
         finally:
             worker.boxes.close()
 
