@@ -38,6 +38,13 @@ def edited(folder, label, edit):
         ("deepseek-v3", "megatron", {"num_experts_per_tok": 1}, "does not make the weight of a single expert 1"),
         ("glm4moe", "maxtext", {}, "maxtext has no layout for family glm4-moe"),
         ("stablelm", "megatron", {"use_parallel_residual": True}, "parallel_residual is True .* always uses False"),
+        ("gptneox", "penzai", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05 .* but penzai always uses 1e-06"),
+        ("gptneox", "penzai", {"tie_word_embeddings": True}, "it has an output layer of its own"),
+        ("gptneox", "megatron", {}, "use_parallel_residual is True .* always uses False"),
+        ("gptneox", "maxtext", {}, "maxtext has no layout for family gpt-neox"),
+        ("gptneoxserial", "penzai", {}, "use_parallel_residual is False .* always uses True"),
+        ("gptneoxserial", "megatron", {"hidden_act": "relu"}, "gelu or its approximation by tanh, not relu"),
+        ("gptneoxserial", "megatron", {"attention_bias": False}, "the attention has no biases"),
         ("stablelm", "megatron", {"qk_layernorm": True}, "no layout for parameter key_norm of family stablelm"),
     ],
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """What codes and scales mean: our arithmetic has the bits of the software of those who publish them.
 
-transformers judges 8-bit floats and mxfp4, compressed-tensors (in an environment of its own, among the slow tests) packed
+transformers judges 8-bit floats and mxfp4, compressed-tensors (in an environment of its own, a slow test) packed
 integers; its documented arithmetic, in torch, judges them in every run. The functions of MaxText's own converters judge
 all three, slow too.
 """

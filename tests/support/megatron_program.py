@@ -47,7 +47,6 @@ def window_mask(rows: int, columns: int, window: tuple[int, int]) -> torch.Tenso
 
 def model_of(args: Namespace) -> Any:
     """GPTModel as Megatron's training program builds it from these arguments, of Megatron's own layers."""
-    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -71,16 +70,18 @@ def model_of(args: Namespace) -> Any:
     } if experts else {}  # fmt: skip
     config = TransformerConfig(
         num_layers=args.num_layers, hidden_size=args.hidden_size, num_attention_heads=args.num_attention_heads,
-        num_query_groups=args.num_query_groups, kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
+        num_query_groups=args.num_query_groups if args.group_query_attention else args.num_attention_heads,
+        kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
         normalization=args.normalization, gated_linear_unit=args.swiglu or said("quick_geglu", False),
-        activation_func=quick_gelu if said("quick_geglu", False) else torch.nn.functional.silu,
+        activation_func=activation_of(args),
         activation_func_clamp_value=said("activation_func_clamp_value"),
         glu_linear_offset=said("glu_linear_offset", 0.0),
         softmax_type=said("softmax_type", "vanilla"), window_size=said("window_size"),
         window_attn_skip_freq=said("window_attn_skip_freq"),
         add_bias_linear=args.add_bias_linear, add_qkv_bias=said("add_qkv_bias", False),
         qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
-        bias_activation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0, attention_softmax_in_fp32=True,
+        bias_activation_fusion=not args.swiglu and said("bias_gelu_fusion", False), attention_dropout=0.0,
+        hidden_dropout=0.0, attention_softmax_in_fp32=True,
         rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"), **moe,
     )  # fmt: skip
     for name in (name for name in vars(args) if name.startswith("yarn_")):
@@ -105,6 +106,15 @@ def model_of(args: Namespace) -> Any:
         seq_len_interpolation_factor=said("rotary_seq_len_interpolation_factor"),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
     ).eval()  # fmt: skip
+
+
+def activation_of(args: Namespace) -> Any:
+    """As `core_transformer_config_from_args` chooses it."""
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    if getattr(args, "quick_geglu", False):
+        return quick_gelu
+    return torch.nn.functional.silu if args.swiglu else torch.nn.functional.gelu
 
 
 def loaded(folder: str) -> Any:
