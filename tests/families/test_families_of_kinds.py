@@ -5,6 +5,8 @@ What the target's layers of a kind cannot hold is refused with the reason.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import wherry
@@ -53,6 +55,34 @@ def test_what_a_system_cannot_hold_is_refused(label, to, more, match, tmp_path):
     with pytest.raises(UnrepresentableError, match=match) as caught:
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to)
     assert caught.value.cure
+
+
+def test_a_gpt_neox_as_it_was_released(tmp_path):
+    """Its config spells rotary positions in attributes of its own, and its layers have what is computed anew."""
+    import torch
+
+    buffers = {"bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8), "masked_bias": torch.tensor(-1e9),
+               "rotary_emb.inv_freq": torch.ones(2)}  # fmt: skip
+    computed = {
+        f"gpt_neox.layers.{at}.attention.{name}": one.clone()
+        for at in range(2)
+        for name, one in buffers.items()
+    }
+    folder = edited(tmp_path, "gptneoxserial", lambda tensors: tensors.update(computed))
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"], config["attention_bias"]
+    released = {"rotary_emb_base": 500, "rotary_pct": 0.5, "torch_dtype": "float16"}
+    (folder / "config.json").write_text(json.dumps({**config, **released}))
+    wherry.convert(folder, tmp_path / "there", to="megatron", lineage=False)
+    told = json.loads((tmp_path / "there" / "megatron_args.json").read_text())
+    assert (told["rotary_base"], told["rotary_percent"], told["bias_gelu_fusion"]) == (500, 0.5, False)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+    again = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (again["rotary_emb_base"], again["rotary_pct"], again["use_parallel_residual"]) == (
+        500,
+        0.5,
+        False,
+    )
 
 
 DECAY = "model.layers.{}.linear_attn.A_log"

@@ -55,19 +55,6 @@ def model_of(args: Namespace) -> Any:
         return getattr(args, name, otherwise)
 
     experts = said("num_experts")
-    moe = {
-        "num_moe_experts": experts, "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
-        "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
-        "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
-        "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
-        "moe_router_score_function": said("moe_router_score_function", "softmax"),
-        "moe_router_enable_expert_bias": said("moe_router_enable_expert_bias", False),
-        "moe_router_topk_scaling_factor": said("moe_router_topk_scaling_factor"),
-        "moe_router_num_groups": said("moe_router_num_groups"),
-        "moe_router_group_topk": said("moe_router_group_topk"),
-        "moe_layer_freq": said("moe_layer_freq", 1),
-        "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
-    } if experts else {}  # fmt: skip
     config = TransformerConfig(
         num_layers=args.num_layers, hidden_size=args.hidden_size, num_attention_heads=args.num_attention_heads,
         num_query_groups=args.num_query_groups if args.group_query_attention else args.num_attention_heads,
@@ -82,7 +69,8 @@ def model_of(args: Namespace) -> Any:
         qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
         bias_activation_fusion=not args.swiglu and said("bias_gelu_fusion", False), attention_dropout=0.0,
         hidden_dropout=0.0, attention_softmax_in_fp32=True,
-        rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"), **moe,
+        rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"),
+        **(experts_of(args) if experts else {}),
     )  # fmt: skip
     for name in (name for name in vars(args) if name.startswith("yarn_")):
         setattr(config, name, getattr(args, name))
@@ -106,6 +94,28 @@ def model_of(args: Namespace) -> Any:
         seq_len_interpolation_factor=said("rotary_seq_len_interpolation_factor"),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
     ).eval()  # fmt: skip
+
+
+def experts_of(args: Namespace) -> dict[str, Any]:
+    """What the config states of experts."""
+
+    def said(name: str, otherwise: Any = None) -> Any:
+        return getattr(args, name, otherwise)
+
+    return {
+        "num_moe_experts": args.num_experts,
+        "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
+        "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
+        "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
+        "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
+        "moe_router_score_function": said("moe_router_score_function", "softmax"),
+        "moe_router_enable_expert_bias": said("moe_router_enable_expert_bias", False),
+        "moe_router_topk_scaling_factor": said("moe_router_topk_scaling_factor"),
+        "moe_router_num_groups": said("moe_router_num_groups"),
+        "moe_router_group_topk": said("moe_router_group_topk"),
+        "moe_layer_freq": said("moe_layer_freq", 1),
+        "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
+    }  # fmt: skip
 
 
 def activation_of(args: Namespace) -> Any:

@@ -349,7 +349,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
     "partial_rotary_factor": {
-        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it"
+        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it",
+        NEOX: "the class reads rotary_pct",
     },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
@@ -376,7 +377,8 @@ HARMLESS: dict[str, dict[str, str]] = {
         for kind in ("full", "sliding")
         for name in ("long", "short")
     },
-    "rope_theta": {"gemma4_text": "the class reads its tables alone"},
+    "rope_theta": {"gemma4_text": "the class reads its tables alone", NEOX: "the class reads rotary_emb_base"},
+    "rotary_emb_base": {NEOX: "without rotary_pct two elements of eight turn, whose frequency no base changes"},
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},
