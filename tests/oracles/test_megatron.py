@@ -46,6 +46,8 @@ SAVED = {
         "moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True,
     },
     "stablelm": {**_DENSE, "normalization": "LayerNorm", "rotary_percent": 0.5, "add_qkv_bias": True},
+    "gpt2": {**_DENSE, **_NEOX, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True,
+             "untie_embeddings_and_output_weights": False},
     "gpt-neox-serial": {**_DENSE, **_NEOX, "bias_gelu_fusion": False},
     "gpt-neox-approximate": {**_DENSE, **_NEOX, "bias_gelu_fusion": True},
     "glm4-moe": {

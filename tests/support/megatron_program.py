@@ -88,8 +88,8 @@ def model_of(args: Namespace) -> Any:
     )
     return GPTModel(
         config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=args.max_position_embeddings,
-        position_embedding_type=args.position_embedding_type, rotary_base=args.rotary_base,
-        rotary_percent=args.rotary_percent, rope_scaling=said("use_rope_scaling", False),
+        position_embedding_type=args.position_embedding_type, rotary_base=said("rotary_base", 10000),
+        rotary_percent=said("rotary_percent", 1.0), rope_scaling=said("use_rope_scaling", False),
         rope_scaling_factor=said("rope_scaling_factor") or 8.0,
         seq_len_interpolation_factor=said("rotary_seq_len_interpolation_factor"),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-_NOT_IN_MAXTEXT = ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm", "gpt-neox")
+_NOT_IN_MAXTEXT = ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm", "gpt-neox", "gpt2")
 LABELS = [
     label
     for label, model in MODELS.items()
@@ -199,9 +199,10 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
                  "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss", "glm4-moe", "glm4-moe-air",
-                 "stablelm", "stablelm-2", "gpt-neox-serial", "gpt-neox-approximate")  # fmt: skip
+                 "stablelm", "stablelm-2", "gpt-neox-serial", "gpt-neox-approximate", "gpt2",
+                 "gpt2-exact")  # fmt: skip
 MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss",
-                   "glm4-moe", "stablelm", "gpt-neox-serial", "gpt-neox-approximate")  # fmt: skip
+                   "glm4-moe", "stablelm", "gpt-neox-serial", "gpt-neox-approximate", "gpt2")  # fmt: skip
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -142,6 +142,9 @@ MODELS: Mapping[str, Model] = {
     "glm4-moe-air": Model("Glm4Moe", {**_GLM4_MOE, "use_qk_norm": False, "n_shared_experts": 2}, "glm4-moe"),
     "stablelm": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5}, "stablelm"),
     "stablelm-2": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5, "use_qkv_bias": True}, "stablelm"),
+    "gpt2": Model("GPT2", {"vocab_size": 60, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}, "gpt2"),
+    "gpt2-exact": Model("GPT2", {"vocab_size": 60, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4,
+                                 "activation_function": "gelu", "tie_word_embeddings": False}, "gpt2"),
     "gpt-neox": Model("GPTNeoX", _GPT_NEOX, "gpt-neox"),
     "gpt-neox-serial": Model("GPTNeoX", {**_GPT_NEOX, "use_parallel_residual": False, "layer_norm_eps": 1e-5},
                              "gpt-neox"),
@@ -164,7 +167,7 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 _SAVED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
 UNTIED = ("t5-1.1", "mt5", "umt5")
-_CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
+_CLASSES = {"GPT2": "GPT2LMHeadModel", "T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
             "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
             "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}  # fmt: skip
 
