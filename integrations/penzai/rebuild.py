@@ -64,10 +64,8 @@ def llamalike_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -
         NotFoundError: the folder has no such file.
         MissingExtraError: penzai is not installed.
     """
-    pz = _library("penzai.pz", "building the model")
     common = _library("penzai.models.transformer.variants.llamalike_common", "building the model")
-    given = read_json(locate(folder).join(f"{ASSETS}/{CONFIG}"))
-    given.pop("variant", None)
+    given = _read_arguments(folder)
     window = (given.pop("attention_type", None) or {}).get("window_size")
     kind = common.AttentionTypeSlidingWindowCausal(window) if window else common.AttentionTypeGlobalCausal()
     model = common.build_llamalike_transformer(
@@ -75,6 +73,30 @@ def llamalike_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -
         init_base_rng=None,
         name="transformer",
     )
+    return _bind(model, arrays)
+
+
+def gpt_neox_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Any:
+    """Build Penzai's GPT-NeoX of a converted checkpoint; `llamalike_model` describes arguments, result and errors.
+
+    It computes in float32 unless the arguments state another `activation_dtype`.
+    """
+    neox = _library("penzai.models.transformer.variants.gpt_neox", "building the model")
+    given = {"activation_dtype": "float32", **_read_arguments(folder)}
+    model = neox.build_gpt_neox_transformer(
+        neox.GPTNeoXTransformerConfig(**given), init_base_rng=None, name="transformer"
+    )
+    return _bind(model, arrays)
+
+
+def _read_arguments(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    given = read_json(locate(folder).join(f"{ASSETS}/{CONFIG}"))
+    given.pop("variant", None)
+    return given
+
+
+def _bind(model: Any, arrays: Mapping[str, Any]) -> Any:
+    pz = _library("penzai.pz", "building the model")
     return pz.bind_variables(model, [pz.Parameter(value=one, label=label) for label, one in arrays.items()])
 
 

@@ -320,7 +320,15 @@ def test_a_stated_fact_wins_and_is_named(tmp_path):
     assert json.loads((tmp_path / "back/config.json").read_text())["sliding_window"] is None
 
 
-def test_penzai_builds_the_model_that_was_converted(tmp_path):
+BUILT = {
+    "Mistral": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3, "rms_norm_eps": 1e-3},
+    # The last norm has Penzai's own epsilon.
+    "GPTNeoX": {"rotary_pct": 0.5, "layer_norm_eps": 1e-6},
+}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_penzai_builds_the_model_that_was_converted(kind, tmp_path):
     """By Penzai's own code, with the arguments that wherry wrote, computed as transformers does."""
     pytest.importorskip("penzai", reason="penzai is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -328,12 +336,12 @@ def test_penzai_builds_the_model_that_was_converted(tmp_path):
     import jax.numpy as jnp
     from penzai import pz
 
-    config = transformers.MistralConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, sliding_window=3, rms_norm_eps=1e-3, hidden_act="gelu_new",
+        hidden_act="gelu_new", **BUILT[kind],
     )  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.MistralForCausalLM(config).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     model.save_pretrained(tmp_path / "hf")
     plan = wherry.plan(tmp_path / "hf", tmp_path / "out", to="penzai")
     wherry.convert(tmp_path / "hf", tmp_path / "out", to="penzai", lineage=False)

@@ -53,7 +53,12 @@ def _has_no_place(family, source, target, forms, without):
     Megatron's norms are part of the projections, which tells that there are none."""
     tied = "head" in without
     one_way = family.name == "lora-fused" and source != target  # see test_lora.py
-    if one_way or any(set(LACKED.get((family.name, one), ())) - set(without) for one in (source, target)):
+    apart = family.name == "gpt-neox" and {source, target} == {"penzai", "megatron"}  # side by side, or not
+    if (
+        apart
+        or one_way
+        or any(set(LACKED.get((family.name, one), ())) - set(without) for one in (source, target))
+    ):
         return True
     if forms.get("norms") == "fused" and {"router"} & (family.parameters.keys() - set(without)):
         return True

@@ -5,6 +5,8 @@ What the target's layers of a kind cannot hold is refused with the reason.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import wherry
@@ -38,6 +40,13 @@ def edited(folder, label, edit):
         ("deepseek-v3", "megatron", {"num_experts_per_tok": 1}, "does not make the weight of a single expert 1"),
         ("glm4moe", "maxtext", {}, "maxtext has no layout for family glm4-moe"),
         ("stablelm", "megatron", {"use_parallel_residual": True}, "parallel_residual is True .* always uses False"),
+        ("gptneox", "penzai", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05 .* but penzai always uses 1e-06"),
+        ("gptneox", "penzai", {"tie_word_embeddings": True}, "it has an output layer of its own"),
+        ("gptneox", "megatron", {}, "use_parallel_residual is True .* always uses False"),
+        ("gptneox", "maxtext", {}, "maxtext has no layout for family gpt-neox"),
+        ("gptneoxserial", "penzai", {}, "use_parallel_residual is False .* always uses True"),
+        ("gptneoxserial", "megatron", {"hidden_act": "relu"}, "gelu or its approximation by tanh, not relu"),
+        ("gptneoxserial", "megatron", {"attention_bias": False}, "the attention has no biases"),
         ("stablelm", "megatron", {"qk_layernorm": True}, "no layout for parameter key_norm of family stablelm"),
     ],
 )  # fmt: skip
@@ -46,6 +55,34 @@ def test_what_a_system_cannot_hold_is_refused(label, to, more, match, tmp_path):
     with pytest.raises(UnrepresentableError, match=match) as caught:
         wherry.plan(tmp_path / "hf", tmp_path / "out", to=to)
     assert caught.value.cure
+
+
+def test_a_gpt_neox_as_it_was_released(tmp_path):
+    """Its config spells rotary positions in attributes of its own, and its layers have what is computed anew."""
+    import torch
+
+    buffers = {"bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8), "masked_bias": torch.tensor(-1e9),
+               "rotary_emb.inv_freq": torch.ones(2)}  # fmt: skip
+    computed = {
+        f"gpt_neox.layers.{at}.attention.{name}": one.clone()
+        for at in range(2)
+        for name, one in buffers.items()
+    }
+    folder = edited(tmp_path, "gptneoxserial", lambda tensors: tensors.update(computed))
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"], config["attention_bias"]
+    released = {"rotary_emb_base": 500, "rotary_pct": 0.5, "torch_dtype": "float16"}
+    (folder / "config.json").write_text(json.dumps({**config, **released}))
+    wherry.convert(folder, tmp_path / "there", to="megatron", lineage=False)
+    told = json.loads((tmp_path / "there" / "megatron_args.json").read_text())
+    assert (told["rotary_base"], told["rotary_percent"], told["bias_gelu_fusion"]) == (500, 0.5, False)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
+    again = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (again["rotary_emb_base"], again["rotary_pct"], again["use_parallel_residual"]) == (
+        500,
+        0.5,
+        False,
+    )
 
 
 DECAY = "model.layers.{}.linear_attn.A_log"

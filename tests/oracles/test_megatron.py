@@ -21,6 +21,10 @@ pytestmark = pytest.mark.slow
 
 _DENSE = {**ARGS, "vocab_size": 60, "padded_vocab_size": 60}
 _EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48}
+_NEOX = {
+    "swiglu": False, "normalization": "LayerNorm", "add_bias_linear": True, "rotary_percent": 0.5,
+    "num_query_groups": ARGS["num_attention_heads"], "kv_channels": ARGS["hidden_size"] // ARGS["num_attention_heads"],
+}  # fmt: skip
 # The arguments of a model that Megatron-Core makes and saves.
 SAVED = {
     "llama": _DENSE,
@@ -42,6 +46,10 @@ SAVED = {
         "moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True,
     },
     "stablelm": {**_DENSE, "normalization": "LayerNorm", "rotary_percent": 0.5, "add_qkv_bias": True},
+    "gpt2": {**_DENSE, **_NEOX, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True,
+             "untie_embeddings_and_output_weights": False},
+    "gpt-neox-serial": {**_DENSE, **_NEOX, "bias_gelu_fusion": False},
+    "gpt-neox-approximate": {**_DENSE, **_NEOX, "bias_gelu_fusion": True},
     "glm4-moe": {
         **_DENSE, **_EXPERTS, "add_qkv_bias": True, "qk_layernorm": True, "rotary_percent": 0.5,
         "moe_layer_freq": [0] + [1] * (ARGS["num_layers"] - 1), "moe_router_score_function": "sigmoid",

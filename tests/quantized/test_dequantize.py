@@ -1,11 +1,13 @@
 """What codes and scales mean: our arithmetic has the bits of the software of those who publish them.
 
-transformers judges 8-bit floats and mxfp4, compressed-tensors (in an environment of its own, with --slow) packed
-integers; its documented arithmetic, in torch, judges them in every run.
+transformers judges 8-bit floats and mxfp4, compressed-tensors (in an environment of its own, a slow test) packed
+integers; its documented arithmetic, in torch, judges them in every run. The functions of MaxText's own converters judge
+all three, slow too.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 
@@ -190,6 +192,64 @@ def test_packed_integers_are_what_compressed_tensors_makes_of_them(bits, group, 
     assert json.loads(run.stdout) == {
         "m.weight": ["torch.bfloat16", hashlib.sha256(as_bytes(made)).hexdigest()]
     }
+
+
+def maxtext_functions(file, *names):
+    """Functions of a script of MaxText 0.2.5, compiled without the script's imports of jax and absl."""
+    (script,) = (old_python("maxtext").parents[1] / "lib").glob(
+        f"python*/site-packages/maxtext/checkpoint_conversion/standalone_scripts/{file}"
+    )
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    own = {
+        node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0]): node
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.Assign))
+    }
+    namespace = {"torch": torch}
+    exec(compile(ast.Module([own[name] for name in names], []), str(script), "exec"), namespace)
+    return namespace[names[-1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "columns"), [(256, 384), (ROWS, COLUMNS)])
+@pytest.mark.parametrize("kind", ["float32", "uint8"])
+def test_8_bit_floats_are_what_maxtext_makes_of_them(rows, columns, kind, tmp_path):
+    made_by = maxtext_functions("deepseek_dequantize.py", "dequantize_fp8")
+    codes, grid = drawn_codes(E4M3, rows, columns), (-(-rows // 128), -(-columns // 128))
+    scales = torch.rand(grid, generator=torch.manual_seed(0)) * 0.01
+    if kind == "uint8":
+        scales = torch.randint(100, 140, grid, generator=torch.manual_seed(0)).to(torch.uint8)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    if kind == "uint8":
+        quantization["scale_fmt"] = "ue8m0"
+    made = dequantized(tmp_path / "a", {"m.weight": codes, "m.weight_scale_inv": scales}, quantization)
+    assert same_bits(made["m.weight"], made_by(codes, scales))
+
+
+@pytest.mark.slow
+def test_mxfp4_is_what_maxtext_makes_of_it(tmp_path):
+    """MaxText loses the sign of zeros, so that values are compared; it does not transpose the experts."""
+    made_by = maxtext_functions("dequantize_mxfp4.py", "e2m1_to_fp", "dequantize_mxfp4")
+    blocks = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 253, 3, 16)).astype("u1"))
+    scales = torch.arange(1, 254).to(torch.uint8)[None, :, None].expand(2, 253, 3).contiguous()
+    made = dequantized(
+        tmp_path / "a", {"experts.down_proj_blocks": blocks, "experts.down_proj_scales": scales},
+        {"quant_method": "mxfp4"},
+    )  # fmt: skip
+    wanted = made_by(blocks, scales, torch.bfloat16).transpose(1, 2)
+    assert torch.equal(made["experts.down_proj"], wanted)
+
+
+@pytest.mark.slow
+def test_packed_integers_are_what_maxtext_makes_of_them(tmp_path):
+    made_by = maxtext_functions(
+        "convert_deepseek_family_ckpt.py", "INT4_GROUP_SIZE", "dequantize_pack_quantized_int4"
+    )
+    codes = torch.randint(-8, 8, (24, 96), generator=torch.manual_seed(0))
+    scales = (torch.rand(24, 3, generator=torch.manual_seed(1)) * 0.1).to(torch.bfloat16)
+    stored = packed(codes, scales, 4)
+    made = dequantized(tmp_path / "a", stored, stated(4, 32))["m.weight"]
+    assert same_bits(made, made_by(stored["m.weight_packed"], scales, codes.shape))
 
 
 def test_any_region_is_that_part_of_the_whole(tmp_path):

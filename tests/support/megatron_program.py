@@ -47,7 +47,6 @@ def window_mask(rows: int, columns: int, window: tuple[int, int]) -> torch.Tenso
 
 def model_of(args: Namespace) -> Any:
     """GPTModel as Megatron's training program builds it from these arguments, of Megatron's own layers."""
-    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -56,32 +55,22 @@ def model_of(args: Namespace) -> Any:
         return getattr(args, name, otherwise)
 
     experts = said("num_experts")
-    moe = {
-        "num_moe_experts": experts, "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
-        "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
-        "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
-        "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
-        "moe_router_score_function": said("moe_router_score_function", "softmax"),
-        "moe_router_enable_expert_bias": said("moe_router_enable_expert_bias", False),
-        "moe_router_topk_scaling_factor": said("moe_router_topk_scaling_factor"),
-        "moe_router_num_groups": said("moe_router_num_groups"),
-        "moe_router_group_topk": said("moe_router_group_topk"),
-        "moe_layer_freq": said("moe_layer_freq", 1),
-        "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
-    } if experts else {}  # fmt: skip
     config = TransformerConfig(
         num_layers=args.num_layers, hidden_size=args.hidden_size, num_attention_heads=args.num_attention_heads,
-        num_query_groups=args.num_query_groups, kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
+        num_query_groups=args.num_query_groups if args.group_query_attention else args.num_attention_heads,
+        kv_channels=args.kv_channels, ffn_hidden_size=args.ffn_hidden_size,
         normalization=args.normalization, gated_linear_unit=args.swiglu or said("quick_geglu", False),
-        activation_func=quick_gelu if said("quick_geglu", False) else torch.nn.functional.silu,
+        activation_func=activation_of(args),
         activation_func_clamp_value=said("activation_func_clamp_value"),
         glu_linear_offset=said("glu_linear_offset", 0.0),
         softmax_type=said("softmax_type", "vanilla"), window_size=said("window_size"),
         window_attn_skip_freq=said("window_attn_skip_freq"),
         add_bias_linear=args.add_bias_linear, add_qkv_bias=said("add_qkv_bias", False),
         qk_layernorm=said("qk_layernorm", False), layernorm_epsilon=args.norm_epsilon, use_cpu_initialization=True,
-        bias_activation_fusion=False, attention_dropout=0.0, hidden_dropout=0.0, attention_softmax_in_fp32=True,
-        rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"), **moe,
+        bias_activation_fusion=not args.swiglu and said("bias_gelu_fusion", False), attention_dropout=0.0,
+        hidden_dropout=0.0, attention_softmax_in_fp32=True,
+        rotary_interleaved=args.rotary_interleaved, no_rope_freq=said("no_rope_freq"),
+        **(experts_of(args) if experts else {}),
     )  # fmt: skip
     for name in (name for name in vars(args) if name.startswith("yarn_")):
         setattr(config, name, getattr(args, name))
@@ -99,12 +88,43 @@ def model_of(args: Namespace) -> Any:
     )
     return GPTModel(
         config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=args.max_position_embeddings,
-        position_embedding_type=args.position_embedding_type, rotary_base=args.rotary_base,
-        rotary_percent=args.rotary_percent, rope_scaling=said("use_rope_scaling", False),
+        position_embedding_type=args.position_embedding_type, rotary_base=said("rotary_base", 10000),
+        rotary_percent=said("rotary_percent", 1.0), rope_scaling=said("use_rope_scaling", False),
         rope_scaling_factor=said("rope_scaling_factor") or 8.0,
         seq_len_interpolation_factor=said("rotary_seq_len_interpolation_factor"),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
     ).eval()  # fmt: skip
+
+
+def experts_of(args: Namespace) -> dict[str, Any]:
+    """What the config states of experts."""
+
+    def said(name: str, otherwise: Any = None) -> Any:
+        return getattr(args, name, otherwise)
+
+    return {
+        "num_moe_experts": args.num_experts,
+        "moe_ffn_hidden_size": said("moe_ffn_hidden_size", args.ffn_hidden_size),
+        "moe_router_topk": said("moe_router_topk"), "moe_router_pre_softmax": said("moe_router_pre_softmax"),
+        "moe_shared_expert_intermediate_size": said("moe_shared_expert_intermediate_size"),
+        "moe_shared_expert_gate": said("moe_shared_expert_gate", False),
+        "moe_router_score_function": said("moe_router_score_function", "softmax"),
+        "moe_router_enable_expert_bias": said("moe_router_enable_expert_bias", False),
+        "moe_router_topk_scaling_factor": said("moe_router_topk_scaling_factor"),
+        "moe_router_num_groups": said("moe_router_num_groups"),
+        "moe_router_group_topk": said("moe_router_group_topk"),
+        "moe_layer_freq": said("moe_layer_freq", 1),
+        "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
+    }  # fmt: skip
+
+
+def activation_of(args: Namespace) -> Any:
+    """As `core_transformer_config_from_args` chooses it."""
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    if getattr(args, "quick_geglu", False):
+        return quick_gelu
+    return torch.nn.functional.silu if args.swiglu else torch.nn.functional.gelu
 
 
 def loaded(folder: str) -> Any:

@@ -98,6 +98,13 @@ STABLELM = {
 }
 
 
+# Penzai's last norm has the epsilon 1e-6.
+GPT_NEOX = {
+    **COMMON, "intermediate_size": 48, "layer_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
 GEMMA4 = {
     **GATED, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "sliding_window": 8,
     "hidden_size_per_layer_input": 0,
@@ -178,6 +185,8 @@ MODELS = {
     "qwen3next": ("Qwen3Next", {**QWEN3_NEXT, "num_hidden_layers": 8}),
     "smollm3": ("SmolLM3", SMOLLM3),
     "stablelm": ("StableLm", STABLELM),
+    "gptneox": ("GPTNeoX", GPT_NEOX),
+    "gptneoxserial": ("GPTNeoX", {**GPT_NEOX, "use_parallel_residual": False}),
     "glm4moe": ("Glm4Moe", GLM4_MOE),
     "glm4moe-air": ("Glm4Moe", {**GLM4_MOE, "use_qk_norm": False, "n_shared_experts": 2}),
     "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
@@ -248,7 +257,7 @@ LLAMA_SYSTEMS = ("maxtext", "lingua", "meta", "penzai")
 
 TARGETS = {"llama": LLAMA_SYSTEMS, "phi3": LLAMA_SYSTEMS, "granite": LLAMA_SYSTEMS, "mistral": ("maxtext", "penzai"),
            "smollm3": ("megatron",), "qwen2moe": ("megatron",), "glm4moe": ("megatron",),
-           "stablelm": ("megatron",), "t5": ("t5x",),
+           "stablelm": ("megatron",), "gptneox": ("penzai",), "gptneoxserial": ("megatron",), "t5": ("t5x",),
            "mt5": ("t5x",),
            "umt5": ("t5x",)}  # fmt: skip
 

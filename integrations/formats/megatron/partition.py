@@ -29,7 +29,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     (r".*\.self_attention\.linear_proj\.weight", INPUTS),
     (r".*\.linear_fc1\.(weight|bias)", GATED),
     (r".*\.linear_fc2\.weight", INPUTS),
-    (r".*norm\.weight|.*\.layer_norm_weight|.*\.router\.(weight|bias|expert_bias)", EQUAL),
+    (r".*norm\.(weight|bias)|.*\.layer_norm_(weight|bias)|.*\.router\.(weight|bias|expert_bias)", EQUAL),
+    (r"embedding\.position_embeddings\.weight|.*\.shared_experts\.gate_weight", EQUAL),
     (r".*\.self_attention\.(linear_q_down_proj|linear_kv_down_proj)\.weight", EQUAL),
     (r".*\.(linear_proj|linear_fc2)\.bias", EQUAL),
 )  # fmt: skip

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
+_NOT_IN_MAXTEXT = ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm", "gpt-neox", "gpt2")
 LABELS = [
-    label for label, model in MODELS.items()
-    if model.family not in ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm") and not label.endswith("-square")
-]  # fmt: skip
+    label
+    for label, model in MODELS.items()
+    if model.family not in _NOT_IN_MAXTEXT and not label.endswith("-square")
+]
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
     "unscanned": {"scan_layers": "false"},
@@ -177,8 +179,8 @@ LINGUA_SYSTEMS = ("lingua", "meta")
 LINGUA_INTO = ["llama", "llama-tied", "phi3", "granite", "granite-tied"]
 META_INTO = ["llama", "llama-3.1", "phi3", "granite"]
 LLAMA_OUT_OF = ["llama", "phi3", "granite"]  # from Lingua and Meta
-PENZAI_INTO = ["llama", "llama-head-dim", "mistral", "phi3", "granite"]
-PENZAI_OUT_OF = ["llama", "mistral", "phi3", "granite"]
+PENZAI_INTO = ["llama", "llama-head-dim", "mistral", "phi3", "granite", "gpt-neox"]
+PENZAI_OUT_OF = ["llama", "mistral", "phi3", "granite", "gpt-neox"]
 # MaxText from PaxML, and PaxML from MaxText.
 GPT3_WAYS = [("maxtext", "into"), ("paxml", "out_of"), ("paxml", "into"), ("maxtext", "out_of")]
 # The minimal network joins heads, the scalable one keeps them apart, scanned or not.
@@ -215,9 +217,10 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
 # Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
                  "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss", "glm4-moe", "glm4-moe-air",
-                 "stablelm", "stablelm-2")  # fmt: skip
+                 "stablelm", "stablelm-2", "gpt-neox-serial", "gpt-neox-approximate", "gpt2",
+                 "gpt2-exact")  # fmt: skip
 MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss",
-                   "glm4-moe", "stablelm")  # fmt: skip
+                   "glm4-moe", "stablelm", "gpt-neox-serial", "gpt-neox-approximate", "gpt2")  # fmt: skip
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

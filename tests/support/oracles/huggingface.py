@@ -64,6 +64,11 @@ _GLM4_MOE = {
     "n_shared_experts": 1, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5, "attention_bias": True,
     "use_qk_norm": True,
 }  # fmt: skip
+# Penzai's last norm has the epsilon 1e-6, whatever the others have.
+_GPT_NEOX = {
+    **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"}, "layer_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -143,6 +148,14 @@ MODELS: Mapping[str, Model] = {
     "glm4-moe-air": Model("Glm4Moe", {**_GLM4_MOE, "use_qk_norm": False, "n_shared_experts": 2}, "glm4-moe"),
     "stablelm": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5}, "stablelm"),
     "stablelm-2": Model("StableLm", {**_COMMON, "partial_rotary_factor": 0.5, "use_qkv_bias": True}, "stablelm"),
+    "gpt2": Model("GPT2", {"vocab_size": 60, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}, "gpt2"),
+    "gpt2-exact": Model("GPT2", {"vocab_size": 60, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4,
+                                 "activation_function": "gelu", "tie_word_embeddings": False}, "gpt2"),
+    "gpt-neox": Model("GPTNeoX", _GPT_NEOX, "gpt-neox"),
+    "gpt-neox-serial": Model("GPTNeoX", {**_GPT_NEOX, "use_parallel_residual": False, "layer_norm_eps": 1e-5},
+                             "gpt-neox"),
+    "gpt-neox-approximate": Model("GPTNeoX", {**_GPT_NEOX, "use_parallel_residual": False, "hidden_act": "gelu_new"},
+                                  "gpt-neox"),
     "olmo2": Model("Olmo2", {**_COMMON, "num_hidden_layers": 4, "pad_token_id": 0}, "olmo2"),
     "olmo3": Model("Olmo3", {**_COMMON, "num_hidden_layers": 8, "sliding_window": 4, "pad_token_id": 0}, "olmo3"),
     "llama4-scout": Model("Llama4Text", {**_LLAMA4, "num_hidden_layers": 4, "rope_parameters": _LLAMA3}, "llama4"),
@@ -160,7 +173,7 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 _SAVED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
 UNTIED = ("t5-1.1", "mt5", "umt5")
-_CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
+_CLASSES = {"GPT2": "GPT2LMHeadModel", "T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
             "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM",
             "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}  # fmt: skip
 

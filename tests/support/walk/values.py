@@ -17,10 +17,17 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
+<<<<<<< HEAD
 PARTS = "qwen3_next glm4_moe stablelm"  # rotary positions turn a part of each head
 GEMMA4 = "gemma4_text gemma4_small"
 RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text {GEMMA4}"
 DECODERS = f"{RMS} stablelm"
+=======
+NEOX = "gpt_neox gpt_neox_serial"
+PARTS = f"qwen3_next glm4_moe stablelm {NEOX}"  # rotary positions turn a part of each head
+RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text gemma4_text"
+DECODERS = f"{RMS} stablelm {NEOX}"
+>>>>>>> audit19
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -61,9 +68,14 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
                           "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "qwen3_next": [8, 5],
+<<<<<<< HEAD
                           "glm4_moe stablelm": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8],
                           "gemma4_small": [18, 13]},
     "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text {GEMMA4}": [8],
+=======
+                          f"glm4_moe stablelm {NEOX}": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8]},
+    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text gemma4_text": [8],
+>>>>>>> audit19
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
     "num_key_value_heads": {"stablelm": [2],
                             "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
@@ -116,8 +128,13 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
+<<<<<<< HEAD
     "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": [True],
                             f"{GEMMAS} {GEMMA4} mt5 umt5 t5_encoder bert gpt2": [False],
+=======
+    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 {PARTS} llama4_text": [True],
+                            f"{GEMMAS} gemma4_text mt5 umt5 t5_encoder bert gpt2": [False],
+>>>>>>> audit19
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -130,7 +147,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "embedding_multiplier": {"granite": [3.0, 1]},
     "logits_scaling": {"granite": [3.0, 1]},
     "residual_multiplier": {"granite": [0.5, 1]},
-    "hidden_dropout": {"stablelm": [0.5]},
+    "hidden_dropout": {f"stablelm {NEOX}": [0.5]},
     "hidden_dropout_prob": {"bert": [0.5]},
     "resid_pdrop": {"gpt2 phi3": [0.5]},
     "scale_attn_by_inverse_layer_idx": {"gpt2": [True]},
@@ -157,25 +174,26 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "floor_scale": {"llama4_text": [4, 9]},
     "attention_bias": {f"llama granite smollm3 llama4_text {GEMMA4} olmo2 olmo3 qwen3 {GEMMAS}": [True],
                        f"qwen3_moe qwen3_next {LATENT}": [True],
-                       "gpt_oss glm4_moe": [False]},
+                       f"gpt_oss glm4_moe {NEOX}": [False]},
     "attention_multiplier": {"granite": [0.5, 1]},
     "attention_dropout": {DECODERS: [0.5]},
-    "classifier_dropout": {f"{T5} bert": [0.5]},
+    "classifier_dropout": {f"{T5} bert {NEOX}": [0.5]},
     "dense_act_fn": {T5: ["silu"]},
     "dropout_rate": {T5: [0.5]},
     "feed_forward_proj": {"t5": ["gelu", "gated-gelu", "gated-silu"],
                           "t5_1_1 mt5 umt5 t5_encoder": ["relu", "gated-silu", "gated-relu"]},
     "hidden_act": {f"{LLAMAS} {LATENT} olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": ["gelu", "relu",
                                                                                                "gelu_pytorch_tanh"],
-                   "gemma": ["silu", "relu", in_file("gelu")], "bert": ["silu", "relu", "gelu_new", "tanh"],
+                   "gemma": ["silu", "relu", in_file("gelu")],
+                   f"bert {NEOX}": ["silu", "relu", "gelu_new", "tanh"],
                    "gpt_oss": ["gelu"]},
     "index_topk": {"deepseek_v32": [5, 64]},
     "hidden_activation": {f"gemma2 gemma3_text {GEMMA4}": ["silu", "gelu", "relu"]},
     "initializer_factor": {T5: [2.0]},
     "initializer_range": {f"{DECODERS} bert gpt2": [0.5]},
-    "is_decoder": {f"{T5} bert": [True]},
+    "is_decoder": {f"{T5} bert {NEOX}": [True]},
     "is_gated_act": {"t5": [True], "t5_1_1 mt5 umt5 t5_encoder": [False]},
-    "layer_norm_eps": {"bert stablelm": [0.1]},
+    "layer_norm_eps": {f"bert stablelm {NEOX}": [0.1]},
     "layer_norm_epsilon": {f"{T5} gpt2": [0.1]},
     "max_position_embeddings": {"phi3": [128],
                                 f"{SCALED} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT}": [128, 16, to(16, DYNAMIC)],
@@ -208,7 +226,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     },
     "qkv_bias": {"qwen2_moe": [False]},
     "qk_layernorm": {"stablelm": [True]},
-    "use_parallel_residual": {"stablelm": [True]},
+    "use_parallel_residual": {"stablelm gpt_neox_serial": [True], "gpt_neox": [False]},
     "use_qkv_bias": {"stablelm": [False]},
     "max_window_layers": {"qwen2_moe": [1, to(1, WINDOW)], "qwen2 qwen3": [1, to(1, WINDOW)]},
     "query_pre_attn_scalar": {"gemma2 gemma3_text": [32, 18]},
@@ -280,6 +298,8 @@ IN_FILES: dict[str, dict[str, list[Any]]] = {
         "gemma3_text": [in_file({"rope_type": "linear", "factor": 4.0}, {"rope_parameters": ABSENT})],
     },
     "rope_theta": {DECODERS: [in_file(500.0, {"rope_parameters": ABSENT})]},
+    "rotary_emb_base": {NEOX: [in_file(500.0, {"rope_parameters": ABSENT})]},
+    "rotary_pct": {NEOX: [in_file(0.5, {"rope_parameters": ABSENT}), in_file(0.25)]},
     "scoring_func": {LATENT: [in_file("softmax"), in_file("sigmoid")]},
     "seq_aux": {LATENT: [in_file(False)]},
     "sliding_window_pattern": {"gemma3_text": [in_file(4, {"layer_types": ABSENT})]},
@@ -298,6 +318,7 @@ _ROPE = {
     "granite": {**entries(4, "rope_parameters."), "rope_parameters.rope_theta": [500.0, 777.5]},
     "qwen3 gemma gemma2": entries(8, "rope_parameters."),
     "qwen3_next glm4_moe": {**entries(4, "rope_parameters."), **_TURNED_PART},
+    NEOX: {**entries(2, "rope_parameters."), **_TURNED_PART},
     # StableLmAttention takes a part of a head, and the rule `proportional` the other elements too.
     "stablelm": {
         **entries(4, "rope_parameters."),
@@ -352,7 +373,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "num_key_value_heads": {"deepseek_v2 deepseek_v3": "latent attention has as many as heads"},
     "num_nextn_predict_layers": {"deepseek_v3": "modules of speculative decoding, which are not loaded"},
     "partial_rotary_factor": {
-        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it"
+        f"{LLAMAS} {GEMMAS} olmo2 llama4_text {LATENT}": "positions that are not scaled do not read it",
+        NEOX: "the class reads rotary_pct",
     },
     "pretraining_tp": {f"llama {LATENT}": "transformers 5 does not read it"},
     "qk_head_dim": {LATENT: "the class computes it"},
@@ -379,7 +401,12 @@ HARMLESS: dict[str, dict[str, str]] = {
         for kind in ("full", "sliding")
         for name in ("long", "short")
     },
+<<<<<<< HEAD
     "rope_theta": {GEMMA4: "the class reads its tables alone"},
+=======
+    "rope_theta": {"gemma4_text": "the class reads its tables alone", NEOX: "the class reads rotary_emb_base"},
+    "rotary_emb_base": {NEOX: "without rotary_pct two elements of eight turn, whose frequency no base changes"},
+>>>>>>> audit19
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},

@@ -78,12 +78,15 @@ ROUTES: dict[str, tuple[Route, ...]] = {
 
 
 # Classes that a system does not have: all of their models are refused. torchtitan's attention has no biases, and
-# neither it nor Megatron has the indexer of DeepSeek V3.2.
+# neither it nor Megatron has the indexer of DeepSeek V3.2. Of GPT-NeoX, Penzai computes layers side by side, Megatron
+# one after the other.
 WITHOUT = {
     ("umt5", "huggingface-flax"),
     ("qwen2", "torchtitan"),
     ("deepseek_v32", "torchtitan"),
     ("deepseek_v32", "megatron"),
+    ("gpt_neox", "megatron"),
+    ("gpt_neox_serial", "penzai"),
 }
 
 
