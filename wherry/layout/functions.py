@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import UnrepresentableError
+from wherry.text.limits import MOST_TENSORS, beyond, exceeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -125,22 +126,33 @@ def _dense_layers(freq: object) -> int:
     return rows.count(0)
 
 
+def _count(layers: int, first: int = 0) -> range:
+    """The numbers of so many layers, for a list with a value of each: ten digits of a config must not be gigabytes.
+
+    Raises:
+        HostileError: no checkpoint has so many.
+    """
+    if exceeds(layers, MOST_TENSORS):
+        raise beyond(f"a config with {layers:,} layers", MOST_TENSORS, "tensors")
+    return range(first, layers + first)
+
+
 def _freq_of_experts(dense: int, experts: int) -> list[int]:
     """Megatron's `moe_layer_freq` of as many layers without and with experts."""
-    return [0] * dense + [1] * experts
+    return [0] * len(_count(dense)) + [1] * len(_count(experts))
 
 
 def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
     """Whether each layer turns positions: all but every so-manieth (0 for all), or but those that a list says."""
     if isinstance(without, int):
-        return [int(not without or number % without != 0) for number in range(1, layers + 1)]
+        return [int(not without or number % without != 0) for number in _count(layers, 1)]
     return [1 - int(bool(one)) for one in without]
 
 
 def _every(numbers: Sequence[int], layers: int, what: str) -> int:
     """The n of which these layers, counted from 0, are every n-th one of so many; 0 if there are none."""
     step = numbers[0] + 1 if numbers else 0
-    if list(numbers) != (list(range(step - 1, layers, step)) if step else []):
+    if list(numbers) != (list(_count(layers)[step - 1 :: step]) if step else []):
         raise UnrepresentableError(
             f"unsupported {what}: layers {[*numbers]} of {layers}, counted from 0; expected every second one, "
             "every third one and so on"
@@ -192,17 +204,17 @@ def _chunked_layers(rotated: Sequence[int]) -> list[str]:
 
 def _window_layers(layers: int, period: int, other: str = _SLIDING) -> list[str]:
     """The attention of each layer: every layer whose number is a multiple of the period attends to all positions."""
-    return [other if number % period else _FULL for number in range(1, layers + 1)]
+    return [other if number % period else _FULL for number in _count(layers, 1)]
 
 
 def _dense_first(layers: int, dense: int) -> list[str]:
     """The feed-forward layer of each layer: dense in the first ones, experts in the others."""
-    return ["dense" if number < dense else "sparse" for number in range(layers)]
+    return ["dense" if number < dense else "sparse" for number in _count(layers)]
 
 
 def _windowed_from(layers: int, first: int) -> list[str]:
     """The attention of each layer: those from this index attend within the window."""
-    return [_SLIDING if number >= first else _FULL for number in range(layers)]
+    return [_SLIDING if number >= first else _FULL for number in _count(layers)]
 
 
 def _rope(table: Mapping[str, Any], longest: int) -> dict[str, Any]:
