@@ -10,6 +10,7 @@ from wherry.testing import samples
 WRITTEN = [name for name, row in formats().items() if row.create is not None]
 # Options that have no list of choices, or only matter together.
 FURTHER = {
+    "dcp": [{"shard_size": "4MB"}],
     "huggingface": [{"max_shard_size": "8MB"}],
     "orbax": [{"ocdbt": False, "zarr": "3", "compression": "zstd"}, {"chunks": "1"}, {"chunks": "whole"}],
 }
