@@ -17,17 +17,11 @@ LATENT = "deepseek_v2 deepseek_v3 deepseek_v32"
 V3S = "deepseek_v3 deepseek_v32"
 SCALED = f"llama mistral mixtral granite smollm3 qwen2_moe {QWENS}"  # Phi3Config accepts no rule but longrope
 LLAMAS = f"{SCALED} phi3"
-<<<<<<< HEAD
-PARTS = "qwen3_next glm4_moe stablelm"  # rotary positions turn a part of each head
-GEMMA4 = "gemma4_text gemma4_small"
-RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text {GEMMA4}"
-DECODERS = f"{RMS} stablelm"
-=======
 NEOX = "gpt_neox gpt_neox_serial"
 PARTS = f"qwen3_next glm4_moe stablelm {NEOX}"  # rotary positions turn a part of each head
-RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text gemma4_text"
+GEMMA4 = "gemma4_text gemma4_small"
+RMS = f"{LLAMAS} {GEMMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe llama4_text {GEMMA4}"
 DECODERS = f"{RMS} stablelm {NEOX}"
->>>>>>> audit19
 SEQ2SEQ = "t5 t5_1_1 mt5 umt5"
 T5 = f"{SEQ2SEQ} t5_encoder"
 EVERY = f"{DECODERS} {T5} bert gpt2"
@@ -68,14 +62,9 @@ SIZES: dict[str, dict[str, list[Any]]] = {
     "type_vocab_size": {"bert": [3]},
     "num_hidden_layers": {f"{LLAMAS} gemma {LATENT} bert": [4, 1], "gemma2": [4, 3], "gemma3_text": [6, 4, 13],
                           "gpt_oss": [2, 3], "olmo2 olmo3": [8, 3], "qwen3_next": [8, 5],
-<<<<<<< HEAD
-                          "glm4_moe stablelm": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8],
-                          "gemma4_small": [18, 13]},
+                           f"glm4_moe stablelm {NEOX}": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8],
+                           "gemma4_small": [18, 13]},
     "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text {GEMMA4}": [8],
-=======
-                          f"glm4_moe stablelm {NEOX}": [4, 1], "llama4_text": [2, 6, 8, 3], "gemma4_text": [12, 8]},
-    "num_attention_heads": {f"{LLAMAS} {GEMMAS} bert gpt_oss olmo2 olmo3 {PARTS} llama4_text gemma4_text": [8],
->>>>>>> audit19
                             LATENT: [to(2, {"num_key_value_heads": 2})]},
     "num_key_value_heads": {"stablelm": [2],
                             "llama phi3 granite smollm3 qwen2_moe olmo2 olmo3 llama4_text": [4, 1, None, ABSENT],
@@ -128,13 +117,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "output_hidden_states": {EVERY: [True]},
     "pad_token_id": {EVERY: [7]},
     "problem_type": {EVERY: ["regression"]},
-<<<<<<< HEAD
-    "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 qwen3_next glm4_moe stablelm llama4_text": [True],
-                            f"{GEMMAS} {GEMMA4} mt5 umt5 t5_encoder bert gpt2": [False],
-=======
     "tie_word_embeddings": {f"{LLAMAS} {LATENT} gpt_oss olmo2 olmo3 {PARTS} llama4_text": [True],
-                            f"{GEMMAS} gemma4_text mt5 umt5 t5_encoder bert gpt2": [False],
->>>>>>> audit19
+                            f"{GEMMAS} {GEMMA4} mt5 umt5 t5_encoder bert gpt2": [False],
                             "t5": [False, in_file(False, {"scale_decoder_outputs": ABSENT})],
                             "t5_1_1": [True, in_file(True, {"scale_decoder_outputs": ABSENT})]},
     "transformers_version": {EVERY: [in_file("4.30.0")]},
@@ -401,12 +385,8 @@ HARMLESS: dict[str, dict[str, str]] = {
         for kind in ("full", "sliding")
         for name in ("long", "short")
     },
-<<<<<<< HEAD
-    "rope_theta": {GEMMA4: "the class reads its tables alone"},
-=======
-    "rope_theta": {"gemma4_text": "the class reads its tables alone", NEOX: "the class reads rotary_emb_base"},
+    "rope_theta": {GEMMA4: "the class reads its tables alone", NEOX: "the class reads rotary_emb_base"},
     "rotary_emb_base": {NEOX: "without rotary_pct two elements of eight turn, whose frequency no base changes"},
->>>>>>> audit19
     "scale_decoder_outputs": {"t5_encoder": "there is no decoder"},
     "scoring_func": {LATENT: "read by DeepSeek's own code alone"},
     "tie_word_embeddings": {"mt5 umt5 t5_encoder": "the class ties whatever it says"},
