@@ -21,6 +21,7 @@ from wherry.converter.prices import load_prices
 from wherry.converter.traffic import StoreTraffic
 from wherry.errors import NotFoundError, UsageError
 from wherry.formats.registry import formats
+from wherry.storage.links import root_at
 from wherry.storage.stores import locate
 
 TENSORS = {f"layers.{number}.w": np.full((300, 250), number, np.float32) for number in range(40)}
@@ -123,6 +124,31 @@ def test_a_target_that_streams_needs_the_disk_for_decoded_bytes_alone(source, mo
     assert plan(source, "memory://bucket/x", to="orbax").traffic.space is None
     monkeypatch.setattr(Plan, "spill", 5000)
     assert plan(source, "memory://bucket/x", to="orbax").traffic.space.needed == 5000
+
+
+def test_a_disk_is_measured_once_and_when_it_is_asked_for(source, tmp_path, monkeypatch):
+    asked = []
+
+    def usage(path):
+        asked.append(path)
+        return SimpleNamespace(free=1 << 40)
+
+    monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
+    space = plan(source, tmp_path / "new" / "out.npz", to="npz").traffic.space
+    assert asked == []
+    assert (space.free, space.fits, space.to_json()["free"]) == (1 << 40, True, 1 << 40)
+    assert asked == [str(tmp_path)]
+
+
+def test_a_plan_resolves_the_links_of_source_and_target_once(source, tmp_path, monkeypatch):
+    resolved = []
+    real = root_at
+    monkeypatch.setattr(
+        "wherry.storage.stores.root_at",
+        lambda path, **options: resolved.append(path) or real(path, **options),
+    )
+    plan(tmp_path / "model.safetensors", tmp_path / "out.npz", to="npz")
+    assert resolved == [str(tmp_path / "model.safetensors"), str(tmp_path / "out.npz")]
 
 
 def test_what_an_interrupted_run_holds_is_room(source, tmp_path, monkeypatch):

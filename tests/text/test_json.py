@@ -124,6 +124,14 @@ def test_values_that_no_function_converts_count_together():
     assert len(scan(text, {"*": DROPPED}, 1000, limits=SMALL)) == 0
 
 
+def test_what_a_function_takes_of_an_entry_may_be_nested_and_what_stays_of_it_not(way):
+    text = b'{"a": ' + b"[" * 12 + b"]" * 12 + b"}"
+    assert scan(text, lambda _key, value: len(value), limits=SMALL) == {"a": 1}
+    if way == "whole":
+        with pytest.raises(HostileError, match="8 nested"):
+            scan(text, limits=SMALL)
+
+
 def test_the_user_can_raise_the_limits(monkeypatch):
     text = json.dumps(dict.fromkeys(map(str, range(30)))).encode()
     monkeypatch.setenv("WHERRY_LIMITS", "3")

@@ -109,11 +109,11 @@ def plan_target(
 ) -> tuple[Checkpoint, Plan]:
     """The source in the layout of the target's system, and the plan that makes the target from it."""
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
-    return seen, _make(seen, replace(target, options=options, only=only, rename=()), request)
+    return seen, _make(seen, row, replace(target, options=options, only=only, rename=()), request)
 
 
-def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
-    row, only, as_step, verify = find_target_format(target.to), target.only, request.as_step, request.verify
+def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest) -> Plan:
+    only, as_step, verify = target.only, request.as_step, request.verify
     if verify not in ("digest", "store", "none"):
         raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest, store or none")
     place = locate(target.uri)

@@ -134,10 +134,10 @@ class Access:
     stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        lengths = [extent.length for extent in self.extents]
-        stops = (
-            tuple(accumulate(lengths)) if len(lengths) > 1 else tuple(lengths)
-        )  # one for almost all tensors
+        if len(self.extents) == 1:  # of almost all tensors
+            stops = (self.extents[0].length,)
+        else:
+            stops = tuple(accumulate(extent.length for extent in self.extents))
         object.__setattr__(self, "stops", stops)
         if self.kind == "raw":
             object.__setattr__(self, "gridded", False)  # raw bytes are not in chunks

@@ -83,6 +83,9 @@ def find_target_format(name: str) -> Format:
         UsageError: the name is unknown; the cure lists the formats that can be written.
         UnsupportedError: the format cannot be written.
     """
+    named = formats().get(name)
+    if named is not None and named.create is not None:
+        return named
     written = [row for row in formats().values() if row.create is not None]
     known = [row for row in formats().values() if row.create is None and name in (row.name, *row.aliases)]
     if known:

@@ -109,18 +109,17 @@ def _gap(before: RangedMove, row: RangedMove) -> int:
 
 def ranged_move(move: Move, spec: TensorSpec, way: Way) -> RangedMove | None:
     """A small enough move whose bytes are raw in files of a remote store; None for any other."""
-    extents = way.access.raw
-    if not is_remote(way.access) or extents is None or way.band is not None or move.box:
+    access = way.access
+    if not is_remote(access) or way.band is not None or move.box or move.span.nbytes > LARGEST:
         return None
-    if move.span.nbytes > LARGEST:
-        return None
-    pieces = tuple(_pieces(move, way.access))
-    return RangedMove(move, spec, extents, pieces) if pieces else None
+    pieces = tuple(_pieces(move, access))
+    return RangedMove(move, spec, access.extents, pieces) if pieces else None
 
 
 def is_remote(access: Access) -> bool:
     """Whether the bytes are raw in files of a remote store."""
-    return bool(access.raw) and not access.extents[0].location.store.capabilities.local
+    extents = access.extents
+    return access.kind == "raw" and bool(extents) and not extents[0].location.store.capabilities.local
 
 
 def worker_count(budget: int) -> int:
