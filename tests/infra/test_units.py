@@ -24,6 +24,7 @@ from wherry.records.claims import claims_among
 from wherry.records.records import records_beside
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.storage.stores import locate
+from wherry.units.commit import commit
 
 MANIFEST = (INFRA / "units" / "kubernetes.yaml").read_text()
 SLURM = INFRA / "units" / "slurm.sh"
@@ -114,6 +115,22 @@ def test_its_tasks_make_a_job_and_the_first_one_commits(tmp_path, surroundings, 
     assert wherry.verify(target, level="digest", against=tmp_path / "undisturbed").ok
     late = started(system, target, 2, surroundings)  # it was started again after the commit
     assert late.wait(timeout=120) == 0
+
+
+@pytest.mark.slow
+def test_torchrun_starts_workers_as_they_are(tmp_path, surroundings):
+    """As docs/platform.md has it; hosts of JAX run one process each, and need nothing more."""
+    pytest.importorskip("torch")
+    source, target = model(tmp_path / "model"), str(tmp_path / "place" / "out")
+    Path(target).parent.mkdir()
+    units = len(made_job(source, target).units)
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python",
+            "wherry", "work", target]  # fmt: skip
+    done = subprocess.run(line, env=surroundings, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(receipts_by_unit(records_beside(locate(target)).names())) == units
+    [receipt] = commit(target).receipts
+    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
 @pytest.mark.parametrize("system", [kubernetes, slurm])
