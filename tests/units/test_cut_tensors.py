@@ -20,8 +20,8 @@ from tests.support.jobs import (
     worker_named,
 )
 from tests.support.large_files import MB
+from tests.support.made_twice import twice
 from tests.support.object_stores import small_parts
-from tests.units.test_same_bytes import twice
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, IncompleteError, MismatchError
 from wherry.storage.stores import locate

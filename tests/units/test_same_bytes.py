@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 import wherry
 from tests.support.corpus import needs_corpus, place
 from tests.support.jobs import made_job
+from tests.support.made_twice import twice
 from tests.support.tiny_models import save_tiny
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format, formats
-from wherry.records.records import records_beside
-from wherry.records.unit_receipt import receipts_by_unit
-from wherry.storage.stores import locate
 from wherry.units.commit import commit
-from wherry.units.split_job import opened_job, split
+from wherry.units.split_job import split
 
 FORMATS = ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip", "flax-msgpack"]
 LLAMA = "hf-llama-sharded-fp32"
@@ -37,45 +28,6 @@ SYSTEMS = {
     "t5x-legacy": ("t5x-orbax-ocdbt-head", {}, None, 12_000),
     "t5x-orbax": ("t5x-legacy-v3-f32-2024", {"data_file_size": "12KB"}, None, 12_000),
 }
-
-
-def made_by_processes(target, seed):
-    """Make all units of a job by two processes at once, with their own order of hashes and memory."""
-    line = [sys.executable, "-m", "wherry.cli", "work", target, "--quiet"]
-    env = {**os.environ, "PYTHONHASHSEED": seed}
-    for one in [subprocess.Popen(line, env=env, stderr=subprocess.PIPE) for _ in range(2)]:
-        _out, errors = one.communicate(timeout=120)
-        assert one.returncode == 0, errors.decode()
-
-
-def contents(target):
-    """Unit → the hash of each file, or of its region of one, and the hashes of leaves, as its worker left them."""
-    records = records_beside(locate(target))
-    found = {}
-    with opened_job(target) as job:
-        regions = {unit.number: unit.region for unit in job.units}
-    for number, names in receipts_by_unit(records.names()).items():
-        row, region = records.read(names[0]), regions[number]
-        folder = Path(records.folder.path) / f"made-{row['files'][0][2] if region else row['token']}"
-        files = {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()[slice(*region or (None,))])
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-        hashes = {name: one.hexdigest() for name, one in files.items()}
-        found[row["digest"]] = hashes, sorted(map(json.dumps, row["moves"])), row["hashed"]
-    return found
-
-
-def twice(make, tmp_path):
-    """What two runs of a job have made, each in processes of its own."""
-    folders, found = [tmp_path / name for name in ("one", "two")], []
-    for number, folder in enumerate(folders):
-        folder.mkdir()
-        made = str(make(folder / "out") or folder / "out")
-        made_by_processes(made, str(number))
-        found.append(contents(made))
-    return found
 
 
 @pytest.mark.parametrize("to", FORMATS)

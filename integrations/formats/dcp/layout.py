@@ -75,7 +75,7 @@ class DcpLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _DcpItem:
     """What becomes one item: `content` and `chunk` are those of ItemPlan, `stored` is what its archive holds."""
 
     name: str
@@ -102,7 +102,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
             uri=uri,
             cure="choose the target format torch-zip",
         )
-    objects = [_Piece(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
+    objects = [_DcpItem(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
     tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
     groups = _groups(
         (one for name, spec in tensors.items() for one in _pieces(name, spec, shard_size)), shard_size
@@ -124,14 +124,14 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     return DcpLayout(tuple(items), files, cuts)
 
 
-def _pieces(name: str, spec: TensorSpec, most: int) -> Iterator[_Piece]:
+def _pieces(name: str, spec: TensorSpec, most: int) -> Iterator[_DcpItem]:
     """The chunks of a tensor; one of several is stored as a tensor whose key path is below that of the tensor."""
     chunks = _cut(spec.shape, spec.dtype, max(most, LEAST_CHUNK))
     if len(chunks) == 1:
-        yield _Piece(name, spec, spec, chunks[0])
+        yield _DcpItem(name, spec, spec, chunks[0])
         return
     for number, chunk in enumerate(chunks):
-        yield _Piece(name, spec, TensorSpec((*spec.path, str(number)), chunk.sizes, spec.dtype), chunk)
+        yield _DcpItem(name, spec, TensorSpec((*spec.path, str(number)), chunk.sizes, spec.dtype), chunk)
 
 
 @lru_cache(1 << 12)
@@ -140,8 +140,8 @@ def _cut(shape: tuple[int, ...], dtype: str, most: int) -> tuple[Chunk, ...]:
     return tuple(cut_rows(shape, dtypes.bits(dtype) // 8, most))
 
 
-def _groups(pieces: Iterable[_Piece], most: int) -> list[list[_Piece]]:
-    groups: list[list[_Piece]] = [[]]
+def _groups(pieces: Iterable[_DcpItem], most: int) -> list[list[_DcpItem]]:
+    groups: list[list[_DcpItem]] = [[]]
     filled = 0
     for piece in pieces:
         if groups[-1] and filled + piece.stored.nbytes > most:

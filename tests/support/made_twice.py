@@ -1,0 +1,54 @@
+"""Makes the units of a job twice, in processes of their own, and says what each has made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from wherry.records.records import records_beside
+from wherry.records.unit_receipt import receipts_by_unit
+from wherry.storage.stores import locate
+from wherry.units.split_job import opened_job
+
+
+def made_by_processes(target, seed):
+    """Make all units of a job by two processes at once, with their own order of hashes and memory."""
+    line = [sys.executable, "-m", "wherry.cli", "work", target, "--quiet"]
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    for one in [subprocess.Popen(line, env=env, stderr=subprocess.PIPE) for _ in range(2)]:
+        _out, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors.decode()
+
+
+def contents(target):
+    """Unit → the hash of each file, or of its region of one, and the hashes of leaves, as its worker left them."""
+    records = records_beside(locate(target))
+    found = {}
+    with opened_job(target) as job:
+        regions = {unit.number: unit.region for unit in job.units}
+    for number, names in receipts_by_unit(records.names()).items():
+        row, region = records.read(names[0]), regions[number]
+        folder = Path(records.folder.path) / f"made-{row['files'][0][2] if region else row['token']}"
+        files = {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()[slice(*region or (None,))])
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        hashes = {name: one.hexdigest() for name, one in files.items()}
+        found[row["digest"]] = hashes, sorted(map(json.dumps, row["moves"])), row["hashed"]
+    return found
+
+
+def twice(make, tmp_path):
+    """What two runs of a job have made, each in processes of its own."""
+    folders, found = [tmp_path / name for name in ("one", "two")], []
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        made = str(make(folder / "out") or folder / "out")
+        made_by_processes(made, str(number))
+        found.append(contents(made))
+    return found
