@@ -223,6 +223,7 @@ def test_an_adapter_of_maxtext_gets_a_config_of_peft(base, tmp_path):
     ({"use_dora": True}, "use_dora is True"), ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
     ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is"), ({"bias": "all"}, "bias is 'all'"),
     ({"init_lora_weights": "pissa"}, "which changes the base"), ({"peft_type": "IA3"}, "type IA3"),
+    ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "is not supported: adapters of experts"),
 ])  # fmt: skip
 def test_what_no_layout_has_is_refused_by_name(base, to, config, words, tmp_path):
     source, _tensors = save_peft(tmp_path / "peft", **config)
@@ -230,6 +231,16 @@ def test_what_no_layout_has_is_refused_by_name(base, to, config, words, tmp_path
         wherry.convert(source, tmp_path / "out", to=to, config=base, lineage=False)
     assert "merge the adapter into its base" in caught.value.cure
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["maxtext", "megatron"])
+def test_adapters_of_single_experts_are_refused_with_the_reason(base, to, tmp_path):
+    modules = {**MODULES, "block_sparse_moe.experts.1.w1": (EMBED, FFN)}
+    source, _tensors = save_peft(tmp_path / "peft", modules)
+    with pytest.raises(UnrepresentableError, match="adapters of experts have no layout") as caught:
+        wherry.convert(source, tmp_path / "out", to=to, config=base, lineage=False)
+    assert "experts.1.w1" in str(caught.value)
+    assert "merge the adapter into its base" in caught.value.cure
 
 
 def test_an_adapter_without_the_config_of_its_base_is_asked_for_it(tmp_path):

@@ -112,6 +112,7 @@ def test_a_module_that_stores_its_inputs_first(base, tmp_path):
 @pytest.mark.parametrize(("config", "words"), [
     ({"use_dora": True}, "lacks one of its three tensors"), ({"bias": "all"}, "bias is 'all'"),
     ({"peft_type": "IA3"}, "type IA3"),
+    ({"target_parameters": ["mlp.experts.down_proj"]}, "down_proj'., which is not supported: adapters of experts"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"), ({"lora_bias": True}, "lora_bias is True"),
     ({"layer_replication": [[0, 2]]}, "layer_replication"), ({"something_new": 3}, "something_new is 3"),
     ({"r": 3}, r"is \[2, 8\], but the base and the config need \[3, 8\]"), ({"lora_alpha": None}, "lora_alpha is None"),

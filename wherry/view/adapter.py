@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _DECLARED = ("lora", "lora-fused")  # families of adapters of Megatron-Bridge
 _OF_MEGATRON = ".adapter."
+_EXPERTS = ".experts."
 _OF_MAXTEXT = frozenset({"kernel_lora_a", "kernel_lora_b"})
 _NOTES, _TABLE, _RANK = "checkpoint", "lora", "lora_rank"  # in the custom metadata of a step of MaxText
 _CURE = "merge the adapter into its base (wherry merge BASE ADAPTER DST) and convert the result"
@@ -74,6 +75,7 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
     reason = refusal(config, SCALE) if config is not None else None
     if reason is not None:
         raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
+    _require_no_experts(checkpoint)
     stated = [one for one in (_alpha(config), notes.get(ALPHA)) if one]
     if len(stated) > 1 and not math.isclose(*stated):
         raise MismatchError(
@@ -81,6 +83,18 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
             uri=checkpoint.uri, cure=f"correct one of them, or state it with --set {ALPHA}=VALUE",
         )  # fmt: skip
     return {ALPHA: stated[0]} if stated and ALPHA in family.facts else {}
+
+
+def _require_no_experts(checkpoint: Checkpoint) -> None:
+    """Experts that are modules of their own, as transformers 4 has them."""
+    found = [
+        path[0] for path in checkpoint.manifest.tensors if _EXPERTS in path[0] and path[0].startswith(START)
+    ]
+    if found:
+        raise UnrepresentableError(
+            "adapters of experts have no layout: MaxText and Megatron compute experts otherwise",
+            uri=checkpoint.uri, path=min(found), cure=_CURE,
+        )  # fmt: skip
 
 
 def _alpha(config: Mapping[str, Any] | None) -> float | None:

@@ -41,7 +41,8 @@ def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
     known = {*read, *_IGNORED, "init_lora_weights", "bias"}
     stated = sorted(name for name, value in config.items() if name not in known and value)
     if stated:
-        return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported"
+        why = ": adapters of experts that are one parameter" if "target_parameters" in stated else ""
+        return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported{why}"
     for name in ("r", "lora_alpha"):
         if isinstance(config.get(name), bool) or not isinstance(config.get(name), int | float):
             return f"{name} is {config.get(name)!r}, not a number"

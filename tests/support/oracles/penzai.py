@@ -60,7 +60,7 @@ def _gpt_neox(config: Mapping[str, Any], *, stack: bool, key: Any) -> Any:
             mlp_hidden_dim=config["intermediate_size"],
             num_decoder_blocks=config["num_hidden_layers"],
             vocab_size=config["vocab_size"],
-            activation_fn={"gelu": "gelu_exact", "gelu_new": "gelu_approx"}[config["hidden_act"]],
+            activation_fn="gelu_approx" if config["hidden_act"] == "gelu_new" else "gelu_exact",
             rope_subset_size=int(rope["partial_rotary_factor"] * dim),
             rope_wavelength=rope["rope_theta"],
             layernorm_epsilon=config["layer_norm_eps"],
