@@ -21,7 +21,7 @@ MANY = 10**9
     ],
 )
 def test_a_list_with_a_value_of_each_layer_is_limited(text):
-    with pytest.raises(HostileError, match="1,000,000,000 layers exceeds the limit of 250,000 tensors"):
+    with pytest.raises(HostileError, match="1,000,000,000 layers exceeds the limit of 250,000"):
         evaluate(text, {"layers": MANY, "first": [0]})
 
 

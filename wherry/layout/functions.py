@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import UnrepresentableError
-from wherry.text.limits import MOST_TENSORS, beyond, exceeds
+from wherry.errors import HostileError, UnrepresentableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+_MOST_LAYERS = 250_000  # as many as a file may have tensors
 _MULTIPLES = (256, 1024, 512, 128, 64, 32, 16, 8, 4, 2, 1)
 # Names of one function each in transformers, the canonical name first. `gelu` without more is the exact one there.
 _SAME = (
@@ -132,8 +132,11 @@ def _count(layers: int, first: int = 0) -> range:
     Raises:
         HostileError: no checkpoint has so many.
     """
-    if exceeds(layers, MOST_TENSORS):
-        raise beyond(f"a config with {layers:,} layers", MOST_TENSORS, "tensors")
+    if layers > _MOST_LAYERS:
+        raise HostileError(
+            f"a config with {layers:,} layers exceeds the limit of {_MOST_LAYERS:,}",
+            cure="do not use this checkpoint",
+        )
     return range(first, layers + first)
 
 
