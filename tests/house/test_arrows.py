@@ -35,7 +35,7 @@ ROOMS: Mapping[str, str] = {
     "formats": "errors core remote storage objects upload",
     "format": "formats",
     "tree": "errors text core formats",
-    "layout": "errors text core formats",
+    "layout": "errors core formats",
     "families": "errors text core storage formats layout",
     "mover": "errors core runtime storage objects staging formats",
     "quantized": "errors text core storage formats layout mover",
