@@ -41,6 +41,10 @@ _LATENT_PAIRS = {
     "moe_router_pre_softmax": False, "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True,
     "moe_router_topk_scaling_factor": 2.5,
 }  # fmt: skip
+_LATENT_YARN = {
+    "rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
 # Where the norms lie that Transformer Engine makes a part of the next layer.
 _NORMS = {"deepseek": "apart"}
 # The arguments of a model that Megatron-Core makes and saves.
@@ -68,13 +72,10 @@ SAVED = {
              "untie_embeddings_and_output_weights": False},
     "gpt-neox-serial": {**_DENSE, **_NEOX, "bias_gelu_fusion": False},
     "gpt-neox-approximate": {**_DENSE, **_NEOX, "bias_gelu_fusion": True},
-    "deepseek-v2": _LATENT,
+    "deepseek-v2": {**_LATENT, **_LATENT_YARN},
     "deepseek-v2-lite": {**_LATENT, "q_lora_rank": None},
     "deepseek-v3-pairs": _LATENT_PAIRS,
-    "deepseek-v3-pairs-yarn": {
-        **_LATENT_PAIRS, "rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_position_embeddings": 16,
-        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-    },
+    "deepseek-v3-pairs-yarn": {**_LATENT_PAIRS, **_LATENT_YARN, "mscale": 0.5, "mscale_all_dim": 1.0},
     "glm4-moe": {
         **_DENSE, **_EXPERTS, "add_qkv_bias": True, "qk_layernorm": True, "rotary_percent": 0.5,
         "moe_layer_freq": [0] + [1] * (ARGS["num_layers"] - 1), "moe_router_score_function": "sigmoid",
