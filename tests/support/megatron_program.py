@@ -4,14 +4,14 @@ Megatron-Core trains on GPUs. On a processor its own code runs with gloo and one
 waiting for a stream, the number of a device, states of random numbers that only dropout draws from, a product of
 Transformer Engine that its router names without importing it, and the mask of a window, which it makes on a GPU.
 
-Two more are no matter of a GPU: without Transformer Engine, megatron-core 0.16.1 cannot build its own layers with latent
-attention at all (`transformer/multi_latent_attention.py`). Line 162 gives the product of queries and keys two sizes,
-`k_channels` and `v_channels`, which Transformer Engine's product takes and Megatron's `DotProductAttention` does not:
-here it takes them. Line 185 compares with a class that is None where Transformer Engine is not installed, for the module
-believes that it is: here it is told. All else of latent attention is Megatron's.
+Two more are no matter of a GPU: without Transformer Engine, megatron-core 0.16.1 cannot build its own layers with
+latent attention at all (`transformer/multi_latent_attention.py`). Line 162 gives the product of queries and keys two
+sizes, `k_channels` and `v_channels`, which Transformer Engine's product takes and Megatron's `DotProductAttention` does
+not: here it takes them. Line 185 compares with a class that is None where Transformer Engine is not installed, for the
+module believes that it is: here it is told. All else of latent attention is Megatron's.
 
-The program reads a list of jobs as JSON from its first argument: {"load": folder}, with "again": folder to save what was
-loaded, or {"save": folder, "args": arguments}, and the token ids from its second.
+The program reads a list of jobs as JSON from its first argument: {"load": folder}, with "again": folder to save what
+was loaded, or {"save": folder, "args": arguments}, and the token ids from its second.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def latent_product() -> Any:
         def __init__(self, *args: Any, k_channels: Any = None, v_channels: Any = None, **named: Any) -> None:
             super().__init__(*args, **named)
             if v_channels is not None:
-                assert k_channels is not None and named["softmax_scale"] is not None
+                assert k_channels is not None
+                assert named["softmax_scale"] is not None
                 self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     return LatentProduct

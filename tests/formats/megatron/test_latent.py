@@ -1,4 +1,4 @@
-"""What Megatron's arguments of latent attention and of its experts mean, and what transformers cannot compute of them."""
+"""What Megatron's arguments of latent attention and of experts mean, and what transformers does not compute of them."""
 
 from __future__ import annotations
 
