@@ -84,7 +84,7 @@ def _arguments(tree: PickleTree) -> dict[str, Any]:
             _put(found, path[1:], value)
     for path, kind in tree.empties.items():
         if path[:1] == (ARGS,) and len(path) > 1 and path[1] not in odd:
-            _put(found, path[1:], {} if kind == "dict" else [])
+            _put(found, path[1:], {"none": None, "dict": {}}.get(kind, []))
     lists = sorted((path for path in tree.lists if path[:1] == (ARGS,) and path[1:]), key=len, reverse=True)
     for path in lists:
         if path[1] not in odd:
@@ -107,7 +107,7 @@ def _make_list(table: dict[str, Any], path: KeyPath) -> None:
         table = table[part]
     node = table.get(path[-1])
     if isinstance(node, dict):
-        table[path[-1]] = list(node.values())
+        table[path[-1]] = [node[at] for at in sorted(node, key=int)]
 
 
 def parse_arguments(file: Location) -> dict[str, Any]:

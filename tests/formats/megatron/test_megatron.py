@@ -98,6 +98,18 @@ def test_what_is_written_is_what_megatron_saves(form, tmp_path):
     same(back(out, tmp_path / "back")[0])
 
 
+@pytest.mark.parametrize("ranks", [False, True])
+def test_what_a_run_states_as_none_is_not_there(ranks, tmp_path):
+    """Megatron's parser states every argument of every model: None are those of what a model does not have."""
+    off = ("num_experts", "moe_router_group_topk", "spec", "window_size", "mtp_num_layers", "q_lora_rank")
+    args = {**megatron.ARGS, **dict.fromkeys(off), "data_path": [None, "a", [], "b"], "rl_table": {"x": None}}
+    step = tmp_path / "iter_0000010"
+    step = megatron.save_ranks(step, 1, 1, args) if ranks else megatron.save(step, args=args)
+    same(back(step, tmp_path / "out")[0])
+    wherry.convert(step, tmp_path / "copy", to="megatron", lineage=False)
+    assert vars(torch.load(tmp_path / "copy" / "common.pt", weights_only=False)["args"]) == args
+
+
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_ranks_are_put_together(tensor, pipeline, tmp_path):
     step = megatron.save_ranks(tmp_path / "iter_0000010", tensor, pipeline)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _NOT_IN_MAXTEXT = ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm", "gpt-neox", "gpt2")
+_FOR_MEGATRON = ("deepseek-v3-pairs", "deepseek-v3-pairs-yarn")
 LABELS = [
     label
     for label, model in MODELS.items()
-    if model.family not in _NOT_IN_MAXTEXT and not label.endswith("-square")
+    if model.family not in _NOT_IN_MAXTEXT and label not in _FOR_MEGATRON and not label.endswith("-square")
 ]
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
@@ -214,13 +215,14 @@ def leaves_of(found: Mapping[str, Array], config: Mapping[str, Any]) -> Leaves:
     return Leaves(leaves)
 
 
-# Megatron-Core's models of its own layers; Transformer Engine's and latent attention need a GPU.
+# Megatron-Core's models of its own layers; Transformer Engine's need a GPU.
 MEGATRON_INTO = ("llama", "llama-tied", "llama-3.1", "llama-head-dim", "phi3", "mistral", "mixtral", "qwen2", "qwen3",
                  "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss", "glm4-moe", "glm4-moe-air",
                  "stablelm", "stablelm-2", "gpt-neox-serial", "gpt-neox-approximate", "gpt2",
-                 "gpt2-exact")  # fmt: skip
+                 "gpt2-exact", "deepseek-v2", "deepseek-v2-lite", *_FOR_MEGATRON)  # fmt: skip
 MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "smollm3", "qwen2-moe", "gpt-oss",
-                   "glm4-moe", "stablelm", "gpt-neox-serial", "gpt-neox-approximate", "gpt2")  # fmt: skip
+                   "glm4-moe", "stablelm", "gpt-neox-serial", "gpt-neox-approximate", "gpt2",
+                   "deepseek-v2", "deepseek-v2-lite", *_FOR_MEGATRON)  # fmt: skip
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip

@@ -33,6 +33,8 @@ _LATENT = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 6,
 }  # fmt: skip
 _V3 = {**_LATENT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+# Megatron-Core scores a group by as many of its experts as a token takes from each; transformers by two.
+_V3_PAIRS = {**_V3, "n_routed_experts": 16, "num_experts_per_tok": 4}
 _V2 = {
     **_LATENT, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False,
     "routed_scaling_factor": 1.5,
@@ -139,6 +141,8 @@ MODELS: Mapping[str, Model] = {
     "deepseek-v2-lite": Model("DeepseekV2", {**_V2, "q_lora_rank": None}, "deepseek"),
     "deepseek-v3": Model("DeepseekV3", _V3, "deepseek"),
     "deepseek-v3-yarn": Model("DeepseekV3", {**_V3, "rope_parameters": _YARN}, "deepseek"),
+    "deepseek-v3-pairs": Model("DeepseekV3", _V3_PAIRS, "deepseek"),
+    "deepseek-v3-pairs-yarn": Model("DeepseekV3", {**_V3_PAIRS, "rope_parameters": _YARN}, "deepseek"),
     "deepseek-v3.2": Model("DeepseekV32", {**_V32, "rope_parameters": _YARN}, "deepseek"),
     "gpt-oss": Model("GptOss", _GPT_OSS, "gpt-oss"),
     "qwen3-next": Model("Qwen3Next", _QWEN3_NEXT, "qwen3-next"),
