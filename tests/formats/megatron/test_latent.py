@@ -9,11 +9,12 @@ from argparse import Namespace
 import pytest
 
 import wherry
-from tests.support.oracles.huggingface import save
+from tests.support.oracles.huggingface import MODELS, save
 from wherry.errors import UnrepresentableError
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 YARN = {
     "rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
@@ -104,3 +105,16 @@ def test_weights_that_sum_to_1_are_refused_for_v2(tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "norm_topk_prob": True}))
     with pytest.raises(UnrepresentableError, match="sum to 1"):
         wherry.convert(tmp_path / "hf", tmp_path / "other", to="megatron", lineage=False)
+
+
+def test_a_model_without_experts_has_no_weights_that_sum_to_1(tmp_path):
+    """Its arguments have defaults for them, which say nothing of what it computes."""
+    settings = {**MODELS["deepseek-v2"].settings, "num_hidden_layers": 1, "first_k_dense_replace": 1}
+    transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**settings)).save_pretrained(
+        tmp_path / "hf"
+    )
+    wherry.convert(tmp_path / "hf", tmp_path / "step", to="megatron", lineage=False)
+    wherry.convert(tmp_path / "step", tmp_path / "back", to="huggingface", family="deepseek", lineage=False)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    assert before.keys() == after.keys()
+    assert all(before[name].equal(after[name]) for name in before)
