@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from contextlib import suppress
 
 import pytest
 
 import wherry
-from tests.support.jobs import changed, proofs, receipts
+from tests.support.jobs import by_two, changed, proofs, receipts
 from tests.support.object_stores import left_beside
 from tests.support.processes import gone
 from tests.support.worker_pools import job_of, request_of, same_tensors
@@ -207,23 +206,14 @@ def test_paths_that_are_relative_mean_the_same_to_every_worker(source, target, t
 
 def test_two_coordinators_carry_one_job_at_the_same_time(source, target, tmp_path):
     """Each with a worker of its own; together they make each unit once, and one target."""
-    request, results = request_of(source, target), []
-
-    def carry():
-        try:
-            results.append(convert_on(request, "processes:1", unit_bytes=UNIT).receipts[0])
-        except (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError, StorageError) as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=carry) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    winners = [one for one in results if not isinstance(one, Exception)]
-    assert winners, results
+    request = request_of(source, target)
+    winners, failed = by_two(
+        lambda: convert_on(request, "processes:1", unit_bytes=UNIT).receipts[0],
+        (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError, StorageError),
+    )
+    assert winners, failed
     assert all(same_tensors(one, source, tmp_path) for one in winners)
-    assert all(getattr(one, "retryable", True) for one in results), results
+    assert all(getattr(one, "retryable", True) for one in failed), failed
     [again] = convert_on(request, "processes:1", unit_bytes=UNIT).receipts
     assert again.already
     assert wherry.verify(target, level="digest").ok

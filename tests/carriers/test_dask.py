@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from contextlib import suppress
 
 import pytest
 
-from tests.support.jobs import receipts
+from tests.support.jobs import by_two, receipts
 from tests.support.object_stores import left_beside, model
 from tests.support.processes import gone, is_running
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors, set_variables
@@ -202,21 +201,11 @@ def test_a_scheduler_that_does_not_answer(source, target, monkeypatch):
 
 def test_two_coordinators_carry_one_job_with_the_same_workers(source, target, tmp_path, address):
     """Each reopens the job at the workers that the other has used; together they make one target."""
-    request, results = request_of(source, target), []
-
-    def carry():
-        try:
-            results.append(convert_on(request, f"dask://{address}", unit_bytes=110_000).receipts[0])
-        except WherryError as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=carry) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    winners = [one for one in results if not isinstance(one, Exception)]
-    assert winners, results
+    request = request_of(source, target)
+    winners, failed = by_two(
+        lambda: convert_on(request, f"dask://{address}", unit_bytes=110_000).receipts[0], WherryError
+    )
+    assert winners, failed
     assert all(same_tensors(one, source, tmp_path) for one in winners)
     [again] = convert_on(request, f"dask://{address}", unit_bytes=110_000).receipts
     assert again.already

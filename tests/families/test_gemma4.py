@@ -6,25 +6,15 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
 import wherry
+from tests.support.maxtext_trees import tensors, to_maxtext
 from tests.support.tiny_models import save_tiny
 from wherry.errors import UnrepresentableError
 from wherry.layout.expr import evaluate
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
-
-
-def tensors(folder):
-    with wherry.open(folder) as checkpoint:
-        return {"/".join(path): checkpoint.read(path) for path in checkpoint.manifest.tensors}
-
-
-def to_maxtext(source, target):
-    wherry.convert(source, target, to="maxtext", lineage=False)
-    return yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
 
 
 def require_back(source, there, tmp_path):

@@ -10,6 +10,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 import wherry
+from tests.support.maxtext_trees import tensors, to_maxtext
 from tests.support.tiny_models import save_tiny
 from wherry.core.request import LayoutRequest
 from wherry.errors import IncompleteError, UnrepresentableError
@@ -18,16 +19,6 @@ from wherry.families import family_of_config
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 LAYERS = "params/params/decoder/layers_"
-
-
-def tensors(folder):
-    with wherry.open(folder) as checkpoint:
-        return {"/".join(path): checkpoint.read(path) for path in checkpoint.manifest.tensors}
-
-
-def to_maxtext(source, target):
-    wherry.convert(source, target, to="maxtext", lineage=False)
-    return yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
 
 
 def stated(folder):

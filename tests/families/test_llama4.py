@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-import yaml
 
 import wherry
+from tests.support.maxtext_trees import tensors, to_maxtext
 from tests.support.tiny_models import save_tiny
 from wherry.core.request import LayoutRequest
 from wherry.errors import IncompleteError, UnrepresentableError
@@ -28,16 +28,6 @@ def maverick(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("maverick") / "hf", "llama4", drawn=True)
 
 
-def tensors(folder):
-    with wherry.open(folder) as checkpoint:
-        return {"/".join(path): checkpoint.read(path) for path in checkpoint.manifest.tensors}
-
-
-def to_maxtext(source, target, options=SCANNED):
-    wherry.convert(source, target, to="maxtext", options=options, lineage=False)
-    return yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
-
-
 def require_back(source, there, tmp_path, wish=None):
     wish = wish or LayoutRequest()
     wherry.convert(there, tmp_path / "back", to="huggingface", wish=wish, lineage=False)
@@ -47,7 +37,7 @@ def require_back(source, there, tmp_path, wish=None):
 
 
 def test_each_layer_lies_in_its_place_of_the_cycle(maverick, tmp_path):
-    config = to_maxtext(maverick, tmp_path / "out")
+    config = to_maxtext(maverick, tmp_path / "out", SCANNED)
     cycle = {name: config[name] for name in ("interleave_moe_layer_step", "nope_layer_interval")}
     assert cycle == {"interleave_moe_layer_step": 2, "nope_layer_interval": 4}
     assert config["inhomogeneous_layer_cycle_interval"] == 4
@@ -65,13 +55,13 @@ def test_each_layer_lies_in_its_place_of_the_cycle(maverick, tmp_path):
 
 def test_patterns_that_begin_anew_after_no_part_of_the_layers_make_one_cycle(tmp_path):
     source = save_tiny(tmp_path / "hf", "llama4", num_hidden_layers=6)
-    assert to_maxtext(source, tmp_path / "out")["inhomogeneous_layer_cycle_interval"] == 6
+    assert to_maxtext(source, tmp_path / "out", SCANNED)["inhomogeneous_layer_cycle_interval"] == 6
     require_back(source, tmp_path / "out", tmp_path)
 
 
 def test_positions_may_turn_in_every_layer(tmp_path):
     source = save_tiny(tmp_path / "hf", "llama4", no_rope_layers=[1] * 4)
-    config = to_maxtext(source, tmp_path / "out")
+    config = to_maxtext(source, tmp_path / "out", SCANNED)
     assert config["nope_layer_interval"] == -1
     assert config["inhomogeneous_layer_cycle_interval"] == 2
     require_back(source, tmp_path / "out", tmp_path)
@@ -89,7 +79,7 @@ def test_layers_that_are_not_scanned_have_no_cycle(maverick, tmp_path):
 
 
 def test_a_cycle_that_ends_within_a_pattern_is_refused(maverick, tmp_path):
-    config = to_maxtext(maverick, tmp_path / "out")
+    config = to_maxtext(maverick, tmp_path / "out", SCANNED)
     run = tmp_path / "run.yml"
     run.write_text(json.dumps({**config, "inhomogeneous_layer_cycle_interval": 2}))
     wish = LayoutRequest(family="llama4", config=str(run))

@@ -183,3 +183,21 @@ def slow_worker(target, monkeypatch):
 def claimed(target):
     """Unit and attempt of every claim of a job."""
     return claims.claims_among(records_beside(locate(target)).names())
+
+
+def by_two(act, errors):
+    """What two threads return that do one thing at the same time, and the errors, of the given kinds, of the others."""
+    made, failed = [], []
+
+    def run():
+        try:
+            made.append(act())
+        except errors as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made, failed

@@ -14,6 +14,7 @@ import wherry
 from tests.support.jobs import (
     as_dead,
     as_elsewhere,
+    by_two,
     changed,
     claimed,
     committed,
@@ -263,20 +264,10 @@ def test_two_coordinators_make_one_job_and_one_target(source, target, tmp_path):
     first, second = made_job(source, target), made_job(source, target)
     assert [unit.digest for unit in first.units] == [unit.digest for unit in second.units]
     work(target)
-    results = []
-
-    def one():
-        try:
-            results.append(commit(target).receipts[0])
-        except (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError) as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done_ones = [one for one in results if not isinstance(one, Exception)]
+    done_ones, _failed = by_two(
+        lambda: commit(target).receipts[0],
+        (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError),
+    )
     assert done_ones
     assert wherry.verify(target, level="digest").ok
     expected = undisturbed(source, tmp_path).checkpoint_digest
