@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attacks import (
+    ambiguous,
     archives,
     arrays,
     bombs,
     controls,
+    counts,
     folders,
     heads,
     jobs,
@@ -97,9 +99,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Attack, and write the results."""
     asked = arguments(words)
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):  # a registry of the user is not written to
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_REGISTRY_URI",
+        "PREFECT_API_URL",
+    ):  # no server of the user is used
         os.environ.pop(name, None)
     base = asked.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+    if asked.scratch:
+        asked.scratch.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="wherry-attack-", dir=base))
     try:
         found = run_attack(asked, scratch)
@@ -208,7 +216,9 @@ def hostile_files(place: Path) -> list[Case]:
             *archives.cases(),
             *heads.cases(),
             *arrays.cases(),
+            *ambiguous.cases(place),
             *folders.cases(place),
+            *counts.cases(place),
             *records.cases(place),
             *jobs.cases(place),
         ]

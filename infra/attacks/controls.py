@@ -80,10 +80,19 @@ def _title(_words: list[str]) -> None:
     print("\x1b]0;forged\x07")
 
 
+def _forge(_words: list[str]) -> None:
+    print("a\nb: forged")
+
+
+def _obey_markup(_words: list[str]) -> None:
+    print("\x1b[31mMARKUP\x1b[0m")
+
+
 # Program → the column in which it must count.
 CONTROLS: dict[Callable[[list[str]], None], str] = {
     **dict.fromkeys((_unpickle, _run, _evaluate, _import, _write_outside, _remove_outside, _connect), "executed"),
     _wait: "hung", _grow: "over memory", _raise: "outside", _bug: "outside", _crash: "outside", _title: "terminal",
+    _forge: "terminal", _obey_markup: "terminal",
 }  # fmt: skip
 
 

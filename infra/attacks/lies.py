@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ NAMES = (
     "model.safetensors",
     "wherry.json",
     ".wherry-out.lease",
-    "[red]x[/red]",
+    "[red]MARKUP[/red]",
     "'; DROP TABLE nodes; --",
 )
 VALUES: tuple[Any, ...] = (
@@ -117,6 +118,21 @@ def rename_at(document: Any, place: tuple[Any, ...], name: str) -> Any:
     if isinstance(parent, dict):
         parent[name] = parent.pop(place[-1])
     return found
+
+
+def duplicate_at(document: Any, place: tuple[Any, ...], value: Any) -> str:
+    """JSON in which the name at a place is stated once more, behind it, with another value."""
+    found, again = copy.deepcopy(document), "\ue000 again"
+    parent = _parent(found, place)
+    rows = [row for key in parent for row in ((key, parent[key]), (again, value))[: 1 + (key == place[-1])]]
+    parent.clear()
+    parent.update(rows)
+    return json.dumps(found).replace(json.dumps(again), json.dumps(place[-1]))
+
+
+def value_at(document: Any, place: tuple[Any, ...]) -> Any:
+    """The value at a place."""
+    return _parent(document, place)[place[-1]]
 
 
 def _parent(document: Any, place: tuple[Any, ...]) -> Any:

@@ -86,6 +86,18 @@ def sound(folder: Path) -> Iterator[tuple[str, Path, Path]]:
         yield note.parent.name, note.parent, note.parent / note.read_text()
 
 
+def write_models(folder: Path, systems: Sequence[str] = ()) -> None:
+    """Small models as their systems save them, with their configs."""
+    from tests.support.model_files import MAKERS
+
+    for family, makers in MAKERS.items():
+        for name, make in makers.items() if not systems or family in systems else ():
+            home = folder / SOUND / f"{family}-{name}"
+            home.mkdir(parents=True)
+            path = make(home / "made")
+            (home / "path").write_text(str(path.relative_to(home)))
+
+
 def write_dcp_lies(folder: Path) -> None:
     """Metadata of DCP with one field of every piece of data replaced; made here, for it takes torch to unpickle it."""
     from attacks import lies
@@ -142,6 +154,7 @@ def write(folder: Path, systems: Sequence[str] = ()) -> None:
     write_keys(folder)
     write_written(folder)
     write_sound(folder, systems)
+    write_models(folder, systems)
     write_dcp_lies(folder)
     write_seeds(folder)
 

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import platform
-import re
 import resource
 import select
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks import verbs
+from attacks import terminal, verbs
 from attacks.case import LEDGER, MARKER, Case, Run
 from attacks.watch import REPORT, Watch
 
@@ -40,7 +39,6 @@ _PROCESSOR_SECONDS = 60
 UNMADE = 77  # exit code of a fork that could not make its case
 _EXPIRY_SECONDS = 1.0  # of a lease that nobody renews, instead of 30
 _ADDRESS_SPACE = 12 << 30
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -124,7 +122,7 @@ class Server:
             self._move_registry(home / "home")
         os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
                        "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s",
-                       "WHERRY_SETTLE_SECONDS": "0"}  # fmt: skip
+                       "WHERRY_SETTLE_SECONDS": "0", **terminal.VARIABLES}  # fmt: skip
         tempfile.tempdir = str(home / "tmp")
         from wherry.staging import lease_watch
 
@@ -203,7 +201,8 @@ def _limit() -> None:
 def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> Run:
     from wherry.cli import main
 
-    said, failed = io.StringIO(), io.StringIO()
+    shown = terminal.on_terminal(case)
+    said, failed = (terminal.Terminal(), terminal.Terminal()) if shown else (io.StringIO(), io.StringIO())
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + _PROCESSOR_SECONDS, resource.RLIM_INFINITY))
     watch.seen.clear()
@@ -213,7 +212,7 @@ def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> 
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(failed):
         watch.on = True
         try:
-            code = main(words) or 0
+            code = main(terminal.words_for(words, terminal=shown)) or 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException as error:  # noqa: BLE001
@@ -230,7 +229,7 @@ def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> 
     return Run(
         case, verb, 99 if _TRACEBACK in text else int(code), round(above, 1), round(spent, 3),
         round(time.monotonic() - start, 2),
-        (lines[0] if lines else "")[:300], tuple(seen), bool("--json" not in words and _OBEYED.search(text)),
+        (lines[0] if lines else "")[:300], tuple(seen), terminal.obeys(text),
     )  # fmt: skip
 
 

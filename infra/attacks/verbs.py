@@ -26,6 +26,7 @@ READING: dict[str, tuple[str, ...]] = {
     "inspect pickles": ("inspect", "{path}", "--pickles"),
     "plan": ("plan", "{path}", "{out}", "--to", "safetensors"),
     "plan orbax": ("plan", "{path}", "{out}", "--to", "orbax", "--json"),
+    "plan family": ("plan", "{path}", "{out}", "--to", "maxtext"),
     "convert torch": ("convert", "{path}", "{out}.pt", "--to", "torch-zip", *_PLAIN),
     "convert orbax": ("convert", "{path}", "{out}.orbax", "--to", "orbax", *_PLAIN),
     "convert hf": ("convert", "{path}", "{out}.hf", "--to", "huggingface", *_PLAIN),
@@ -37,6 +38,10 @@ READING: dict[str, tuple[str, ...]] = {
     "lineage stale": ("lineage", "stale"),
     "ls": ("ls",),
     "du": ("du",),
+    "metrics": ("metrics", "{folder}"),
+    "resolve": ("resolve", "wherry://sha256/" + "0" * 64),
+    "preflight": ("preflight", "{path}", "--pool-type", "process"),
+    "doctor": ("doctor",),
     "diff": ("diff", "{path}", "{good}", "--quiet"),
     "nightly plan": ("nightly", "--config", "{routes}", "--dry-run"),
     "merge": ("merge", "{path}*0.5", "{good}*0.5", "{out}.merged", "--to", "safetensors", *_PLAIN),
@@ -61,7 +66,10 @@ MISTAKING: dict[str, tuple[str, ...]] = {
     "family": ("plan", "{good}", "{out}", "--to", "orbax", "--family-file", "{path}"),
     "prices": ("plan", "{good}", "{out}", "--to", "orbax", "--price", "{path}"),
     "routes": ("routes", "check", "--config", "{path}"),
+    "routes explain": ("routes", "explain", "{path}", "--config", "{routes}"),
     "ledger file": ("ledger", "check", "--ledger", "sqlite:///{path}"),
+    "config show": ("config", "show", "--config", "{path}"),
+    "deploy": ("deploy", "{path}"),
     "anchor": ("ledger", "check", "--anchor", "{path}"),
 }
 WRITING: dict[str, tuple[str, ...]] = {
@@ -69,6 +77,11 @@ WRITING: dict[str, tuple[str, ...]] = {
     "work": ("work", "{path}", "--expiry", "1s", "--quiet"),
     "commit": ("commit", "{path}", "--quiet"),
     "ledger check": ("ledger", "check"),
+    "ledger anchor": ("ledger", "anchor"),
+    "ledger migrate": ("ledger", "migrate"),
+    "ledger deliver": ("ledger", "deliver"),
+    "emit": ("emit", "{path}"),
+    "init": ("init", "--root", "{folder}", "--target", "{out}.night", "--config", "{out}.toml", "--yes"),
     "ledger record": ("ledger", "record", "{folder}"),
     "ledger rebuild": ("ledger", "rebuild", "{folder}", "--no-registry", "--ledger", "sqlite:///{out}.db"),
     "convert here": ("convert", "{good}", "{folder}/target", "--to", "torch-zip", *_PLAIN),
@@ -78,6 +91,16 @@ WRITING: dict[str, tuple[str, ...]] = {
     "prune": ("prune", "--config", "{routes}", "--yes"),
     "register": ("register", "{path}", "--name", "attacked"),
     "promote": ("promote", "{path}", "--name", "attacked", "--level", "digest", "--quiet"),
+}
+# Commands that no hostile file reaches, and why.
+LEFT = {
+    "formats": "describes formats, and opens no file",
+    "layouts": "describes families, and opens no file but one that `plan --family-file` opens too",
+    "help": "opens no file",
+    "completion": "opens no file",
+    "config example": "opens no file",
+    "lineage serve": "runs until it is stopped; tests/site attacks its pages",
+    "serve": "runs until it is stopped; reads what `deploy` reads",
 }
 VERBS = {**LOOKING, **READING, **MISTAKING, **WRITING}
 CHANGED = ("detect", "inspect", "verify digest", "plan", "convert torch")  # over mutations

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from wherry.errors import NotFoundError, UsageError, storage_error
+from wherry.errors import NotFoundError, UsageError
+from wherry.integrations.prefect.documents import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,13 +39,11 @@ def read_automations(path: Path, notify: UUID | None = None) -> tuple[Automation
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        rows: Any = yaml.safe_load(path.read_text("utf-8"))["automations"]
+        rows: Any = read_yaml(path, "automations file", "pass the path of an automations.yaml")["automations"]
         found = TypeAdapter(tuple[AutomationCore, ...]).validate_python(
             [_notify_action(row, notify) for row in rows]
         )
-    except OSError as error:
-        raise storage_error(error, str(path)) from error
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
+    except (ValidationError, KeyError, TypeError) as error:
         raise UsageError(f"invalid automations file: {error}", uri=str(path)) from error
     return found
 

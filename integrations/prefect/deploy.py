@@ -21,8 +21,9 @@ import yaml
 
 from wherry.config.config import load_config
 from wherry.config.file import config_file
-from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
+from wherry.errors import StorageError, UsageError
 from wherry.integrations.prefect.automations import ensure_automations, notification_block, read_automations
+from wherry.integrations.prefect.documents import read_yaml
 from wherry.integrations.prefect.pools import Outcome, WorkPool, ensure_pools, read_pools
 from wherry.runtime import child
 from wherry.watch import preflight
@@ -112,20 +113,19 @@ def read_deployments(file: Path) -> list[dict[str, Any]]:
         UsageError: the file is not YAML, or lists no deployments with name, entrypoint and pool.
         StorageError: the file cannot be read.
     """
+    data = _read_table(file)
     try:
-        rows: list[dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))["deployments"]
+        rows: list[dict[str, Any]] = data["deployments"]
         for row in rows:
             _ = row["name"], row["entrypoint"], row["work_pool"]["name"]
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            "file not found", uri=str(file), cure="pass the path of a prefect.yaml"
-        ) from error
-    except OSError as error:
-        raise storage_error(error, str(file)) from error
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         what = f"missing key {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"invalid prefect.yaml: {what}", uri=str(file)) from error
     return rows
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    return read_yaml(file, "prefect.yaml", "pass the path of a prefect.yaml")
 
 
 def require_independent(file: Path) -> None:
@@ -137,7 +137,7 @@ def require_independent(file: Path) -> None:
     Raises:
         UsageError: a deployment has no `pull`, or its entrypoint is a relative path.
     """
-    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data = _read_table(file)
     for entry in data["deployments"]:
         path, colon, _function = str(entry["entrypoint"]).rpartition(":")
         if colon and not path.startswith(("/", "{{")):
@@ -262,7 +262,7 @@ def _variables(text: str) -> dict[str, str]:
 
 def _with_pool(file: Path, pool: str, folder: Path) -> Path:
     """Write a copy of the file in which all deployments use one pool, without the variables of other pools."""
-    data = yaml.safe_load(file.read_text("utf-8"))
+    data = _read_table(file)
     for entry in data["deployments"]:
         entry["work_pool"] = {"name": pool}
     copy = folder / file.name

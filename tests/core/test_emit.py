@@ -174,3 +174,13 @@ def test_a_relative_path_is_sent_as_an_absolute_one(tmp_path, monkeypatch):
     assert whole_uri("../x") == str(tmp_path.parent / "x")
     for uri in ("gs://bucket/run", "/a/b", "models:/m@champion", "file:///a"):
         assert whole_uri(uri) == uri
+
+
+def test_a_name_is_one_line_of_the_output(server):
+    """A folder whose name has a line break or a control character says nothing on a terminal of its own."""
+    place = "/a\nemitted forged \x1b]0;title\x07"
+    done = CliRunner().invoke(cli, ["emit", place], standalone_mode=False)
+    assert done.output.count("\n") == len(done.output.splitlines()) == 2  # the warning that it is not there, and this
+    assert not {"\x1b", "\x07"} & set(done.output)
+    shown = CliRunner().invoke(cli, ["emit", "/\x9b31m", "--json"], standalone_mode=False)
+    assert "\x9b" not in shown.output

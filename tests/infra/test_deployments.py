@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest.importorskip("prefect")
@@ -15,7 +17,7 @@ from prefect.flows import load_flow_from_entrypoint
 from pydantic import TypeAdapter
 
 from tests.support.infra import INFRA
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.prefect import deploy
 from wherry.integrations.prefect.automations import read_automations
 from wherry.integrations.prefect.pools import read_pools
@@ -79,6 +81,29 @@ def test_faulty_files_are_named(tmp_path):
         deploy.read_deployments(tmp_path / "prefect.yaml")
     with pytest.raises(UsageError, match="no work pool files"):
         read_pools(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"PK\5\6\xae", "invalid .*: 'utf-8' codec"),
+        (b"- a\n", "expected a table, got a list"),
+        (b"a: [", "invalid "),
+        (b"[" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_file_of_another_kind_is_an_error_of_use(tmp_path, data, said):
+    file = tmp_path / "file.yaml"
+    file.write_bytes(data)
+    for read in (deploy.read_deployments, read_automations):
+        with pytest.raises(UsageError, match=said):
+            read(file)
+
+
+def test_a_pipe_is_no_file_of_deployments(tmp_path):
+    os.mkfifo(tmp_path / "prefect.yaml")
+    with pytest.raises(StorageError, match="not a regular file"):
+        deploy.read_deployments(tmp_path / "prefect.yaml")
 
 
 def entry(**more):

@@ -160,9 +160,10 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:
         raise _not_posted(error, server, place) from error
-    click.echo(
-        json.dumps({"id": number, "event": event, "uri": place}) if json_ else f"emitted {event} for {place}"
-    )
+    if json_:
+        click.echo(json.dumps({"id": number, "event": event, "uri": place}))
+    else:
+        say(f"emitted {event} for {place}")
 
 
 def _not_posted(error: OSError, server: str, place: str) -> StorageError:
