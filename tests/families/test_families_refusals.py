@@ -155,6 +155,18 @@ def test_a_missing_moment_is_named():
         convert_layout(Made(begun.tensors).manifest, family, "lingua", "huggingface", sizes=SIZES)
 
 
+def test_a_checkpoint_without_parameters_is_of_no_family():
+    """An empty file, and moments alone."""
+    family = load_family("llama")
+    slots = {"params": ("<model>@",), "mu": ("<state>@<dot>exp_avg",), "nu": ("<state>@<dot>exp_avg_sq",)}
+    begun = made(family, "lingua", {"tree": "dcp"}, slots=slots)
+    moments = {path: array for path, array in begun.tensors.items() if path[0].startswith("optim.")}
+    assert moments
+    for tensors in ({}, moments):
+        with pytest.raises(UnrepresentableError, match=r"no tensor .* is a parameter of llama"):
+            convert_layout(Made(tensors).manifest, family, "lingua", "huggingface", sizes=SIZES)
+
+
 FAMILY = """
 extends = "llama"
 name = "mine"

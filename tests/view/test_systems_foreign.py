@@ -382,3 +382,9 @@ def test_a_system_s_checkpoint_does_not_become_a_hugging_face_folder_under_its_o
         refused(
             tmp_path / "a", tmp_path / "out", "huggingface", "no layout for this tree of t5x", options=options
         )
+
+
+@pytest.mark.parametrize("to", SYSTEMS)
+def test_a_file_without_tensors_is_of_no_family(tmp_path, to):
+    save_file({}, tmp_path / "model.safetensors")
+    refused(tmp_path, tmp_path / "out", to, "a tree without tensors")

@@ -271,8 +271,14 @@ def _bind(
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
     )
-    _require_untied(system, candidate, present["params"], told)
-    _require_implied(family, system, candidate, stored, present["params"], told)
+    params = present.get("params")
+    if params is None:
+        raise UnrepresentableError(
+            f"no tensor of the checkpoint is a parameter of {family.name} in {system.name}",
+            cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
+        )
+    _require_untied(system, candidate, params, told)
+    _require_implied(family, system, candidate, stored, params, told)
     return BoundFamily(
         family=family,
         system=system,

@@ -127,6 +127,8 @@ def _describe_source(checkpoint: Checkpoint, tree: Manifest, config: str | None)
     said = model_words(checkpoint, config)
     if said:
         return said
+    if not tree.tensors:
+        return "a tree without tensors"
     names = ", ".join(render(path) for path in sorted(tree.tensors)[:_SHOWN])
     system = system_of(checkpoint.detection.format)
     if checkpoint.laid_out or not system:
