@@ -387,6 +387,6 @@ def test_a_system_s_checkpoint_does_not_become_a_hugging_face_folder_under_its_o
 @pytest.mark.parametrize("to", SYSTEMS)
 def test_a_file_without_tensors_is_of_no_family(tmp_path, to):
     save_file({}, tmp_path / "model.safetensors")
-    with pytest.raises(UnrepresentableError, match="a tree without tensors|missing parameter") as caught:
+    with pytest.raises(UnrepresentableError, match=r"a tree without tensors|missing parameter") as caught:
         wherry.plan(tmp_path, tmp_path / "out", to=to)
     assert caught.value.cure
