@@ -421,13 +421,17 @@ def _open_staged(job: Job, staged: Location) -> Checkpoint:
 
 
 def _require_structure(job: Job, found: Manifest) -> None:
-    expected = {path: (spec.shape, spec.dtype) for path, spec in job.plan.manifest.tensors.items()}
-    seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
-    if expected != seen:
-        odd = min(set(expected.items()) ^ set(seen.items()))
+    planned, written = job.plan.manifest.tensors, found.tensors
+    odd = [path for path, spec in planned.items() if not _is_alike(spec, written.get(path))]
+    odd += written.keys() - planned.keys()
+    if odd:
         raise MismatchError(
-            f"read-back differs from the plan in shape or dtype at {'/'.join(odd[0])}", uri=job.target.uri
+            f"read-back differs from the plan in shape or dtype at {'/'.join(min(odd))}", uri=job.target.uri
         )
+
+
+def _is_alike(spec: TensorSpec, written: TensorSpec | None) -> bool:
+    return written is not None and spec.shape == written.shape and spec.dtype == written.dtype
 
 
 def _sidecar(

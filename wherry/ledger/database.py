@@ -15,10 +15,12 @@ on.
 from __future__ import annotations
 
 import math
+import os
 import random
 import sqlite3
 import time
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
@@ -115,7 +117,6 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
     if url is None and sqlite_file(chosen) is not None:
         ensure_home()
     engine, uri, backend = _engine(chosen)
-    _listen(engine, backend)
     try:
         ledger = Ledger(engine, uri, backend)
         _prepare(ledger, migrating=migrating)
@@ -149,22 +150,35 @@ def _connect(url: str) -> tuple[Engine, str, Backend]:
         driver = make_url(url).drivername
         if driver not in _SQLITE:
             raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
-        # Keep a connection open: closing the last one checkpoints the WAL, which costs four syncs for each statement.
-        arguments: dict[str, Any] = {
-            "connect_args": {"timeout": BUSY_SECONDS},
-            "pool_size": 1,
-            "max_overflow": -1,
-        }
-        return create_engine(url, poolclass=QueuePool, **arguments), str(file), Sqlite()
+        return _sqlite_engine(url, str(file), os.getpid()), str(file), Sqlite()
     if url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
         from wherry.ledger.postgres import connect
 
-        return connect(url)
+        engine, uri, backend = connect(url)
+        _listen(engine, backend)
+        return engine, uri, backend
     raise UnsupportedError(
         "unsupported ledger database; expected SQLite or PostgreSQL",
         uri=without_secrets(url),
         cure=_CURE,
     )
+
+
+@lru_cache(maxsize=4)
+def _sqlite_engine(url: str, _file: str, _process: int) -> Engine:
+    """The engine of a file, which has compiled the statements of earlier uses; closing a ledger closes its connections.
+
+    A fork gets another one: connections of SQLite must not be used by the child of the process that opened them.
+    """
+    # Keep a connection open: closing the last one checkpoints the WAL, which costs four syncs for each statement.
+    arguments: dict[str, Any] = {
+        "connect_args": {"timeout": BUSY_SECONDS},
+        "pool_size": 1,
+        "max_overflow": -1,
+    }
+    engine = create_engine(url, poolclass=QueuePool, **arguments)
+    _listen(engine, Sqlite())
+    return engine
 
 
 def _prepare(ledger: Ledger, *, migrating: bool) -> None:

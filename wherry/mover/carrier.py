@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import Meter
     from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.reader import Access
     from wherry.mover.move import Move
     from wherry.mover.output import Output
     from wherry.mover.range_batch import RangeBatch
@@ -79,8 +80,9 @@ class Carrier:
             BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
-        workers = threads.carrier_count() if self._waits() else threads.worker_count()
-        if self._remote():
+        accesses = [self.source.access(spec) for spec in self.specs.values()]
+        workers = threads.carrier_count() if self._waits(accesses) else threads.worker_count()
+        if any(map(is_remote, accesses)):  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
         self.take_up()
         with self.settling():
@@ -169,15 +171,11 @@ class Carrier:
                 for leaf, digest in row.leaves.items():
                     self._hasher(row.source).preset(leaf, digest)
 
-    def _waits(self) -> bool:
+    def _waits(self, accesses: Iterable[Access]) -> bool:
         """Whether the workers mostly wait for storage, at the source or at an output, rather than compute."""
         if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
             return False
-        return not any(self.source.access(spec).computes for spec in self.specs.values())
-
-    def _remote(self) -> bool:
-        """Whether raw bytes are read from a remote store, so that workers wait for its answers."""
-        return any(is_remote(self.source.access(spec)) for spec in self.specs.values())
+        return not any(access.computes for access in accesses)
 
     def _plain(self) -> bool:
         """Whether bytes are copied without decoding or encoding, so that no thread needs numpy."""
