@@ -164,6 +164,9 @@ def _metadata(found: Any, uri: str) -> dict[str, str] | None:
         return None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise _corrupt(f"invalid {METADATA}: expected an object of strings", uri)
+    for text in (*found, *found.values()):
+        if not text.isascii():
+            _require_unicode(text, uri, METADATA)
     return found
 
 
@@ -184,7 +187,7 @@ def _slot(base: int, uri: str, name: str, fields: Any) -> HeaderEntry | dict[str
     if not lists or not _naturals(shape + offsets):
         raise _corrupt("invalid shape or data_offsets: expected non-negative integers", uri, name)
     if not name.isascii():
-        _require_unicode(name, uri)
+        _require_unicode(name, uri, "tensor name")
     start, stop = offsets
     size, extents = _stored_size(dtype, tuple(shape)) if len(shape) <= _MAX_RANK else (None, ())
     if stop - start != size:
@@ -212,11 +215,12 @@ def _stored_size(dtype: str, shape: tuple[int, ...]) -> tuple[int | None, tuple[
     return (bits // 8 if largest < _MAX_BITS and bits % 8 == 0 else None), shape
 
 
-def _require_unicode(name: str, uri: str) -> None:
+def _require_unicode(text: str, uri: str, what: str) -> None:
+    """Refuse half of a surrogate pair, as the library does."""
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        raise _corrupt(f"tensor name is not valid Unicode: {name!a}", uri) from error
+        raise _corrupt(f"{what} is not valid Unicode: {text!a}", uri) from error
 
 
 def _stored_bytes(shape: list[int], dtype: str, uri: str, name: str) -> int:
@@ -287,7 +291,7 @@ def build(
         }
         slots.append(slot)
         end = slot.stop
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _encode(header, uri)
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise UnrepresentableError(
@@ -296,6 +300,17 @@ def build(
     base = 8 + len(text)
     placed = {name: HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots}
     return struct.pack("<Q", len(text)) + text, placed
+
+
+def _encode(header: dict[str, Any], uri: str) -> bytes:
+    try:
+        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise UnrepresentableError(
+            f"safetensors cannot hold text that is not valid Unicode: {error.object[error.start : error.end]!a}",
+            uri=uri,
+            cure="rename it with --rename, or choose another format",
+        ) from error
 
 
 def _stored_dtype(spec: TensorSpec, uri: str) -> str:

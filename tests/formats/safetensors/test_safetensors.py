@@ -142,6 +142,8 @@ BROKEN = {
     "digits": (b'{"a":' + b"1" * 100_000 + b"}", 0, CorruptError),
     "not UTF-8": (b'{"\xff":1}', 0, CorruptError),
     "a lone surrogate": (b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 0, CorruptError),
+    "a lone surrogate in a key of the metadata": (b'{"__metadata__":{"\\ud800":"a"}}', 0, CorruptError),
+    "a lone surrogate in the metadata": (b'{"__metadata__":{"a":"\\udfff"}}', 0, CorruptError),
     "text after it": (b"{} x", 0, CorruptError),
     "a space before it": (b" {}", 0, CorruptError),
     "a list": (b"[]", 0, CorruptError),

@@ -254,3 +254,15 @@ def test_a_failed_sync_never_turns_into_success(tmp_path, monkeypatch):
     with pytest.raises(StorageError):
         files.finish()
     files.close()
+
+
+def test_text_that_is_not_unicode_has_no_place_in_a_header():
+    """A pickle or a msgpack file may have such a name; the library refuses a file with one."""
+    from wherry.integrations.containers.safetensors.header import build
+
+    spec = TensorSpec(("a",), (1,), "int8")
+    for specs, metadata in (([TensorSpec(("\ud800",), (1,), "int8")], {}), ([spec], {"k": "\udfff"})):
+        with pytest.raises(UnrepresentableError, match="not valid Unicode") as caught:
+            build(specs, metadata, "file:///m.safetensors")
+        str(caught.value).encode()
+        assert caught.value.cure
