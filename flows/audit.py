@@ -59,6 +59,10 @@ class AuditSpec(FormModel):
         default=None,
         description="Public key (PEM file) on the worker to verify signatures with; [audit] of wherry.toml by default.",
     )
+    record: bool | None = Field(
+        default=None,
+        description="Whether to record the audit in the ledger; `record` in [audit] of wherry.toml by default.",
+    )
     memory: str = Field(default="128MiB", description="Memory budget for data in flight.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
@@ -141,6 +145,7 @@ def _choose_options(spec: AuditSpec) -> dict[str, Any]:
         "bundle",
         "anchor",
         "key",
+        "record",
         "memory",
         "tracking_uri",
         "registry_uri",

@@ -2,7 +2,8 @@
 --   psql -v ON_ERROR_STOP=1 -d DATABASE -f infra/postgres/roles.sql
 -- Run it as the owner of the schema, or as a superuser, and again after `wherry ledger migrate`. Then make a login for each
 -- process and give it one role: CREATE ROLE nightly LOGIN PASSWORD '…' IN ROLE wherry_worker;
--- A statement is what nobody but the owner can alter or delete; triggers refuse it to the owner, too.
+-- A statement is what nobody but the owner can alter or delete; triggers refuse it to the owner, too. Each role states what
+-- its work is: a worker no model version, and nobody but the owner a migration.
 
 DO $$
 DECLARE
@@ -23,6 +24,17 @@ GRANT SELECT ON ALL TABLES IN SCHEMA wherry TO wherry_auditor, wherry_worker, wh
 
 -- Appends, and what is derived from statements. Rows of `statement`, `edge`, `conversion` and `checkpoint` are only added.
 GRANT INSERT ON wherry.statement, wherry.edge, wherry.conversion, wherry.checkpoint TO wherry_worker, wherry_registrar;
+ALTER TABLE wherry.statement ENABLE ROW LEVEL SECURITY; -- not of its owner
+DROP POLICY IF EXISTS wherry_reads ON wherry.statement;
+DROP POLICY IF EXISTS wherry_worker_states ON wherry.statement;
+DROP POLICY IF EXISTS wherry_registrar_states ON wherry.statement;
+CREATE POLICY wherry_reads ON wherry.statement FOR SELECT
+  TO wherry_auditor, wherry_worker, wherry_registrar USING (true);
+CREATE POLICY wherry_worker_states ON wherry.statement FOR INSERT TO wherry_worker
+  WITH CHECK (kind IN ('conversion', 'verification', 'sighting', 'audit', 'note'));
+CREATE POLICY wherry_registrar_states ON wherry.statement FOR INSERT TO wherry_registrar
+  WITH CHECK (kind IN ('conversion', 'verification', 'sighting', 'audit', 'note',
+    'claim', 'release', 'registration', 'promotion', 'rollback', 'deletion'));
 GRANT INSERT, UPDATE ON wherry.location, wherry.tombstone, wherry.verification, wherry.projection
   TO wherry_worker, wherry_registrar;
 GRANT DELETE ON wherry.tombstone TO wherry_worker, wherry_registrar; -- a checkpoint that is there again

@@ -38,6 +38,16 @@ if TYPE_CHECKING:
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how a prefect.yaml refers to an environment variable
 _SECONDS, _MEMORY = 600, 4 << 30  # default limits of the command
+# Entrypoint → role (docs/security.md): who states model versions, and who only reads. Other flows only convert.
+ROLES = {
+    "wherry.flows.nightly.nightly": "registrar",
+    "wherry.flows.export.export": "registrar",
+    "wherry.flows.convert.convert_checkpoint": "registrar",
+    "wherry.flows.promote.promote": "registrar",
+    "wherry.flows.audit.audit": "auditor",
+    "wherry.flows.work.work_on_units": "worker",
+}
+_ROLE = "role"  # variable of a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ def deploy(plan: DeployPlan) -> DeployReport:
     api = required_server()
     try:
         made, automations = asyncio.run(_prepare(plan, used_pools(pools, chosen)))
-        _prefect_deploy(plan.file, plan.pool)
+        _prefect_deploy(plan.file, next((one for one in pools if one.name == plan.pool), None))
         ids, outcomes = asyncio.run(_finish(entries, automations))
     except HTTPError as error:
         raise StorageError(
@@ -232,7 +242,7 @@ async def _finish(
         return ids, await ensure_automations(client, automations)
 
 
-def _prefect_deploy(file: Path, pool: str | None) -> None:
+def _prefect_deploy(file: Path, pool: WorkPool | None) -> None:
     with tempfile.TemporaryDirectory(prefix="wherry-deploy-") as folder:
         chosen = _with_pool(file, pool, Path(folder)) if pool else file
         done = child.run(
@@ -260,11 +270,16 @@ def _variables(text: str) -> dict[str, str]:
     return {**passed, **settings, "NO_COLOR": "1"}
 
 
-def _with_pool(file: Path, pool: str, folder: Path) -> Path:
+def _role_variables(entry: dict[str, Any], pool: WorkPool) -> dict[str, str]:
+    """The role of a deployment, if its pool gives each role a secret of its own."""
+    return {_ROLE: ROLES.get(entry["entrypoint"], "worker")} if _ROLE in pool.variables else {}
+
+
+def _with_pool(file: Path, pool: WorkPool, folder: Path) -> Path:
     """Write a copy of the file in which all deployments use one pool, without the variables of other pools."""
     data = _read_table(file)
     for entry in data["deployments"]:
-        entry["work_pool"] = {"name": pool}
+        entry["work_pool"] = {"name": pool.name, "job_variables": _role_variables(entry, pool)}
     copy = folder / file.name
     copy.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
     return copy

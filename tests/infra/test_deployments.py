@@ -56,6 +56,29 @@ def test_deployments_name_flows_and_parameters_that_they_take(path, entry):
         spec.validate_python(parameters["spec"])
 
 
+def test_a_pool_of_kubernetes_gives_each_deployment_its_role(tmp_path):
+    copy = deploy._with_pool(INFRA / "prefect.yaml", POOLS["wherry-kubernetes-cpu"], tmp_path)
+    stated = {
+        entry["name"]: entry["work_pool"]["job_variables"]
+        for entry in yaml.safe_load(copy.read_text())["deployments"]
+    }
+    assert stated == {
+        "nightly-convert": {"role": "registrar"},
+        "post-training-export": {"role": "registrar"},
+        "promote": {"role": "registrar"},
+        "convert": {"role": "registrar"},
+        "audit": {"role": "auditor"},
+        "work": {"role": "worker"},
+    }
+    assert {entry["entrypoint"] for _, entry in DEPLOYMENTS} == set(deploy.ROLES)
+    roles = [entry["work_pool"]["job_variables"]["role"] for path, entry in DEPLOYMENTS if path == FILES[1]]
+    assert roles == ["auditor", "auditor"]
+    other = deploy._with_pool(INFRA / "prefect.yaml", POOLS["wherry-docker"], tmp_path)
+    assert all(
+        not one["work_pool"]["job_variables"] for one in yaml.safe_load(other.read_text())["deployments"]
+    )
+
+
 def test_automations_are_prefects():
     found = {one.name: one for one in read_automations(INFRA / "automations.yaml")}
     zombie = found["wherry zombie runs are crashed"]

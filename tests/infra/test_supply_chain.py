@@ -133,7 +133,17 @@ def test_each_role_has_a_secret_of_its_own():
             ),
         ]
     }
-    assert {"wherry-worker", "wherry-prefect", "wherry-mlflow"} <= used
+    assert used == {"wherry-worker", "wherry-prefect", "wherry-mlflow"}
+    for file in sorted((INFRA / "pools").glob("wherry-kubernetes-*.json")):
+        pool = json.loads(file.read_text())
+        spec = pool["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+        secrets = [row for row in spec["containers"][0]["envFrom"] if "secretRef" in row]
+        assert secrets == [{"secretRef": {"name": "wherry-run-{{ role }}", "optional": True}}]
+        assert pool["variables"]["role"]["enum"] == ["worker", "registrar", "auditor"]
+        assert pool["variables"]["role"]["default"] == "worker"
+    units = yaml.safe_load((INFRA / "units" / "kubernetes.yaml").read_text())
+    [container] = units["spec"]["template"]["spec"]["containers"]
+    assert {"secretRef": {"name": "wherry-run-worker"}} in container["envFrom"]
 
 
 def test_services_of_compose_are_not_root_and_read_only():

@@ -128,6 +128,20 @@ def test_runs_find_the_configuration_where_the_manifests_say(name, publish):
     assert f"create configmap {volume['configMap']['name']} --from-file={file.name}=" in told
 
 
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_a_run_has_the_secret_of_its_role_and_no_other(name, publish):
+    for variables, role in (
+        ({}, "worker"),
+        ({"role": "auditor"}, "auditor"),
+        ({"role": "registrar"}, "registrar"),
+    ):
+        container = job(name, publish, **variables)["spec"]["template"]["spec"]["containers"][0]
+        secrets = [row["secretRef"]["name"] for row in container["envFrom"] if "secretRef" in row]
+        assert secrets == [f"wherry-run-{role}"]
+    with pytest.raises(ValidationError):
+        job(name, publish, role="owner")
+
+
 def test_devices_are_asked_for_as_variables(publish):
     tpu = job("wherry-kubernetes-tpu", publish, tpu_type="tpu-v6e-slice", tpu_topology="2x2", tpu_chips=4)
     pod = tpu["spec"]["template"]["spec"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.support.infra import INFRA
 from tests.support.ledger import REGISTRY, conversion, filled, node
 from tests.support.postgres import new_database, postgres_server
+from wherry.errors import StorageError
+from wherry.ledger.append import _STATES, KINDS
 from wherry.ledger.check import check_chain
 from wherry.ledger.record import (
     claim_registration,
@@ -119,9 +122,58 @@ def test_a_worker_records_conversions_and_verifications_but_no_model_version(url
         record_conversion(ledger, conversion("d", "e"))
         record_conversion(ledger, conversion("d", "e"))
         record_verification(ledger, node("e"), {"level": "digest", "verdict": "ok", "ok": True})
-    with pytest.raises(Exception, match="permission denied"), open_ledger(urls["worker"]) as ledger:
+    with pytest.raises(StorageError, match="lacks a permission"), open_ledger(urls["worker"]) as ledger:
         claim_registration(ledger, node("e"), REGISTRY, "model")
     assert sound(urls["auditor"])
+
+
+def kinds_of(role):
+    """The kinds of statements that the file lets a role append."""
+    text = (INFRA / "postgres" / "roles.sql").read_text()
+    policy = re.search(rf"CREATE POLICY wherry_{role}_states .*?\((kind IN .*?)\);", text, re.DOTALL)
+    return set(re.findall(r"'(\w+)'", policy[1]))
+
+
+def test_every_kind_of_statement_has_a_role_or_is_the_owners():
+    assert kinds_of("registrar") == set(KINDS) - {"migration", "rebuild"}
+    assert kinds_of("worker") == kinds_of("registrar") - {*_STATES, "promotion", "rollback", "deletion"}
+
+
+@pytest.mark.parametrize("login", ["worker", "registrar"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_server_refuses_a_statement_that_is_not_of_the_role(urls, login, kind):
+    import psycopg
+
+    text = (
+        "INSERT INTO wherry.statement (seq, prev, kind, schema, content, body, time, hash) "
+        f"SELECT seq + 1, hash, '{kind}', 1, repeat('a', 64), '{{}}', 'now', repeat('b', 64) "
+        "FROM wherry.statement ORDER BY seq DESC LIMIT 1"
+    )
+    with psycopg.connect(urls[login]) as connection:
+        if kind in kinds_of(login):
+            assert connection.execute(text).rowcount == 1
+        else:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+                connection.execute(text)
+        connection.rollback()
+
+
+def test_the_error_names_the_permission_and_the_cure(urls):
+    with (
+        pytest.raises(StorageError, match=r"lacks a permission: .*row-level security") as caught,
+        open_ledger(urls["worker"]) as ledger,
+    ):
+        record_event(ledger, "promotion", node("e"), {"registry": REGISTRY, "name": "model", "version": "1"})
+    assert "registrar" in caught.value.cure
+    assert caught.value.exit_code == 10
+    assert not caught.value.retryable
+    assert sound(urls["auditor"])
+
+
+def test_the_owner_migrates_and_checks_as_before(urls):
+    with open_ledger(urls["owner"], migrating=True) as ledger:
+        record_event(ledger, "note", None, {"a": 1})
+        assert check_chain(ledger).altered is None
 
 
 def test_a_registrar_registers(urls):

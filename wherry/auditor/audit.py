@@ -31,6 +31,7 @@ from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
+from wherry.config.settings import configured_value
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_budget
@@ -93,7 +94,7 @@ def audit(
     registry_uri: str | None = None,
     memory: str | int = DEFAULT_MEMORY,
     key: str | None = None,
-    record: bool = True,
+    record: bool | None = None,
     progress: OnProgress | None = None,
     on: str = THREADS,
     unit_bytes: int = UNIT_BYTES,
@@ -115,7 +116,8 @@ def audit(
         memory: budget for reading bytes.
         key: public key (PEM file) for the verification of signatures; `audit.key` of the configuration by default.
             Without a key, signatures are not checked.
-        record: write the outcome to the ledger, and on the model versions that are altered or proved.
+        record: whether to write the outcome to the ledger, and on the model versions that are altered or proved;
+            `audit.record` of the configuration by default, which is true by default.
         progress: called a few times a second while bytes are read.
         on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
@@ -129,8 +131,8 @@ def audit(
 
     _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
     asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
-                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key), record,
-                   progress)  # fmt: skip
+                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key),
+                   _is_recorded(record), progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -266,6 +268,11 @@ def _deletions(scope: Scope, roots: Sequence[str], found: LedgerState) -> Iterat
         if scope == "all" or any(f"{uri}/".startswith(f"{root}/") for root in roots):
             what = f"{row.get('reason') or 'no reason is recorded'} ({row['time']})"
             yield Finding("deleted", what, uri, row.get("checkpoint_digest"))
+
+
+def _is_recorded(asked: bool | None) -> bool:
+    """Whether an audit is recorded: as asked for, or as the configuration says."""
+    return configured_value("audit.record") is not False if asked is None else asked
 
 
 def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -98,7 +98,11 @@ def audit(
     scope = list(roots) or ("registered" if registered else "all")
     with tables.bar(quiet=quiet or json_) as progress:
         report = look(
-            scope, record=not no_record, progress=progress, unit_bytes=parse_size(unit), **arguments
+            scope,
+            record=False if no_record else None,
+            progress=progress,
+            unit_bytes=parse_size(unit),
+            **arguments,
         )
     if markdown_ is not None:
         Path(markdown_).write_text(markdown(report))

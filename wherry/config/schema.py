@@ -244,6 +244,10 @@ class AuditSettings(Section):
     key: str | None = Field(
         default=None, description="Public key (PEM file) to verify the signatures of checkpoints with."
     )
+    record: bool = Field(
+        default=True,
+        description="Whether audits are recorded in the ledger; false where their login may only read it.",
+    )
 
 
 class ChildSettings(Section):

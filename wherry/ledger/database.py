@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
+_FORBIDDEN = "42501"  # SQLSTATE of a missing permission
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 
@@ -273,6 +274,12 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         if reason is not None:
             _silent[uri] = time.monotonic(), reason
             raise _unanswered_error(uri, reason) from error
+        if getattr(error.orig, "sqlstate", None) == _FORBIDDEN:
+            raise StorageError(
+                f"the login of the ledger lacks a permission: {' '.join(str(error.orig).split())}",
+                uri=uri,
+                cure="use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER",
+            ) from error
         busy = backend.busy(error)
         raise StorageError(
             f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
