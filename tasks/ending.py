@@ -3,7 +3,8 @@
 Long waits for remote stores are written to that log too.
 
 Every flow runs inside it, so it also checks at the start of a run that a container does not keep the ledger or the
-registry inside itself; then nothing is read or written, and the failure is reported like any other.
+registry inside itself; then nothing is read or written, and the failure is reported like any other. It warns of
+credentials in the run's parameters, too.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from prefect.runtime import flow_run
 
 from wherry.remote.waits import told_to
 from wherry.tasks.common import run_logger
+from wherry.tasks.credentials import credentials_in
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+_STORED = (
+    "the parameter %s contains a credential, which Prefect has stored as it was given; set it in the environment "
+    "of the worker instead, and delete this run"
+)
 
 
 @contextmanager
@@ -38,6 +46,8 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
         UsageError: this worker is a container that would keep the ledger or the registry inside itself.
     """
     log = run_logger()
+    for name in credentials_in(flow_run.parameters or {}):
+        log.warning(_STORED, name)
     context = (
         contextvars.copy_context()
     )  # the waits are told from another thread, which has no settings of the run

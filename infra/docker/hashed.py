@@ -3,8 +3,8 @@
     pip install --dry-run --ignore-installed --report report.json -c constraints.txt PACKAGE...
     python hashed.py report.json constraints-hashes.txt requirements.txt apart.txt
 
-The image installs the first with `pip install --require-hashes --no-deps`. Without hashes are only torch and packages of
-accelerators, whose builds have one version and different hashes; wherry itself, built beside it, is in neither file.
+The image installs the first with `pip install --require-hashes --no-deps`. Without hashes are only torch and packages
+of accelerators, whose builds have one version and different hashes; wherry itself, built beside it, is in neither file.
 Any other package without a hash is an error.
 """
 
