@@ -28,8 +28,7 @@ ALTER TABLE wherry.statement ENABLE ROW LEVEL SECURITY; -- not of its owner
 DROP POLICY IF EXISTS wherry_reads ON wherry.statement;
 DROP POLICY IF EXISTS wherry_worker_states ON wherry.statement;
 DROP POLICY IF EXISTS wherry_registrar_states ON wherry.statement;
-CREATE POLICY wherry_reads ON wherry.statement FOR SELECT
-  TO wherry_auditor, wherry_worker, wherry_registrar USING (true);
+CREATE POLICY wherry_reads ON wherry.statement FOR SELECT USING (true); -- whoever is granted SELECT reads all of it
 CREATE POLICY wherry_worker_states ON wherry.statement FOR INSERT TO wherry_worker
   WITH CHECK (kind IN ('conversion', 'verification', 'sighting', 'audit', 'note'));
 CREATE POLICY wherry_registrar_states ON wherry.statement FOR INSERT TO wherry_registrar

@@ -257,6 +257,35 @@ def test_the_audit_is_stated_in_the_ledger(tmp_path):
         assert [*statements(ledger)][-1] == last
 
 
+def test_the_configuration_says_whether_audits_are_stated(tmp_path, monkeypatch):
+    """For a login that may only read; `record` of the call has the last word."""
+    from wherry.flows.audit import AuditSpec, _choose_options
+
+    support.converted(tmp_path)
+    (tmp_path / "wherry.toml").write_text("[audit]\nrecord = false\n")
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+
+    def stated():
+        with open_ledger() as ledger:
+            return [one.kind for one in statements(ledger)].count("audit")
+
+    audit()
+    assert stated() == 0
+    audit(record=True)
+    assert stated() == 1
+    monkeypatch.setenv("WHERRY_AUDIT_RECORD", "true")
+    audit()
+    assert stated() == 2
+    monkeypatch.delenv("WHERRY_CONFIG")
+    monkeypatch.setenv("WHERRY_AUDIT_RECORD", "False")
+    audit()
+    assert stated() == 2
+    monkeypatch.setenv("WHERRY_AUDIT_RECORD", "perhaps")
+    with pytest.raises(UsageError, match="expected true or false"):
+        audit()
+    assert [_choose_options(AuditSpec(record=value))["record"] for value in (None, False)] == [None, False]
+
+
 def test_an_unreadable_store_is_said_not_raised(tmp_path):
     from wherry.auditor.places import look_at
     from wherry.ledger.replay import CheckpointRecord, LedgerState, PlaceRecord

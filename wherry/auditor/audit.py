@@ -31,7 +31,7 @@ from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
-from wherry.config.settings import configured_value
+from wherry.config.settings import audits_are_recorded
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_budget
@@ -132,7 +132,7 @@ def audit(
     _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
     asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
                    registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key),
-                   _is_recorded(record), progress)  # fmt: skip
+                   audits_are_recorded() if record is None else record, progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -140,7 +140,7 @@ def audit(
         sha256 = None
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
-        return _record(report, ledger, sha256) if record else report
+        return _record(report, ledger, sha256) if asked.record else report
 
 
 def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
@@ -268,11 +268,6 @@ def _deletions(scope: Scope, roots: Sequence[str], found: LedgerState) -> Iterat
         if scope == "all" or any(f"{uri}/".startswith(f"{root}/") for root in roots):
             what = f"{row.get('reason') or 'no reason is recorded'} ({row['time']})"
             yield Finding("deleted", what, uri, row.get("checkpoint_digest"))
-
-
-def _is_recorded(asked: bool | None) -> bool:
-    """Whether an audit is recorded: as asked for, or as the configuration says."""
-    return configured_value("audit.record") is not False if asked is None else asked
 
 
 def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -49,6 +49,7 @@ VARIABLES = {
     "notify.block": "WHERRY_NOTIFY_BLOCK",
     "openlineage.target": "WHERRY_OPENLINEAGE",
     "metrics.file": "WHERRY_METRICS",
+    "audit.record": "WHERRY_AUDIT_RECORD",
     "child.timeout": "WHERRY_CHILD_TIMEOUT",
     "child.memory": "WHERRY_CHILD_MEMORY",
     "child.disk": "WHERRY_CHILD_DISK",

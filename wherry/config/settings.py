@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from wherry.config.file import config_file
+from wherry.errors import UsageError
 from wherry.storage.home import home
 
 
@@ -36,6 +37,22 @@ def ledger_url() -> str:
     return (
         os.environ.get("WHERRY_LEDGER") or configured_value("ledger") or f"sqlite:///{home() / 'ledger.db'}"
     )
+
+
+def audits_are_recorded() -> bool:
+    """Whether audits are recorded in the ledger: `WHERRY_AUDIT_RECORD`, the setting `audit.record`, or true.
+
+    Raises:
+        UsageError: the variable is neither true nor false.
+    """
+    given = os.environ.get("WHERRY_AUDIT_RECORD")
+    if given is None:
+        return configured_value("audit.record") is not False
+    if given.lower() not in ("true", "false"):
+        raise UsageError(
+            f"invalid value of WHERRY_AUDIT_RECORD: {given!r}; expected true or false", cure="correct or unset it"
+        )
+    return given.lower() == "true"
 
 
 def mlflow_tracking_uri() -> str:
