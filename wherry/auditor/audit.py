@@ -116,8 +116,7 @@ def audit(
         memory: budget for reading bytes.
         key: public key (PEM file) for the verification of signatures; `audit.key` of the configuration by default.
             Without a key, signatures are not checked.
-        record: whether to write the outcome to the ledger, and on the model versions that are altered or proved;
-            `audit.record` of the configuration by default, which is true by default.
+        record: whether to write the outcome to the ledger, and on model versions; `audit.record` by default.
         progress: called a few times a second while bytes are read.
         on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
