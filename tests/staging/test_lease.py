@@ -201,11 +201,11 @@ def test_a_beat_never_touches_the_lease_of_another(path, monkeypatch):
     """The path leads to another's lease between the look and the beat."""
     monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.01)
     with Lease(path, "t") as held:
+        monkeypatch.setattr(held, "holds", lambda: True)  # a real one would end the beats
         theirs = path.with_name("theirs")
         leave(theirs)
         theirs.replace(path)
         before = path.read_bytes(), path.stat().st_mtime_ns
-        monkeypatch.setattr(held, "holds", lambda: True)
         place = held._text.rindex(b"000000000000")
         wait_for(lambda: int(os.pread(held._descriptor, 12, place)) > 3)
         assert (path.read_bytes(), path.stat().st_mtime_ns) == before

@@ -50,7 +50,8 @@ def audits_are_recorded() -> bool:
         return configured_value("audit.record") is not False
     if given.lower() not in ("true", "false"):
         raise UsageError(
-            f"invalid value of WHERRY_AUDIT_RECORD: {given!r}; expected true or false", cure="correct or unset it"
+            f"invalid value of WHERRY_AUDIT_RECORD: {given!r}; expected true or false",
+            cure="correct or unset it",
         )
     return given.lower() == "true"
 

@@ -4,9 +4,9 @@
 what transformers computes from what wherry wrote with what the system computes from random tensors of its own.
 
 Tensors are float32, and everything is computed in float64; the words of values (scale, shift) round once, transformers
-computes its norms and rotary positions in float32. That makes less than 2e-6 of the largest logit; 1e-5 is allowed, and
-a layout that is wrong in one place makes more than 1e-3. A gated delta net, whose memory adds up over positions, it
-computes in float32 altogether: 2e-5.
+computes its norms and rotary positions in float32. That makes less than 2e-6 of the largest logit in most models, and
+about 1e-5 in Gemma 4 E4B on some processors; 3e-5 is allowed, and a layout that is wrong in one place makes more than
+1e-3. A gated delta net, whose memory adds up over positions, it computes in float32 altogether: 1e-4.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-ALLOWED, ALLOWED_DELTA, WRONG = 1e-5, 1e-4, 1e-3
+ALLOWED, ALLOWED_DELTA, WRONG = 3e-5, 1e-4, 1e-3
 
 
 @cache
@@ -47,4 +47,5 @@ def allowed(label: str) -> float:
 def require_equal(found: Array, expected: Array, allowed: float = ALLOWED) -> None:
     """Logits are equal up to roundings, and say something: not all tokens have the same."""
     assert expected.std() > 0.05, "the model computes next to nothing"
-    assert apart(found, expected) <= allowed
+    difference = apart(found, expected)
+    assert difference <= allowed, f"the logits differ by {difference:.1e} of the largest"
