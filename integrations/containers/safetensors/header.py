@@ -339,8 +339,9 @@ def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
 
 def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
     """The tensors of one safetensors file with the extents of each, in the order of their bytes."""
-    specs = [TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]) for slot in header.slots]
-    return {
-        spec.path: (spec, (Extent(file, slot.start, slot.stop - slot.start),))
-        for spec, slot in zip(specs, header.slots, strict=True)
-    }
+    with without_collection():
+        specs = [TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]) for slot in header.slots]
+        return {
+            spec.path: (spec, (Extent(file, slot.start, slot.stop - slot.start),))
+            for spec, slot in zip(specs, header.slots, strict=True)
+        }
