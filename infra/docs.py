@@ -105,11 +105,13 @@ def exit_code_table() -> str:
 
 
 def error_classes() -> list[type[WherryError]]:
-    """The classes of `wherry.errors` without subclasses in that module."""
-    found = [
-        cls for _name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, WherryError)
+    """The classes of `wherry.errors` that are raised; the others only group them."""
+    groups = (WherryError, errors.DamagedError)
+    return [
+        cls
+        for cls in vars(errors).values()
+        if inspect.isclass(cls) and issubclass(cls, WherryError) and cls not in groups
     ]
-    return [cls for cls in found if not any(issubclass(other, cls) for other in found if other is not cls)]
 
 
 def meaning(cls: type[WherryError]) -> str:

@@ -47,6 +47,7 @@ CAUSES = {
     "IncompleteError": "an interrupted copy, a save that runs or was killed, or missing files of other hosts",
     "CorruptError": "a truncated or altered file: a failed copy, a full disk, a faulty device, or an edit by hand",
     "HostileError": "a file made to attack the software that loads it, or one that is damaged in a similar way",
+    "CrowdedFolderError": "a folder of data beside a checkpoint, or a folder made to exhaust memory",
     "UnrepresentableError": "a target without a place for moments, values, a dtype or a setting of the model",
     "TargetExistsError": "an earlier result at the same place, made from another source or with other options",
     "TargetInUseError": "another run, or one that was killed less than a minute ago",

@@ -186,6 +186,12 @@ class HostileError(WherryError):
     usual_cure = "do not load it with other software either; get the checkpoint from a source that you trust"
 
 
+class CrowdedFolderError(HostileError):
+    """A folder has too many entries to be listed."""
+
+    usual_cure = "pass a folder in it, or move the files that are not part of the checkpoint away"
+
+
 class UnrepresentableError(WherryError):
     """The target format cannot represent something in the source, or something in the source is unmatched."""
 

@@ -328,6 +328,27 @@ def deep_folders(folder: Path, count: int) -> Path:
     return folder
 
 
+def crowded_folder(folder: Path, count: int) -> Path:
+    """A folder of empty files, beside a checkpoint."""
+    small_model(folder / "model")
+    _touch(folder / "crowd", "file-%09d.bin", count)
+    return folder
+
+
+def crowded_model(folder: Path, count: int) -> Path:
+    """Empty files with the names of shards."""
+    _touch(folder, f"model-%06d-of-{count:06d}.safetensors", count)
+    return folder
+
+
+def _touch(folder: Path, name: str, count: int) -> None:
+    folder.mkdir(parents=True)
+    here = os.open(folder, os.O_RDONLY)
+    for number in range(count):
+        os.close(os.open(name % number, os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+
+
 def deep_json(folder: Path, count: int) -> Path:
     """A config of lists, each in the one before."""
     small_model(folder)
@@ -372,7 +393,7 @@ FULL: dict[str, int] = {
     "gguf_tensors": 4_000_000, "gguf_strings": 30_000_000, "msgpack_maps": 60_000_000, "msgpack_keys": 3_900_000,
     "zarr_metadata": 40_000_000, "ocdbt_keys": 20_000_000, "ocdbt_zeros": 60_000_000, "zip_members": 4_000_000,
     "npz_deflated": 60_000_000, "config": 60_000_000, "yaml_flow": 10_000_000, "toml_tables": 10_000_000,
-    "deep_folders": 3000, "deep_json": 1_000_000,
+    "deep_folders": 3000, "deep_json": 1_000_000, "crowded_folder": 1_000_000, "crowded_model": 240_000,
 }  # fmt: skip
 _SPARSE_ENTRIES = 10 << 20  # 40 GiB
 _HEADS = {

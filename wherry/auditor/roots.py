@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.auditor.report import Finding
-from wherry.errors import NotFoundError, WherryError
+from wherry.errors import CrowdedFolderError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
 from wherry.ledger.resolve import checkpoint_uri
@@ -167,7 +167,11 @@ def _unknown_files(
     """Find the files below a root that belong to no checkpoint."""
     if root.uri in claimed or root.entry is None:
         return
-    names = {entry.name: entry for entry in root.entries()}
+    try:
+        names = {entry.name: entry for entry in root.entries()}
+    except CrowdedFolderError:  # it is passed over by the walk, too
+        _add_unknown(root, result)
+        return
     parts = {
         part for name in names if (one := claimed.get(root.join(name).uri)) for part in _beside(one, name)
     }
@@ -177,10 +181,15 @@ def _unknown_files(
             continue
         if entry.is_dir and depth < DEEPEST:  # what is deeper is listed as one unknown folder
             _unknown_files(place, claimed, result, depth + 1)
-        elif len(result.unknown) < LISTED:
-            result.unknown.append(place.uri)
         else:
-            result.unlisted += 1
+            _add_unknown(place, result)
+
+
+def _add_unknown(place: Location, result: RootSurvey) -> None:
+    if len(result.unknown) < LISTED:
+        result.unknown.append(place.uri)
+    else:
+        result.unlisted += 1
 
 
 def _beside(found: Detection, name: str) -> set[str]:

@@ -124,9 +124,10 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     chosen: tuple[Evidence, ...] = ()
     if source.item is not None:
         location, chosen = _item(location, source.item, rows)
-    found = look(Glimpse(location), rows) or _in_run(location, rows)
+    glimpse = Glimpse(location)
+    found = look(glimpse, rows) or _in_run(glimpse, rows)
     if found is None:
-        raise _beside_its_record(location, source.format) or _nothing(location, source.format)
+        raise _beside_its_record(glimpse, source.format) or _nothing(glimpse, source.format)
     return _root_at(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
 
 
@@ -215,15 +216,14 @@ def _bases(name: str, rows: Mapping[str, Format]) -> set[str]:
     return {*direct, *(base for parent in direct if parent in rows for base in _bases(parent, rows))}
 
 
-def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+def _in_run(run: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     """The newest complete step below a run folder."""
-    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
-        glimpse = Glimpse(root)
-        steps = steps_among([name for name, entry in glimpse.entries.items() if may_be_step(entry)])
-        found = _newest_complete(root, steps, rows)
+    for root in (run, *(Glimpse(run.location.join(name)) for name in _STEP_ROOTS)):
+        steps = steps_among([name for name, entry in root.entries.items() if may_be_step(entry)])
+        found = _newest_complete(root.location, steps, rows)
         if found is not None:
             return found
-    return _empty_step(location, rows)
+    return _empty_step(run, rows)
 
 
 def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str, Format]) -> Detection | None:
@@ -243,10 +243,11 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
     return newest and newest.seen(*passed)
 
 
-def _empty_step(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+def _empty_step(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     """An empty step folder beside other steps: Orbax itself lists it as a step."""
+    location = glimpse.location
     number = step_number(location.name, any_prefix=True)
-    if number is None or Glimpse(location).entries or not Glimpse(location).is_dir:
+    if number is None or glimpse.entries or not glimpse.is_dir:
         return None
     siblings = steps_among([entry.name for entry in location.parent.entries() if entry.is_dir])
     for sibling in siblings:
@@ -336,9 +337,10 @@ def _existing(given: str, location: Location) -> Location:
     return location
 
 
-def _beside_its_record(location: Location, asked: str | None) -> IncompleteError | None:
+def _beside_its_record(glimpse: Glimpse, asked: str | None) -> IncompleteError | None:
     """The error for a folder that has the sidecar of a checkpoint, but not the checkpoint."""
-    sidecar = readable_sidecar(location) if Glimpse(location).is_dir else None
+    location = glimpse.location
+    sidecar = readable_sidecar(location) if glimpse.is_dir else None
     if sidecar is None or asked not in (None, sidecar.checkpoint.format):
         return None
     told = sidecar.checkpoint
@@ -353,21 +355,16 @@ def _beside_its_record(location: Location, asked: str | None) -> IncompleteError
     )
 
 
-def _nothing(location: Location, asked: str | None) -> WherryError:
+def _nothing(glimpse: Glimpse, asked: str | None) -> WherryError:
+    uri = glimpse.location.uri
     if asked is not None:
-        return UnsupportedError(
-            f"not a checkpoint of format {asked}",
-            uri=location.uri,
-            cure="remove --from to detect the format",
-        )
-    form = unsupported_form(location)
+        what = f"not a checkpoint of format {asked}"
+        return UnsupportedError(what, uri=uri, cure="remove --from to detect the format")
+    form = unsupported_form(glimpse)
     if form is not None:
-        return UnsupportedError(f"{form.name}, which wherry does not read", uri=location.uri, cure=form.cure)
-    return NotACheckpointError(
-        "not a checkpoint of any known format",
-        uri=location.uri,
-        cure=cure_of_nothing(location, _is_checkpoint),
-    )
+        return UnsupportedError(f"{form.name}, which wherry does not read", uri=uri, cure=form.cure)
+    cure = cure_of_nothing(glimpse, _is_checkpoint)
+    return NotACheckpointError("not a checkpoint of any known format", uri=uri, cure=cure)
 
 
 def _is_checkpoint(location: Location) -> bool:

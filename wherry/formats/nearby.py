@@ -8,12 +8,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from wherry.errors import AmbiguousError
-from wherry.formats.format import Glimpse
+from wherry.errors import AmbiguousError, CrowdedFolderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _FEW = 8  # files of a folder that are looked at one by one
@@ -37,14 +37,14 @@ def cure_of_absence(given: str, location: Location) -> str:
     return f"check the path, or run `wherry discover {shlex.quote(parent.uri)}` to see what is there"
 
 
-def cure_of_nothing(location: Location, is_checkpoint: Callable[[Location], bool]) -> str:
+def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool]) -> str:
     """What to do about a path that exists, but is no checkpoint.
 
     Args:
-        location: the path.
+        glimpse: the path.
         is_checkpoint: whether a format recognises a location.
     """
-    glimpse = Glimpse(location)
+    location = glimpse.location
     if glimpse.is_file:
         if _admit([location.parent], is_checkpoint):
             return f"pass its folder: {shlex.quote(location.parent.uri)}"
@@ -71,6 +71,6 @@ def _cure_of_folders(location: Location, below: list[Location]) -> str:
 def _admit(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
     found: list[Location] = []
     for place in places:
-        with suppress(AmbiguousError):
+        with suppress(AmbiguousError, CrowdedFolderError):
             found += [place] if is_checkpoint(place) else []
     return found

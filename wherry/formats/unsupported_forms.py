@@ -12,12 +12,11 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.formats.file_names import is_deepspeed_shard, trainer_file
-from wherry.formats.format import Glimpse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.storage.location import Location
+    from wherry.formats.format import Glimpse
 
 _STEP = re.compile(r"global_step\d+")
 _TAR = slice(257, 262)  # of the first header of a tar archive: its magic
@@ -132,7 +131,6 @@ FORMS = (
 )
 
 
-def unsupported_form(location: Location) -> UnsupportedForm | None:
+def unsupported_form(glimpse: Glimpse) -> UnsupportedForm | None:
     """The form of a file or folder that no format recognises; None if it is unknown here too."""
-    glimpse = Glimpse(location)
     return next((form for form in FORMS if form.seen(glimpse)), None)

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from wherry.storage.location import NAMED_STATES, Location
+from wherry.storage.stores import crowd_refusal
 
 if TYPE_CHECKING:
     from wherry.storage.location import Capabilities, Entry, Store
@@ -55,13 +56,20 @@ class ObjectView:
         return found
 
     def entries(self, path: str) -> list[Entry]:
-        """See Store; the state that was seen first."""
+        """See Store; the state that was seen first.
+
+        Raises:
+            CrowdedFolderError: the folder has more than `MOST_ENTRIES` entries.
+        """
         key = path.rstrip("/")
         if key not in self._folders:
             known, found = self._look_up(path)
             if known and (found is None or not found.is_dir):
                 raise FileNotFoundError(path)
             listed = {entry.name: entry for entry in self.inner.entries(path)}
+            if (error := crowd_refusal(len(listed), f"{self.protocol}://{path}")) is not None:
+                listed.clear()  # the error keeps this frame
+                raise error
             with self._lock:
                 self._folders.setdefault(key, listed)
         return list(self._folders[key].values())

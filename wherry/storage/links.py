@@ -38,6 +38,10 @@ class Root:
     real: str
     configurable: bool = True
 
+    def holds(self, path: str) -> bool:
+        """Whether a path is this root or lies below it."""
+        return _is_within(path, self.path)
+
     def admits(self, path: str, real: str) -> bool:
         """Whether a path below this root, or beside it, may point to a real path.
 
@@ -48,7 +52,7 @@ class Root:
         if path == real or _is_within(real, self.real):
             return True
         real = real.removesuffix(_DELETED)
-        base = self if _is_within(path, self.path) else root_at(os.path.commonpath((self.path, path)))
+        base = self if self.holds(path) else root_at(os.path.commonpath((self.path, path)))
         return (
             _is_within(real, base.real)
             or _is_within(real, _blobs_of(base.real))

@@ -11,11 +11,12 @@ import os
 import re
 import stat
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import ACCESS_KEY, UsageError, redact, storage_error, storage_errors
+from wherry.errors import ACCESS_KEY, CrowdedFolderError, UsageError, redact, storage_error, storage_errors
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
 from wherry.storage.location import Entry, Location, native_path
@@ -28,6 +29,7 @@ from wherry.storage.open_file import (
     special,
 )
 from wherry.storage.protocols import LOCAL, READ_ONLY
+from wherry.text.limits import MOST_ENTRIES, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -65,9 +67,20 @@ class LocalStore:
         return entry_of(path.rstrip("/").rpartition("/")[2], status)
 
     def entries(self, path: str) -> list[Entry]:
-        """See Store. A broken link has size -1, so that it is not mistaken for a missing file."""
+        """See Store. A broken link has size -1, so that it is not mistaken for a missing file.
+
+        Raises:
+            CrowdedFolderError: a folder at or below the root has more than `MOST_ENTRIES` entries.
+        """
+        bounded = self.root is not None and self.root.holds(path)
+        rows: list[Entry] = []
         with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
-            return sorted((self._scan_folder(path, entry) for entry in found), key=lambda entry: entry.name)
+            for entry in found:
+                rows.append(self._scan_folder(path, entry))
+                if bounded and (error := crowd_refusal(len(rows), path)) is not None:
+                    rows.clear()  # the error keeps this frame
+                    raise error
+        return sorted(rows, key=attrgetter("name"))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
@@ -115,6 +128,24 @@ class LocalStore:
                     barred=f"symbolic link points outside the checkpoint: {real}",
                 )
         return entry_of(entry.name, status)
+
+
+def crowd_refusal(count: int, uri: str) -> CrowdedFolderError | None:
+    """The error for a folder of a source with more than `MOST_ENTRIES` entries; None if it has no more.
+
+    Args:
+        count: its entries; those seen so far are enough.
+        uri: the folder.
+    """
+    if not exceeds(count, MOST_ENTRIES):
+        return None
+    name = uri.rstrip("/").rpartition("/")[2]
+    return CrowdedFolderError(
+        f"the folder {name} has more than {scale_limit(MOST_ENTRIES):,} entries",
+        uri=uri,
+        cure="pass a folder in it, or move what is not part of the checkpoint away; if you trust its origin, set "
+        "WHERRY_LIMITS=4 to raise all limits of metadata",
+    )
 
 
 def _why_not_followed(error: OSError) -> str:

@@ -16,6 +16,7 @@ from wherry.errors import HostileError, UsageError
 FACTOR = "WHERRY_LIMITS"
 MOST_TENSORS = 250_000  # of one file or folder
 MOST_CHUNKS = 1_000_000  # stored pieces of all arrays of one checkpoint
+MOST_ENTRIES = 250_000  # files and folders directly in one folder
 MOST_NAME_TEXT = 32 << 20  # characters of all names of one file
 CURE = f"do not use this checkpoint; if you trust its origin, set {FACTOR}=4 to raise all limits of metadata"
 

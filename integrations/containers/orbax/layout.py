@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.errors import CorruptError, IncompleteError
+from wherry.errors import CorruptError, CrowdedFolderError, IncompleteError
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
@@ -139,8 +139,16 @@ def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
         for name, entry in glimpse.entries.items()
         if entry.is_dir and not is_staging(name)
     }
-    looks = {name: look_at_item(child) for name, child in children.items() if not is_uncommitted(name)}
+    looks = {name: _look_at_child(child) for name, child in children.items() if not is_uncommitted(name)}
     return {name: look for name, look in looks.items() if look is not None and look.has_arrays}
+
+
+def _look_at_child(glimpse: Glimpse) -> OrbaxItem | None:
+    """Examine a folder in a step; a folder of data with too many files to be listed is no item."""
+    try:
+        return look_at_item(glimpse)
+    except CrowdedFolderError:
+        return None
 
 
 def is_reserved(name: str) -> bool:
