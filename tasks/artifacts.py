@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from wherry.errors import printable, redact
+from wherry.credentials import redact
+from wherry.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from wherry.errors import redact, redact_values
+from wherry.credentials import redact, redact_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

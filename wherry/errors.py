@@ -10,6 +10,7 @@
     │  ├─ IncompleteError                 5  parts are missing, or it was not committed
     │  └─ CorruptError                    5  the contents are invalid or inconsistent
     ├─ HostileError                       6  data that tries to reach outside its folder, or to run code
+    │  └─ CrowdedFolderError              6  a folder has too many entries to be listed
     ├─ UnrepresentableError               7  the target format cannot represent something, or something is unmatched
     ├─ TargetExistsError                  8  the target already exists
     ├─ TargetInUseError                   8  another run is writing the target
@@ -34,6 +35,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherry import cures
+from wherry.credentials import redact
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -316,62 +318,6 @@ def json_escaped(text: str) -> str:
 
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape", "surrogatepass").decode()
-
-
-ACCESS_KEY = r"(\b)(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # of Amazon
-# Each pattern matches the text before a credential, as a group, and the credential. The password of a URL may contain
-# characters that end it elsewhere; a number before a slash is a port.
-_KEYS = r"(?:api|access|private|account|shared)[-_]?(?:access[-_]?)?key"
-_NAMES = rf"token(?!iz)|secret|password|passwd|passphrase|signature|{_KEYS}|(?<![A-Za-z])sig"
-_TOKENS = (  # of Hugging Face, GitHub, GitLab, Slack and Google, and JSON web tokens
-    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{35}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+"
-)
-_CREDENTIALS = (
-    r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)(?=@)",
-    r"(\b[A-Za-z][\w+.-]+:/)[^/\s@:]+:[^/\s@]+(?=@)",  # a URI that was taken for a path
-    rf"(?i)((?:(?:{_NAMES})[\w-]*['\"]?\s*=|(?:{_NAMES})s?['\"]?\s*:)\s*['\"]?)[^\s&,;'\"]+",
-    r"(?i)([?&](?:[\w-]*credential|policy|key-pair-id)=)[^\s&'\"]+",
-    ACCESS_KEY,
-    rf"(\b)(?:{_TOKENS})",
-    r"(?i)(\bbearer\s+)(?=[\w.~+/=-]{6})[\w.~+/=-]*\d[\w.~+/=-]*",
-    r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:\w+\s+)?)[^\s,;'\"]+",
-)
-
-
-_HINT = (
-    rf"(?i):/|AKIA|ASIA|AIza|eyJ|hf_|gh\w_|glpat-|xox\w-|token|secret|passw|passph|sig|{_KEYS}"
-    r"|credential|policy|key-pair|authorization|bearer"
-)
-# In what a user states about a checkpoint, these words name a credential, too.
-_STATED = r"(?i)(?:^|[^a-z])(?:auth|cookie|credentials?|pwd|sas|jwt|bearer|pass)(?:$|[^a-z])"
-_ARGUMENTS = r"(?i)((?:^|\s)--?[\w-]*(?:token|secret|passw(?:or)?d|api[-_]?key)\s+|(?:^|\s)-u\s+[^\s:]+:)\S+"
-
-
-def redact(text: str) -> str:
-    """The text without passwords, tokens, signatures and names of access keys."""
-    if not re.search(_HINT, text):
-        return text
-    for pattern in _CREDENTIALS:
-        text = re.sub(pattern, r"\1***", text)  # compiled on first use: most commands never fail
-    return text
-
-
-def redact_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Name and value pairs of a user without credentials, by the name (`token`) or in the value.
-
-    The number in `tokens=2e12`, `token_accuracy=0.7` or `pass=2` is none.
-    """
-    return {
-        redact(name): "***" if _names_a_secret(name, value) else re.sub(_ARGUMENTS, r"\1***", redact(value))
-        for name, value in values.items()
-    }
-
-
-def _names_a_secret(name: str, value: str) -> bool:
-    is_number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|nan|-?inf", value)
-    left = re.sub(r"(?i)tokens?|(?<![a-z])pass(?![a-z])", "", name) if is_number else name
-    return redact(f"{left}=x") != f"{left}=x" or re.search(_STATED, left) is not None
 
 
 def wherry_error(

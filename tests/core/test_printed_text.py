@@ -16,7 +16,8 @@ from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
-from wherry.errors import CorruptError, UsageError, WherryError, printable, redact, redact_values
+from wherry.credentials import redact, redact_values
+from wherry.errors import CorruptError, UsageError, WherryError, printable
 from wherry.storage.home import home
 from wherry.storage.stores import locate
 

@@ -23,12 +23,13 @@ OTHERS = ("flows", "tasks", "integrations")
 ROOMS: Mapping[str, str] = {
     "version": "",
     "cures": "",
-    "errors": "version cures",
-    "text": "errors",
-    "core": "errors text",
+    "credentials": "",
+    "errors": "version cures credentials",
+    "text": "credentials errors",
+    "core": "credentials errors text",
     "runtime": "errors core",
-    "remote": "errors core",
-    "storage": "errors text core runtime remote",
+    "remote": "credentials errors core",
+    "storage": "credentials errors text core runtime remote",
     "objects": "errors core runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core remote storage objects upload",
@@ -41,9 +42,9 @@ ROOMS: Mapping[str, str] = {
     "quantized": "errors text core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
-    "ledger": "errors version core remote storage formats config",
-    "converter": "errors text version core runtime storage objects upload staging formats tree mover view config"
-    " ledger",
+    "ledger": "credentials errors version core remote storage formats config",
+    "converter": "credentials errors text version core runtime storage objects upload staging formats tree mover view"
+    " config ledger",
     "merger": "errors core storage formats mover view converter",
     "records": "errors core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
@@ -54,18 +55,18 @@ ROOMS: Mapping[str, str] = {
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",
     "live": "errors text core runtime remote storage staging formats tree mover view ledger converter",
-    "models": "errors text core storage staging formats mover config ledger converter verifier",
+    "models": "credentials errors text core storage staging formats mover config ledger converter verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger"
     " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter units"
     " carriers verifier",
-    "site": "errors version core ledger catalog lineage",
-    "watch": "errors core remote storage formats config ledger routes",
+    "site": "credentials errors version core ledger catalog lineage",
+    "watch": "credentials errors core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
-    "console": "errors version core storage config staging formats converter units verifier models routes lineage"
-    " watch",
+    "console": "credentials errors version core storage config staging formats converter units verifier models routes"
+    " lineage watch",
     "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
     " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
     " console",
@@ -243,11 +244,24 @@ def test_rooms_are_of_a_size_to_be_known() -> None:
 
 def test_the_top_of_the_engine_is_the_door() -> None:
     files = {path.name for path in (ROOT / "wherry").glob("*.py")}
-    assert files == {"__init__.py", "cures.py", "errors.py", "version.py", "format.py", "__main__.py"}
+    assert files == {
+        "__init__.py",
+        "credentials.py",
+        "cures.py",
+        "errors.py",
+        "version.py",
+        "format.py",
+        "__main__.py",
+    }
 
 
 @pytest.mark.parametrize(
-    "one", [name for name in ROOMS if name not in ("version", "cures", "errors", "format", "__main__")]
+    "one",
+    [
+        name
+        for name in ROOMS
+        if name not in ("version", "cures", "credentials", "errors", "format", "__main__")
+    ],
 )
 def test_a_room_defines_its_nouns(one: str) -> None:
     tree = ast.parse((ROOT / "wherry" / one / "__init__.py").read_text())

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wherry.errors import printable, redact
+from wherry.credentials import redact
+from wherry.errors import printable
 from wherry.version import __version__
 
 if TYPE_CHECKING:

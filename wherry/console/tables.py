@@ -11,7 +11,8 @@ import click
 
 from wherry.console.say import say
 from wherry.core.units import plural
-from wherry.errors import NotRecordedError, json_escaped, printable, redact
+from wherry.credentials import redact
+from wherry.errors import NotRecordedError, json_escaped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

@@ -35,7 +35,8 @@ from wherry.core.request import (
     values_of,
 )
 from wherry.core.units import short
-from wherry.errors import UsageError, WherryError, redact_values
+from wherry.credentials import redact_values
+from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG

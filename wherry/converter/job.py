@@ -15,7 +15,8 @@ from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
-from wherry.errors import MismatchError, StorageError, WherryError, redact_values
+from wherry.credentials import redact_values
+from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse

@@ -19,7 +19,8 @@ from wherry.converter.references import agree_with_source, reference, source_ref
 from wherry.core.account import fold_entries
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
-from wherry.errors import DamagedError, MismatchError, UnsupportedError, redact_values
+from wherry.credentials import redact_values
+from wherry.errors import DamagedError, MismatchError, UnsupportedError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from wherry.core.receipt import utc_now
-from wherry.errors import printable, redact
+from wherry.credentials import redact
+from wherry.errors import printable
 
 _INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, negligible for the mover
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core.option import option, options_of
 from wherry.core.units import DEFAULT_MEMORY
-from wherry.errors import UsageError, redact_values
+from wherry.credentials import redact_values
+from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -21,7 +21,8 @@ from wherry.config.settings import configured_value as setting
 from wherry.config.settings import mlflow_registry_uri
 from wherry.core.progress import logger
 from wherry.core.services import service
-from wherry.errors import UsageError, WherryError, redact
+from wherry.credentials import redact
+from wherry.errors import UsageError, WherryError
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
 from wherry.core.services import service
-from wherry.errors import NotFoundError, UsageError, WherryError, redact_values
+from wherry.credentials import redact_values
+from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
 from wherry.storage.home import without_secrets
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError, redact
+from wherry.credentials import redact
+from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.remote.failures import (
     ABSENT,
     BEYOND,

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from wherry.errors import printable, redact
+from wherry.credentials import redact
+from wherry.errors import printable
 from wherry.version import __version__
 
 _STYLE = Path(__file__).with_name("site.css")

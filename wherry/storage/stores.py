@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import ACCESS_KEY, CrowdedFolderError, UsageError, redact, storage_error, storage_errors
+from wherry.credentials import uri_has_credentials
+from wherry.errors import CrowdedFolderError, UsageError, storage_error, storage_errors
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
 from wherry.storage.location import Entry, Location, native_path
@@ -268,8 +269,7 @@ def _locate(text: str) -> Location:
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     _require_no_account(text)
-    query = text[text.find("?") :] if "?" in text else ""
-    if "@" in rest.split("/")[0] or redact(query) != query or re.search(ACCESS_KEY, rest):
+    if uri_has_credentials(text):
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )

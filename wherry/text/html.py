@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from wherry.errors import printable, redact
+from wherry.credentials import redact
+from wherry.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

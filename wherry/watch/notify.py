@@ -20,7 +20,8 @@ from wherry.config.settings import configured_value
 from wherry.core.emit import post
 from wherry.core.progress import logger
 from wherry.core.services import service
-from wherry.errors import WherryError, printable, redact
+from wherry.credentials import redact
+from wherry.errors import WherryError, printable
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
