@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
-from wherry.remote import azure
+from wherry.remote import azure, http_reads
 from wherry.remote.errors import translate_error
 from wherry.remote.failures import FAILURES, kind_of
 
@@ -68,10 +68,9 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
         return _amazon(timeout)
     if protocol in azure.PROTOCOLS:
         return azure.open_azure(timeout)
-    if protocol in ("http", "https"):
-        return fsspec.filesystem(
-            protocol, **_stated_options(protocol, client_kwargs={"timeout": _aiohttp_timeout(timeout)})
-        )
+    if protocol in http_reads.PROTOCOLS:
+        client = {"timeout": _aiohttp_timeout(timeout), "trace_configs": [http_reads.redirect_guard()]}
+        return fsspec.filesystem(protocol, **_stated_options(protocol, client_kwargs=client))
     return fsspec.filesystem(protocol)
 
 

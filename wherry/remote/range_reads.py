@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import StorageError
-from wherry.remote import azure
+from wherry.remote import azure, http_reads
 from wherry.remote.amazon_requests import presign, refusal
 from wherry.remote.buffer_fill import RANGE_CURE
 from wherry.remote.failures import status_of
@@ -140,6 +140,7 @@ FILLS: dict[str, Callable[..., Any]] = {
     "gcs": _fill_google,
     "s3": _fill_amazon,
     **dict.fromkeys(azure.PROTOCOLS, _fill_azure),
+    **dict.fromkeys(http_reads.PROTOCOLS, http_reads.fill_http),
 }
 # protocol → the request whose answer goes straight into the buffer; None if only the library can send it.
 _REQUESTS: dict[str, Callable[..., Awaitable[BodyRequest | None]]] = {

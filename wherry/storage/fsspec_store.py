@@ -15,7 +15,7 @@ from wherry.errors import (
     WherryError,
     missing_extra,
 )
-from wherry.remote import azure, hub
+from wherry.remote import azure, http_reads, hub
 from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.errors import bucket_not_found, library_errors, one_line, translate_error
 from wherry.remote.failures import FORBIDDEN
@@ -195,6 +195,9 @@ class FsspecStore:
         """See Store. Stores refuse a range that begins at the end of an object."""
         if self.protocol == hub.PROTOCOL:
             return self._read_hub(path, start, stop)
+        if self.protocol in http_reads.PROTOCOLS:
+            data = bytearray(stop - start)
+            return bytes(memoryview(data)[: self.readinto(path, start, memoryview(data))])
         try:
             return self.call(path, "cat_file", self._full(path), start=start, end=stop, nbytes=stop - start)
         except EOFError:

@@ -1,0 +1,121 @@
+"""http_reads: ranges of files on web servers, and which redirects are followed.
+
+The library takes whatever a server answers to a range: a whole file, more bytes, other bytes, or a compressed answer
+that becomes gigabytes. Here an answer is checked before it is read, and read no further than was asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import StorageError
+from wherry.remote.buffer_fill import RANGE_CURE
+
+if TYPE_CHECKING:
+    from wherry.remote.buffer_fill import BufferFill
+
+PROTOCOLS = ("http", "https")
+_BLOCK = 256 << 10  # bytes that are read at a time
+_WHOLE, _PART, _BEYOND = 200, 206, 416  # statuses of HTTP
+_LOCAL_NAMES = ("localhost", "metadata", "metadata.google.internal", "instance-data")
+
+
+async def fill_http(fs: Any, url: str, start: int, into: BufferFill, _mark: str) -> None:
+    """Fill a buffer with bytes of a file, from an offset on.
+
+    Args:
+        fs: fsspec's HTTPFileSystem.
+        url: of the file.
+        start: offset of the first byte.
+        into: the buffer.
+
+    Raises:
+        EOFError: the file ends before the offset.
+        FileNotFoundError: the file does not exist.
+        StorageError: the answer is compressed, or not the range that was asked for.
+    """
+    asked = {"Range": f"bytes={start}-{start + into.size - 1}", "Accept-Encoding": "identity"}
+    options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), **asked}}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **options) as answer:
+        if answer.status == _BEYOND:
+            raise EOFError(url)
+        fs._raise_not_found_for_status(answer, url)  # noqa: SLF001  fsspec's own way
+        require_range(answer.status, answer.headers, start)
+        while block := await answer.content.read(_next(answer.status, into)):
+            into.add(block)
+
+
+def _next(status: int, into: BufferFill) -> int:
+    """How many bytes to read: of a whole file no more than was asked; a range that is too long is refused."""
+    left = into.size - into.count
+    return min(_BLOCK, left if status == _WHOLE else left + 1)
+
+
+def require_range(status: int, headers: Any, start: int) -> None:
+    """Require that an answer is what a request for a range from an offset on may bring.
+
+    Raises:
+        StorageError: it is compressed, of another offset, or a whole file where a later part was asked for.
+    """
+    encoding = headers.get("Content-Encoding", "identity")
+    found = re.match(r"\s*bytes\s+(\d{1,19})-", headers.get("Content-Range", ""))
+    if encoding != "identity":
+        raise StorageError(f"the server compressed its answer: {encoding[:20]}", cure=RANGE_CURE)
+    if status == _WHOLE and not start:
+        return
+    if status != _PART or found is None or int(found[1]) != start:
+        what = f"bytes from {found[1]} on" if status == _PART and found else f"an answer with status {status}"
+        raise StorageError(
+            f"the server sent {what} instead of the range from byte {start} on", cure=RANGE_CURE
+        )
+
+
+@cache
+def redirect_guard() -> Any:
+    """A trace of aiohttp that refuses redirects from elsewhere to this machine, or to one that answers about it."""
+    from aiohttp import TraceConfig
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(_require_elsewhere)
+    return trace
+
+
+async def _require_elsewhere(_session: Any, _context: Any, parameters: Any) -> None:
+    origin = parameters.response.url
+    target = origin.join(type(origin)(parameters.response.headers.get("Location", "")))
+    host = target.host or ""
+    if target.scheme not in PROTOCOLS:
+        what = f"a {target.scheme} address"
+    elif is_link_local(host):
+        what = f"the metadata address of this machine: {host}"
+    elif is_near(host) and not is_near(origin.host or ""):
+        what = f"an address of this machine: {host}"
+    else:
+        return
+    raise StorageError(f"the server redirects to {what}", cure="do not use this server")
+
+
+def is_near(host: str) -> bool:
+    """Whether a host is this machine by its name or number."""
+    address = _address(host)
+    if address is None:
+        return host.lower().rstrip(".") in _LOCAL_NAMES
+    return address.is_loopback or address.is_unspecified
+
+
+def is_link_local(host: str) -> bool:
+    """Whether a host is an address of this machine's link, where clouds answer questions of a machine about itself."""
+    address = _address(host)
+    return address is not None and address.is_link_local
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
