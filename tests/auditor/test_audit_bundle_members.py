@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from tests.support import audit as support
 from tests.support.audit import rewritten
-from wherry.auditor import check
+from wherry.auditor import check, members
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
 from wherry.auditor.members import visible
@@ -236,6 +236,27 @@ def test_a_list_with_an_entry_more_than_it_states_is_found(bundle):
     struct.pack_into("<2H", data, end + 8, count - 1, count - 1)
     bundle.write_bytes(data)
     assert check_bundle(bundle).problems == ["invalid evidence bundle: its list of files is damaged"]
+
+
+@pytest.mark.parametrize("at", [4, 6, 8])
+def test_a_part_of_an_archive_is_refused(bundle, at):
+    """Other readers take the number of files on this disk, or seek the disk of the list."""
+    data = bytearray(bundle.read_bytes())
+    struct.pack_into("<H", data, data.rindex(b"PK\5\6") + at, 1)
+    bundle.write_bytes(data)
+    assert check_bundle(bundle).problems == ["invalid evidence bundle: it is a part of an archive"]
+
+
+def test_sizes_and_places_above_two_gib_are_valid_where_python_writes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    monkeypatch.setattr(members, "_PLAIN_MAX", 1000)
+    support.converted(tmp_path)
+    audit(bundle=tmp_path / "evidence.zip")
+    with zipfile.ZipFile(tmp_path / "evidence.zip") as archive:
+        assert sum(bool(info.extra) for info in archive.infolist()) > 5
+    assert check_bundle(tmp_path / "evidence.zip").problems == []
+    monkeypatch.setattr(members, "_PLAIN_MAX", 1 << 31)
+    assert "an extra field" in check_bundle(tmp_path / "evidence.zip").problems[0]
 
 
 @pytest.mark.parametrize("member", ["report.json", "anchor.json", "index.json", "manifests/"])

@@ -30,6 +30,7 @@ _DIRECTORY_MAX = 32 << 20  # bytes of the list of files
 _RATIO_MAX, _RATIO_FREE = 100, 16 << 20  # inflated bytes for each stored one, and how many may be more
 _END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
 _LOCAL, _ENTRY, _EXTRA = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<HHQQ")
+_TOLD = 12  # bytes of the wide end that its own length does not count
 _MOST = 0xFFFFFFFF
 _WIDE = (0xFFFF, _MOST, _MOST)  # in the plain end, where only the wide one has the number
 _PLAIN_MAX = (1 << 31) - 1  # above it Python writes sizes and places into the extra field
@@ -162,14 +163,20 @@ def directory_problem(file: IO[bytes]) -> str | None:
     tail = file.read()
     if at < 0 or not tail.endswith(b"\0\0") or not tail.startswith(b"PK\5\6", at - before):
         return "invalid evidence bundle: it does not end as a zip file without a comment does"
-    plain = count, size, offset = _END.unpack_from(tail, at - before)[4:7]
+    disk, other, here, *plain = _END.unpack_from(tail, at - before)[1:7]
+    count, size, offset = plain
+    parts = [disk, other, here - count]
     if tail.startswith(b"PK\6\7", max(at - before - _LOCATOR.size, 0)):
         at = before
-        wide = count, size, offset = _END64.unpack_from(tail)[7:10]
-        stated = _LOCATOR.unpack_from(tail, _END64.size)[2]
+        length, _made, _needed, disk, other, here, *wide = _END64.unpack_from(tail)[1:]
+        count, size, offset = wide
+        first, stated, disks = _LOCATOR.unpack_from(tail, _END64.size)[1:]
+        parts += [length - (_END64.size - _TOLD), disk, other, here - count, first, disks - 1]
         same = all(one in (other, most) for one, other, most in zip(plain, wide, _WIDE, strict=True))
         if not tail.startswith(b"PK\6\6") or stated != at or not same:
             return "invalid evidence bundle: it has two lists of files"
+    if any(parts):
+        return "invalid evidence bundle: it is a part of an archive"
     if count > _MEMBERS_MAX or size > _DIRECTORY_MAX:
         return f"the bundle exceeds the limit of {_MEMBERS_MAX} files: {count} files, listed in {size} bytes"
     if offset + size != at:

@@ -54,11 +54,11 @@ def _checkpoint(row: dict[str, Any]) -> CheckpointAudit:
 def _finding(row: dict[str, Any]) -> Finding:
     own: dict[str, Any] = {name: value for name, value in row.items() if name != "severity"}
     own["models"] = tuple(row["models"])
-    own["affected"] = tuple(_affected(one) for one in row["affected"])
+    own["affected"] = tuple(_affected_checkpoint(one) for one in row["affected"])
     return Finding(**own)
 
 
-def _affected(row: dict[str, Any]) -> AffectedCheckpoint:
+def _affected_checkpoint(row: dict[str, Any]) -> AffectedCheckpoint:
     own: dict[str, Any] = {**row, "uris": tuple(row["uris"]), "models": tuple(row["models"])}
     return AffectedCheckpoint(**own)
 
