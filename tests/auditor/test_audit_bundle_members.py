@@ -24,7 +24,7 @@ from wherry.auditor.bundle import check_bundle
 from wherry.auditor.members import visible
 from wherry.cli.audit import audit as command
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "bundle-1.zip"
+GOLDEN, FINDINGS = (Path(__file__).parents[1] / "golden" / f"bundle-{number}.zip" for number in (1, 2))
 EXECUTED = b"PK\3\4 a file for another reader"
 
 
