@@ -17,8 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor import check
-from wherry.auditor.check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
+from wherry.auditor import check, members
+from wherry.auditor.check import SCHEMA
+from wherry.auditor.members import ANCHOR, INDEX, LEDGER, MANIFESTS, PAGE, PROGRAM, README, REPORT
+from wherry.auditor.report_json import render_page
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.storage.folders import make_durable_folders, sync_folder
@@ -35,12 +37,13 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
 
-# SHA-256 of the programs in bundles of earlier releases, which stay valid; a release that changes `check.py` adds one.
+# SHA-256 of the programs in bundles of earlier releases, which stay valid; a release with another program adds one.
 FORMER_PROGRAMS = frozenset(
     {
         "8f7ab6359ffcb149142889a82625b332714766b04ed9b69a68bc71d826e8da82",
         "df335ab6af4e845f2a147e02ed6adfd22ae8597100d649c6de1bedfc127de4e2",
         "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
+        "424358752058e778e852b7db642925dc55678fbc061cde50b650b32440623c08",
         "d9d6dae6b1e321161f0d2013a855e678337e58e90f94a1a07ba8d5e155b99e48",
     }
 )
@@ -116,13 +119,13 @@ def record_of(sidecar: Sidecar) -> bytes:
     return json.dumps({"schema": SCHEMA, **data}, ensure_ascii=False).encode()
 
 
-def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, ledger: Ledger) -> str:
+def write_bundle(path: Path, report: AuditReport, page: str, records: Path, ledger: Ledger) -> str:
     """Write the evidence.
 
     Args:
         path: path of the new file.
         report: the report.
-        markdown: the report as Markdown.
+        page: the report as Markdown.
         records: a folder with a file (`record_name`, `record_of`) for each checked checkpoint.
         ledger: the ledger, for the statements up to the report's anchor.
 
@@ -135,7 +138,7 @@ def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, 
     draft = path.with_name(f".wherry-{path.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(draft, "x", zipfile.ZIP_DEFLATED) as archive:
-            _fill(archive, path.name, report, markdown, records, ledger)
+            _fill(archive, path.name, report, page, records, ledger)
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
@@ -170,10 +173,10 @@ def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> C
 
 
 def _check_texts(path: str, checked: CheckReport) -> None:
-    """Compare what is no data in a bundle, its program and its README, with the texts that wherry writes."""
+    """Compare what is no data in a bundle, its program, README and page, with the texts that wherry writes."""
     with zipfile.ZipFile(path) as archive:
-        program, readme = (archive.read(name) for name in ("__main__.py", "README.txt"))
-    known = hashlib.sha256(Path(check.__file__).read_bytes()).hexdigest()
+        program, readme, page, report = (archive.read(name) for name in (PROGRAM, README, PAGE, REPORT))
+    known = hashlib.sha256(program_text()).hexdigest()
     if hashlib.sha256(program).hexdigest() not in {known, *FORMER_PROGRAMS}:
         checked.say(
             "__main__.py: not the check of any known release of wherry; do not run `python` on this bundle"
@@ -181,6 +184,26 @@ def _check_texts(path: str, checked: CheckReport) -> None:
     text = readme.decode("utf-8", "replace")
     if not any(re.fullmatch(_pattern(known), text) for known in (_README, *_FORMER_READMES)):
         checked.say("README.txt: not the text that wherry writes; do not follow it")
+    _check_page(page, report, checked)
+
+
+def _check_page(page: bytes, report: bytes, checked: CheckReport) -> None:
+    """Render the report again: the page that people read must say what the data says."""
+    try:
+        rendered = render_page(json.loads(report))
+    except ValueError as error:
+        checked.say(f"{REPORT}: {error}")
+        return
+    if rendered.encode() != page:
+        checked.say(f"{PAGE}: not the text that wherry renders from {REPORT}; do not trust it")
+
+
+def program_text() -> bytes:
+    """The program of a bundle: `check.py` with the text of `members.py` in place of its import, in one file."""
+    own, other = (Path(str(one.__file__)).read_text("utf-8") for one in (check, members))
+    own = re.sub(r"(?m)^from wherry\.auditor\.members import \([^)]*\)\n", "", own, count=1)
+    start, future, rest = own.partition("from __future__ import annotations\n")
+    return f"{start}{future}{other.partition(future)[2]}{rest}".encode()
 
 
 def _pattern(readme: str) -> str:
@@ -219,7 +242,7 @@ def _fill(
     archive: zipfile.ZipFile,
     name: str,
     report: AuditReport,
-    markdown: str,
+    page: str,
     records: Path,
     ledger: Ledger,
 ) -> None:
@@ -239,10 +262,10 @@ def _fill(
     chain = report.chain
     named = name if re.fullmatch(_PLAIN_NAME, name) else "BUNDLE.zip"
     add("README.txt", [_README.format(name=named).encode()])
-    add("report.md", [markdown.encode()])
+    add("report.md", [page.encode()])
     add(REPORT, [_text(report.to_json())])
     add(ANCHOR, [_text({"schema": SCHEMA, "seq": chain.statements, "hash": chain.head, "time": chain.time})])
-    add("__main__.py", [Path(check.__file__).read_bytes()])
+    add("__main__.py", [program_text()])
     for record in sorted(records.iterdir()):
         add(f"{MANIFESTS}{record.name}", [record.read_bytes()])
     add(LEDGER, _extract(ledger, chain.statements))

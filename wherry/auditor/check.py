@@ -24,34 +24,45 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections import Counter
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
+
+from wherry.auditor.members import (
+    ANCHOR,
+    INDEX,
+    LEDGER,
+    MANIFESTS,
+    NAMES,
+    PAGE,
+    PIECE,
+    REPORT,
+    WHOLE_MAX,
+    directory_problem,
+    member_problems,
+    visible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA = 2
 GENESIS = "0" * 64
-INDEX, REPORT, LEDGER, ANCHOR = "index.json", "report.json", "ledger.jsonl", "anchor.json"
-MANIFESTS = "manifests/"
-_WHOLE_MAX = 64 << 20  # maximum bytes of a file that is read at once
 _LINE_MAX = 16 << 20  # maximum bytes of one statement
 _NODES_MAX = 2_000_000  # JSON values of one file or statement; a manifest of 100,000 tensors has 1,500,000
-_MEMBERS_MAX = 200_000  # files
-_DIRECTORY_MAX = 32 << 20  # bytes of the list of files
-_RATIO_MAX, _RATIO_FREE = 100, 16 << 20  # inflated bytes for each stored one, and how many may be more
-_NAMES = frozenset({"README.txt", "report.md", REPORT, ANCHOR, "__main__.py", LEDGER, INDEX})
-_PIECE = 1 << 20
-_END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
-_WIDE = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)  # in the plain end, where only the wide one has the number
-_OVERHEAD = 200  # bytes of a file's header and descriptor, without its name
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError
 )  # fmt: skip
 _LISTED = 100  # problems that are listed; the rest is counted
+
+
+NOT_PROVEN = (
+    "proven: the files are those of the index, the ledger's statements form a chain up to the anchor, and the report "
+    "agrees with itself, the chain and the manifests; not proven: that the verdicts and findings are those of the "
+    "audit, which its author could have rewritten; compare the bundle's sha256 with bundle_sha256 in the ledger's "
+    "statement of the audit"
+)
 
 
 @dataclass
@@ -88,9 +99,9 @@ class CheckReport:
         return not self.problems
 
     def say(self, problem: str) -> None:
-        """Add a problem."""
+        """Add a problem; names in it come from the bundle, and are escaped for a terminal."""
         if len(self.problems) < _LISTED:
-            self.problems.append(problem)
+            self.problems.append(visible(problem))
         else:
             self.unlisted += 1
 
@@ -117,13 +128,16 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
     """
     checked = CheckReport(bundle)
     with _open(bundle) as file:
-        problem = _directory_problem(file)
+        problem = directory_problem(file)
         if problem:
             checked.say(problem)
             return checked
         try:
             with zipfile.ZipFile(file) as archive:
-                _check(archive, checked, anchor)
+                for problem in member_problems(archive, file):
+                    checked.say(problem)
+                if checked.ok:
+                    _check(archive, checked, anchor)
             if checked.files:  # its members account for every byte: it is no sparse file of terabytes
                 file.seek(0)
                 checked.sha256 = _digest(file)
@@ -147,9 +161,6 @@ def _open(bundle: str) -> IO[bytes]:
 
 
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
-    _check_members(archive, checked)
-    if checked.problems:
-        return
     index = _json(archive, INDEX)
     if index["schema"] > SCHEMA:
         checked.say(f"{INDEX}: unsupported schema {index['schema']}; upgrade wherry")
@@ -166,34 +177,10 @@ def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -
     for row in report["checkpoints"]:
         _check_row(row, names, archive, stated, checked)
     _check_counts(report, checked)
-
-
-def _check_members(archive: zipfile.ZipFile, checked: CheckReport) -> None:
-    """What can be said before a file is read: names, sizes, and that every byte belongs to a file."""
-    names = archive.namelist()
-    for name in sorted(name for name, count in Counter(names).items() if count > 1):
-        checked.say(f"{name}: duplicate file in the bundle")
-    for name in sorted(name for name in {*names} if name not in _NAMES and not name.startswith(MANIFESTS)):
-        checked.say(f"{name}: unknown file; a program in the bundle could import it")
-    for info in archive.infolist():
-        most = min(info.compress_size * _RATIO_MAX, sys.maxsize if info.filename == LEDGER else _WHOLE_MAX)
-        if info.file_size > max(_RATIO_FREE, most):
-            checked.say(f"{info.filename}: {info.file_size} bytes in {info.compress_size} exceed the limits")
-        elif not _is_plain(info):
-            checked.say(f"{info.filename}: another program may read it as a different file")
-    stored = sum(
-        one.compress_size + 2 * len(one.orig_filename.encode()) + _OVERHEAD for one in archive.infolist()
-    )
-    if archive.start_dir > stored:
-        checked.say(f"{archive.start_dir - stored} bytes of the bundle belong to no file")
-
-
-def _is_plain(info: zipfile.ZipInfo) -> bool:
-    """Whether it is stored as every reader of archives understands it."""
-    least = info.file_size if info.compress_type == zipfile.ZIP_STORED else 0
-    most = least or info.file_size + info.file_size // 1000 + _OVERHEAD
-    known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    return known and least <= info.compress_size <= most and info.filename == info.orig_filename
+    _check_needed(report, names, checked)
+    with archive.open(PAGE) as page:
+        if not page.read(WHOLE_MAX).decode().replace("\n", "").isprintable():
+            checked.say(f"{PAGE}: it contains control characters")
 
 
 def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: CheckReport) -> None:
@@ -280,11 +267,26 @@ def _check_row(
     checked.manifests += 1
 
 
+def _check_needed(report: dict[str, Any], names: set[str], checked: CheckReport) -> None:
+    """Every file that wherry writes, and no manifest that the report does not name."""
+    for name in sorted(NAMES - names):
+        checked.say(f"{name}: missing file")
+    needed = {
+        f"{MANIFESTS}{record_name(row['checkpoint_digest'])}"
+        for row in report["checkpoints"]
+        if row["manifest"]
+    }
+    for name in sorted(names - NAMES - needed):
+        checked.say(f"{name}: the report names no checkpoint with this manifest")
+
+
 def _check_counts(report: dict[str, Any], checked: CheckReport) -> None:
     for finding in report["findings"]:
         severity = finding["severity"]
         checked.findings[severity] = checked.findings.get(severity, 0) + 1
     counted = {name: report["counts"].get(f"{name}s", 0) for name in ("error", "warning", "note")}
+    for severity in sorted({*checked.findings} - {*counted}):
+        checked.say(f"{REPORT}: unknown severity {severity!r} of a finding")
     if counted != {name: checked.findings.get(name, 0) for name in counted}:
         checked.say(f"{REPORT}: its counts do not match its findings")
     if report["ok"] != (not checked.findings.get("error")):
@@ -423,7 +425,7 @@ def _digests(value: Any) -> set[str]:
 def _digest(file: IO[bytes], expected: int | None = None) -> str:
     """SHA-256 of a file; with an expected size, at most one byte more is read."""
     state, left = hashlib.sha256(), -1 if expected is None else expected + 1
-    while left and (piece := file.read(_PIECE if left < 0 else min(_PIECE, left))):
+    while left and (piece := file.read(PIECE if left < 0 else min(PIECE, left))):
         state.update(piece)
         left = left if left < 0 else left - len(piece)
     return state.hexdigest()
@@ -436,9 +438,9 @@ def _has_lines(file: IO[bytes]) -> bool:
 
 def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     with archive.open(name) as file:
-        data = file.read(_WHOLE_MAX + 1)
-    if len(data) > _WHOLE_MAX:
-        raise ValueError(f"{name} exceeds the limit of {_WHOLE_MAX} bytes")
+        data = file.read(WHOLE_MAX + 1)
+    if len(data) > WHOLE_MAX:
+        raise ValueError(f"{name} exceeds the limit of {WHOLE_MAX} bytes")
     return _load_json(data, name)
 
 
@@ -446,31 +448,15 @@ def _load_json(data: bytes, name: str) -> Any:
     """JSON that cannot become much more than its text: each value but the first follows one of four characters."""
     if sum(data.count(sign) for sign in b",:[{") > _NODES_MAX:
         raise ValueError(f"{name} exceeds the limit of {_NODES_MAX} JSON values")
-    return json.loads(data)
+    return json.loads(data, object_pairs_hook=_unique)
 
 
-def _directory_problem(file: IO[bytes]) -> str | None:
-    """Why the list of files must not be read: it is too long, or another reader would find another list.
-
-    Python takes a kilobyte of memory for each file. `python BUNDLE` finds the list by other records than zipfile does.
-    """
-    at = file.seek(0, 2) - _END.size
-    before = max(at - _END64.size - _LOCATOR.size, 0)
-    file.seek(before)
-    tail = file.read()
-    if at < 0 or not tail.endswith(b"\0\0") or not tail.startswith(b"PK\5\6", at - before):
-        return "invalid evidence bundle: it does not end as a zip file without a comment does"
-    plain = count, size, offset = _END.unpack_from(tail, at - before)[4:7]
-    if tail.startswith(b"PK\6\7", max(at - before - _LOCATOR.size, 0)):
-        at = before
-        wide = count, size, offset = _END64.unpack_from(tail)[7:10]
-        stated = _LOCATOR.unpack_from(tail, _END64.size)[2]
-        same = all(one in (other, most) for one, other, most in zip(plain, wide, _WIDE, strict=True))
-        if not tail.startswith(b"PK\6\6") or stated != at or not same:
-            return "invalid evidence bundle: it has two lists of files"
-    if count > _MEMBERS_MAX or size > _DIRECTORY_MAX:
-        return f"the bundle exceeds the limit of {_MEMBERS_MAX} files: {count} files, listed in {size} bytes"
-    return None if offset + size == at else "invalid evidence bundle: bytes belong to no file"
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, in which no name occurs twice: readers differ in which value they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a JSON object states a name twice")
+    return found
 
 
 def main(arguments: list[str]) -> int:
@@ -483,7 +469,9 @@ def main(arguments: list[str]) -> int:
     ]
     lines += [f"PROBLEM {problem}" for problem in checked.problems]
     lines += ["the bundle is complete and consistent" if checked.ok else "the bundle is NOT valid"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    if checked.ok:
+        lines += [f"{PAGE} is not compared with {REPORT} here: `wherry audit --check` does", NOT_PROVEN]
+    sys.stdout.write("".join(f"{visible(line)}\n" for line in lines))
     return 0 if checked.ok else 1
 
 

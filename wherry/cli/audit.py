@@ -161,6 +161,7 @@ def _show(report: AuditReport, *, json_: bool) -> None:
 
 
 def _show_checked(checked: CheckReport, *, json_: bool) -> None:
+    from wherry.auditor.check import NOT_PROVEN
     from wherry.console import tables
 
     if json_:
@@ -170,4 +171,6 @@ def _show_checked(checked: CheckReport, *, json_: bool) -> None:
         tables.print_rows((name, value) for name, value in data.items() if name not in ("schema", "problems"))
         for problem in checked.problems:
             say(f"problem: {problem}")
+        if checked.ok:
+            say(NOT_PROVEN)
     sys.exit(0 if checked.ok else _ALTERED)
