@@ -276,3 +276,26 @@ def test_a_copy_is_bit_equal(tmp_path, case):
     assert_as_expected(opened(tmp_path / "copy.npz", "npz"), expected(case))
     with np.load(tmp_path / "copy.npz") as ours, np.load(place(case)) as theirs:
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs.files)
+
+
+def _with_header(text: str) -> bytes:
+    """A record of version 1.0 or 2.0 with a header of one's own."""
+    data = text.encode()
+    return b"\x93NUMPY\x02\x00" + struct.pack("<I", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr", "fortran"),
+    [
+        (f"(0x{'f' * 9000},)", "'<f4'", "False"), (f"(-0x{'f' * 9000},)", "'<f4'", "False"),
+        (f"(0x{'f' * 9000}, 2.5)", "'<f4'", "False"), ("(2,)", f"0x{'f' * 9000}", "False"),
+        ("(2,)", "'<f4'", f"0x{'f' * 9000}"), ("()", f"'<U{'9' * 9000}'", "False"),
+        ("()", f"'|V{'9' * 9000}'", "False"),
+        ("(2,)", f"[('a', 0x{'f' * 9000})]", "False"), ("(9223372036854775808,)", "'<f4'", "False"),
+    ],
+)  # fmt: skip
+def test_numbers_of_thousands_of_digits_are_refused(tmp_path, shape, descr, fortran):
+    """Python converts none of more than 4,300 to text, nor from it."""
+    header = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}}}"
+    found = wherry.detect(archive(tmp_path / "a.npz", {"x.npy": _with_header(header)}))
+    assert found.verdict in ("corrupt", "unsupported")

@@ -118,6 +118,9 @@ def test_which_grids_are_contiguous(shape, chunks, axis):
         ({"chunks": [1 << 30, 1 << 30]}, HostileError, "bytes"),
         ({"shape": [1] * 40, "chunks": [1] * 40}, HostileError, "rank 40"),
         ({"shape": "77"}, CorruptError, "77"),
+        ({"shape": [10**4200, 10**4200]}, HostileError, "limits"),
+        ({"chunks": [10**4200, 10**4200]}, HostileError, "limits"),
+        ({"shape": [1 << 61] * 2000, "chunks": [1] * 2000}, HostileError, "rank 2000"),
     ],
 )
 def test_hostile_and_unknown_zarr2(changes, error, named):

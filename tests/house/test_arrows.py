@@ -42,7 +42,7 @@ ROOMS: Mapping[str, str] = {
     "quantized": "errors text core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
-    "ledger": "credentials errors version core remote storage formats config",
+    "ledger": "credentials errors version text core remote storage formats config",
     "converter": "credentials errors text version core runtime storage objects upload staging formats tree mover view"
     " config ledger",
     "merger": "errors core storage formats mover view converter",

@@ -21,6 +21,11 @@ BOMBS = {
     "arrays": b"a = [" + b"[]," * 400_000 + b"]",
     "keys": b"".join(b"k%d = 1\n" % number for number in range(200_000)),
     "dotted": b"a" + b".a" * 200_000 + b" = 1",
+    "dotted, and below the limit of values": b"x = {a" + b".a" * 50_000 + b" = 1}",
+    "macros": b"M = '"
+    + b"x" * 2_000_000
+    + b"'\n"
+    + b"".join(b"T5Config.a%d = %%M\n" % at for at in range(9000)),
     "lines": b"a:\n" + b"- b\n" * 100_000,
     "nested-lists": b"a: " + b"- " * 100_000,
     "flow": b"a: [" + b"{}," * 400_000 + b"]",
@@ -41,7 +46,8 @@ def test_a_bomb_is_refused_within_a_second(name, kind):
     assert time.process_time() - began < 1
     assert caught is not None or kind == "gin"  # which takes as text what it does not know
     fits = {
-        "toml": ("tables", "arrays", "keys", "dotted", "long"),
+        "toml": ("tables", "arrays", "keys", "dotted", "dotted, and below the limit of values", "long"),
+        "gin": ("macros",),
         "yml": ("lines", "nested-lists", "flow", "long"),
     }
     if name in fits.get(kind, ()):
@@ -52,6 +58,18 @@ def test_a_bomb_is_refused_within_a_second(name, kind):
 def test_deep_nesting_is_the_users_error_or_hostile(kind):
     with pytest.raises((UsageError, HostileError, ValueError)):
         parse_toml(DEEP[kind], "it") if kind == "toml" else parse_config(f"config.{kind}", DEEP[kind])
+
+
+@pytest.mark.parametrize(
+    "value", ["!!bool foo", "!!int ''", "!!float ''", "!!timestamp foo", "!!set [a]", "? [a]"]
+)
+def test_a_tag_with_another_value_is_the_users_error(value):
+    with pytest.raises(UsageError, match=r"invalid config file c\.yml"):
+        parse_config("c.yml", f"x: {value}\n".encode())
+
+
+def test_a_value_of_gin_that_python_refuses_is_text():
+    assert parse_config("c.gin", b"T5Config.x = {[]: 1}\n") == {"x": "{[]: 1}"}
 
 
 def take_family(path):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.errors import CorruptError, UsageError
 from wherry.text.config_text import YAML, parse_config_text, parse_yaml
 from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL
+from wherry.text.limits import SMALL, beyond, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +112,7 @@ def _yaml(text: str) -> Any:
     ConfigYaml.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None|none"), ["N", "n"])
     try:
         return yaml.load(text, Loader=ConfigYaml) or {}  # noqa: S506  a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, LookupError, AttributeError, TypeError) as error:  # also of the value of a tag
         raise ValueError(str(error)) from error
 
 
@@ -121,7 +121,7 @@ def _scalar(text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         pass  # text without quotes, or a number as YAML spells it
     try:
         return json.loads(text)
@@ -148,7 +148,11 @@ def _gin(text: str) -> dict[str, Any]:
         elif one := _MACRO.fullmatch(bare):
             block = None
             macros[one["name"]] = one["value"]
-    return {name: _scalar(macros.get(value.lstrip("%"), value)) for name, value in bound.items()}
+    values = {name: macros.get(value.lstrip("%"), value) for name, value in bound.items()}
+    most = scale_limit(YAML.nbytes)
+    if sum(map(len, values.values())) > most:
+        raise beyond("the config with its macros", most, "characters")
+    return {name: _scalar(value) for name, value in values.items()}
 
 
 def complete_config(config: dict[str, Any], file: str) -> dict[str, Any]:

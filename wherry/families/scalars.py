@@ -119,7 +119,7 @@ class _Rule(NamedTuple):
         found = _glob_parts(self.text).fullmatch(name)
         if found is None or self.when is None:
             return found is not None
-        number = next((int(part) for part in found.groups() if part.isdecimal()), None)
+        number = next((int(part) for part in found.groups() if re.fullmatch(r"\d{1,18}", part)), None)
         return evaluate(self.when, {**known, _INDEX: number}) is True
 
 

@@ -10,8 +10,10 @@ are compared with those that wherry creates: without them, the next change needs
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +33,14 @@ if TYPE_CHECKING:
 
     _Row = Mapping[str, Any] | RowMapping
 
+_EXACT = 1 << 53  # integers below are floats without loss
 _PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
-# The key and the contents of a row that must exist, and the key of a row that exists, which is a tuple, by table. Their
-# hash() has a new random key in every process, so that collisions cannot be prepared.
+# The key and the contents of a row that must exist, and the key of a row that exists, which is a tuple, by table.
 _KEY = {table: itemgetter(*names) for table, names in tables.KEYS.items()}
 _CONTENTS = {table: itemgetter(*table.c.keys()) for table in tables.KEYS}
 _STORED_KEY = {table: itemgetter(*map(table.c.keys().index, names)) for table, names in tables.KEYS.items()}
+_SECRET = os.urandom(16)  # of the marks of this process, so that collisions cannot be prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def _rows(row: RowMapping) -> list[Row]:
 
 
 class _ExpectedRows:
-    """The rows that must exist, as hashes of their keys and contents, so that a long ledger needs little memory."""
+    """The rows that must exist, as marks of their keys and contents, so that a long ledger needs little memory."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, int]] = {table.name: {} for table in tables.KEYS}
@@ -134,20 +137,30 @@ class _ExpectedRows:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return f"invalid body: {error!r}"
         for table, row in told:
-            held, key = self._rows[table.name], hash(_KEY[table](row))
+            held, key = self._rows[table.name], _mark(_KEY[table](row))
             if table not in tables.FIRST or key not in held:
-                held[key] = hash(_CONTENTS[table](row))
+                held[key] = _mark(_CONTENTS[table](row))
         return None
 
     def fault(self, table: Table, row: tuple[Any, ...]) -> str | None:
         """The fault of an existing row, or None; each row must be passed once."""
-        contents = self._rows[table.name].pop(hash(_STORED_KEY[table](row)), None)
+        contents = self._rows[table.name].pop(_mark(_STORED_KEY[table](row)), None)
         if contents is None:
             return "no statement records it"
-        return None if contents == hash(row) else "the row differs from its statement"
+        return None if contents == _mark(row) else "the row differs from its statement"
 
     def missing(self, table: Table) -> frozenset[int]:
         return frozenset(self._rows[table.name])
+
+
+def _mark(values: Any) -> int:
+    """A keyed digest of values; a number and the same number of another type, as a driver may return it, are equal.
+
+    Python's own hash of a number has no key: two numbers whose difference is 2^61 - 1 have the same.
+    """
+    row = values if isinstance(values, tuple) else (values,)
+    text = repr([float(one) if isinstance(one, int) and abs(one) < _EXACT else one for one in row])
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=_SECRET).digest())
 
 
 def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
@@ -165,7 +178,7 @@ def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
 def _first_missing(connection: Connection, table: Table, missing: frozenset[int]) -> str:
     for row in _statements(connection):
         for other, told in _rows(row):
-            if other is table and hash(_KEY[table](told)) in missing:
+            if other is table and _mark(_KEY[table](told)) in missing:
                 return _row_text(table, told)
     raise AssertionError("every missing row belongs to a statement")
 
@@ -210,6 +223,7 @@ def _trigger_fault(connection: Connection) -> str | None:
         asked, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers(SCHEMA_NAME)
     found: dict[str, str] = dict(connection.exec_driver_sql(asked).tuples().all())
     lost = sorted(name for name, text in expected.items() if found.get(name) != text)
-    if not lost:
-        return None
-    return f"all rows match, but triggers that refuse changes are missing or altered: {', '.join(lost)}"
+    if lost:
+        return f"all rows match, but triggers that refuse changes are missing or altered: {', '.join(lost)}"
+    added = sorted(found.keys() - expected.keys())
+    return f"all rows match, but wherry does not create these triggers: {', '.join(added)}" if added else None

@@ -28,12 +28,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
-from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
+from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, SILENT
 from wherry.remote.waits import waiting
 from wherry.storage.home import ensure_home, sqlite_file, without_secrets
+from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
+# Functions of a schema must not be harmful, and a replaced row is a deleted one for triggers.
+_PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "recursive_triggers=ON")
+_LONGEST_VALUE = 64 << 20  # bytes of a value of SQLite; a statement about 100,000 tensors has a few
+_VERSION_AND_OBJECTS = (
+    "SELECT user_version, type, name, tbl_name FROM pragma_user_version LEFT JOIN sqlite_master ON true"
+)
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 
@@ -211,7 +218,8 @@ class Sqlite:
     def connected(self, connection: Any) -> None:
         """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""
         connection.isolation_level = None
-        for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "synchronous=FULL", "foreign_keys=ON"):
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, scale_limit(_LONGEST_VALUE))
+        for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", *_PRAGMAS):
             connection.execute(f"PRAGMA {pragma}").close()
         _begin_wal(connection)
 
@@ -220,8 +228,16 @@ class Sqlite:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if kind == WRITE else "BEGIN")
 
     def version(self, connection: Connection) -> int:
-        """See Backend."""
-        return connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        """See Backend; a file with an object that wherry does not create is refused."""
+        rows = connection.exec_driver_sql(_VERSION_AND_OBJECTS).all()
+        for version, kind, name, table in rows:
+            if kind is not None and not _is_ours(version, kind, name, table):
+                raise HostileError(
+                    f"the ledger has a {kind} that wherry does not create: {name!r:.100}",
+                    uri=str(connection.engine.url.database),
+                    cure="do not use this file; open a copy of known origin, or start another ledger",
+                )
+        return rows[0][0]
 
     def create(self, connection: Connection) -> None:
         """See Backend."""
@@ -237,6 +253,15 @@ class Sqlite:
     def silence(self, error: DBAPIError) -> str | None:  # noqa: ARG002  a file has no server
         """See Backend."""
         return None
+
+
+def _is_ours(version: int, kind: str, name: str, table: str) -> bool:
+    """Whether wherry, or SQLite for one of its tables, may have created an object; `ledger check` compares texts."""
+    if kind == "table":
+        return name in tables.metadata.tables or name.startswith("sqlite_")
+    if kind == "trigger":
+        return version != tables.SCHEMA or name in tables.stored_triggers()
+    return kind == "index" and table in tables.metadata.tables
 
 
 def _begin_wal(connection: sqlite3.Connection) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tomllib
 from typing import TYPE_CHECKING, Any
 
 from wherry.text.json_document import parse_json, require_size
-from wherry.text.limits import SMALL, JsonLimits, beyond, scale_limit
+from wherry.text.limits import SMALL, JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 TOML = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
 YAML = JsonLimits(nbytes=4 << 20, nodes=1 << 15)
+_MOST_PARTS = 200  # of a dotted key
 _BEFORE_TOML, _BEFORE_YAML = b"=,[{.", b":,-?[{\n"  # each value, key or part of a key follows one of them
 
 
@@ -52,6 +54,10 @@ def parse_toml(data: bytes, what: str, *, uri: str | None = None) -> dict[str, A
         ValueError: it is not TOML, or not UTF-8.
         HostileError: it exceeds a limit.
     """
+    require_size(len(data), what, TOML, uri)
+    parts = max(part.count(b".") for part in re.split(rb"[,={}\[\]\n]", data))
+    if exceeds(parts, _MOST_PARTS):  # each part is a table, and tomllib copies the key for each
+        raise beyond(what, scale_limit(_MOST_PARTS), "parts of a key", uri=uri)
     return parse_config_text(data, tomllib.loads, what, TOML, _BEFORE_TOML, uri=uri)
 
 

@@ -31,6 +31,8 @@ _SHORTEST = 12  # magic, version and length of version 2.0
 _FIRST = 4096
 _LARGEST = 1 << 17
 _MAX_RANK = 64  # numpy's own limit
+_MAX_EXTENT = (1 << 63) - 1  # also numpy's
+_MOST_DIGITS = 10  # of the size of an element
 _KEYS = {"descr", "fortran_order", "shape"}
 _LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
 _DESCR = re.compile(r"([<>|=]?)([A-Za-z])(\d*)(?:\[.*\])?")
@@ -162,7 +164,7 @@ def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name:
     fortran: Any = said["fortran_order"]
     if not isinstance(fortran, bool):
         raise CorruptError(
-            f"invalid fortran_order in {name}: expected True or False, got {fortran!r:.200}",
+            f"invalid fortran_order in {name}: expected True or False, got {_text(fortran)}",
             uri=uri,
             cure="restore the file from a backup or download it again",
         )
@@ -176,9 +178,13 @@ def _extents(shape: Any, uri: str, name: str) -> tuple[int, ...]:
     extents = cast("tuple[Any, ...]", shape)
     if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in extents):
         raise CorruptError(
-            f"invalid shape in {name}: expected a tuple of non-negative integers, got {shape!r:.200}",
+            f"invalid shape in {name}: expected a tuple of non-negative integers, got {_text(shape)}",
             uri=uri,
             cure="restore the file from a backup or download it again",
+        )
+    if max(extents, default=0) > _MAX_EXTENT:
+        raise CorruptError(
+            f"an extent in {name} exceeds the limit of {_MAX_EXTENT}", uri=uri, cure="do not use this file"
         )
     if len(extents) > _MAX_RANK:
         raise CorruptError(
@@ -196,10 +202,10 @@ def _element(descr: Any, shape: tuple[int, ...], uri: str, name: str) -> tuple[s
         what = "a structured array" if isinstance(descr, list) else "an array of an unknown dtype"
         raise _refusal(what, descr, "save each field as a separate array", uri, name)
     order, kind, digits = found.groups()
-    size = int(digits or 0)
+    size = int(digits[:_MOST_DIGITS] or 0)
     if kind + digits in TO_OURS:
         return TO_OURS[kind + digits], order == ">", size
-    if kind in "US" and not shape and size:
+    if kind in "US" and not shape and size and len(digits) < _MOST_DIGITS:
         return {"U": "str", "S": "bytes"}[kind], order == ">", 4 * size if kind == "U" else size
     if kind == "V" and size == 1:
         raise _refusal("one untyped byte per element may be any 8-bit float or 4-bit integer", descr,
@@ -208,8 +214,16 @@ def _element(descr: Any, shape: tuple[int, ...], uri: str, name: str) -> tuple[s
     raise _refusal(what, descr, cure, uri, name)
 
 
+def _text(value: Any) -> str:
+    """A value of a header, cut; Python converts no integer of over 4,300 digits to text."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def _refusal(what: str, descr: Any, cure: str, uri: str, name: str) -> UnsupportedError:
-    return UnsupportedError(f"unsupported dtype {descr!r:.200} in {name}: {what}", uri=uri, cure=cure)
+    return UnsupportedError(f"unsupported dtype {_text(descr)} in {name}: {what}", uri=uri, cure=cure)
 
 
 def text_of(header: NpyHeader, data: bytes) -> str | None:

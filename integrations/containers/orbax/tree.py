@@ -10,6 +10,7 @@ string (0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>`
 from __future__ import annotations
 
 import base64
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,6 +44,7 @@ _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
 # Orbax's word for an empty node → wherry's. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
 _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
+_INDEX = re.compile(r"[0-9]{1,18}")  # of a list
 _MOST_UNKNOWN = 8  # fields of a row that are reported
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
 _PLAIN = frozenset({str, int, type(None)})  # types of a key and of its kind
@@ -303,7 +305,7 @@ def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[s
 
 def _natural(row: tuple[KeyPath, str]) -> list[tuple[int, int, str]]:
     """Sequence indices in numeric order: Orbax rebuilds a list in the order of the rows."""
-    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in row[0]]
+    return [(0, int(part), "") if _INDEX.fullmatch(part) else (1, 0, part) for part in row[0]]
 
 
 def _value_type(value: object) -> str:

@@ -364,10 +364,17 @@ def _check_sizes(array: ZarrArray) -> None:
         raise CorruptError(f"rank mismatch in zarr metadata: shape {array.shape}, chunks {array.chunks}")
     if any(extent < 0 for extent in array.shape) or any(chunk < 1 for chunk in array.chunks):
         raise CorruptError(f"invalid zarr metadata: shape {array.shape}, chunks {array.chunks}")
-    total = dtypes.canonical_size(array.dtype, math.prod(array.shape))
-    if len(array.shape) > MAX_RANK or total > MAX_BYTES or array.chunk_nbytes > MAX_CHUNK_BYTES:
-        raise HostileError(
-            f"array of {total} bytes, chunks of {array.chunk_nbytes} bytes and rank {len(array.shape)} exceeds "
-            f"the limits of {MAX_BYTES}, {MAX_CHUNK_BYTES} and {MAX_RANK}",
-            cure="do not use this checkpoint; no training system writes such arrays",
+    if len(array.shape) > MAX_RANK or max((*array.shape, *array.chunks), default=0) > MAX_BYTES:
+        raise _hostile(
+            f"array of rank {len(array.shape)} exceeds the limits of {MAX_RANK} axes of {MAX_BYTES} elements"
         )
+    total = dtypes.canonical_size(array.dtype, math.prod(array.shape))
+    if total > MAX_BYTES or array.chunk_nbytes > MAX_CHUNK_BYTES:
+        raise _hostile(
+            f"array of {total} bytes and chunks of {array.chunk_nbytes} bytes exceeds the limits of {MAX_BYTES} and "
+            f"{MAX_CHUNK_BYTES}"
+        )
+
+
+def _hostile(what: str) -> HostileError:
+    return HostileError(what, cure="do not use this checkpoint; no training system writes such arrays")

@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
+import wherry
 from tests.support import orbax as support
 from tests.support.orbax import ORBAX, assert_same_tree, full_manifest, nested, opened, sample, small_chunks
 from wherry.core.tensorspec import Span
@@ -264,3 +265,13 @@ def test_the_small_files_are_what_orbax_writes(tmp_path):
     checkpoint = json.loads((tmp_path / "item" / "_CHECKPOINT_METADATA").read_text())
     assert checkpoint["init_timestamp_nsecs"] <= checkpoint["commit_timestamp_nsecs"]
     assert (tmp_path / "item" / "commit_success.txt").stat().st_size
+
+
+def test_a_name_of_thousands_of_digits_is_no_index(tmp_path):
+    """Python converts no text of more than 4,300 digits to an integer."""
+    from safetensors.numpy import save_file
+
+    name = "9" * 5000
+    save_file({name: np.arange(4.0), "2": np.arange(3.0), "10": np.arange(2.0)}, tmp_path / "a.safetensors")
+    wherry.convert(tmp_path / "a.safetensors", tmp_path / "out", to="orbax", lineage=False)
+    assert {"/".join(path) for path in wherry.inspect(tmp_path / "out").tensors} == {name, "2", "10"}

@@ -1,0 +1,119 @@
+"""A SQLite file that is no ledger of wherry: views that never end, triggers of others, values of gigabytes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+
+from wherry.cli import cli
+from wherry.errors import HostileError, StorageError
+from wherry.ledger import database
+from wherry.ledger import schema as tables
+from wherry.ledger.record import check_chain, open_ledger, record_event
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
+LONG = "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An empty file with the version of a ledger."""
+    path = tmp_path / "ledger.db"
+    run(path, f"PRAGMA user_version = {tables.SCHEMA}")
+    return path
+
+
+def run(path, *statements):
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+@pytest.mark.parametrize("view", [ENDLESS, LONG], ids=["endless", "long"])
+def test_views_in_the_place_of_tables_are_refused(file, view):
+    for name, table in tables.metadata.tables.items():
+        columns = ", ".join(f'x AS "{column.name}"' for column in table.c)
+        run(file, f'CREATE VIEW "{name}" AS {view.format(columns)}')
+    started = time.process_time()
+    command = ["ledger", "check", "--ledger", f"sqlite:///{file}"]
+    done = CliRunner().invoke(cli, command, standalone_mode=False)
+    assert isinstance(done.exception, HostileError)
+    assert time.process_time() - started < 5
+
+
+def test_an_endless_view_is_named(file):
+    run(file, f'CREATE VIEW "statement" AS {ENDLESS.format("x AS seq")}')
+    with (
+        pytest.raises(HostileError, match="a view that wherry does not create: 'statement'"),
+        open_ledger(f"sqlite:///{file}"),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_a_table_of_another_program_is_named(tmp_path):
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}"):
+        pass
+    run(path, "CREATE TABLE other (x)")
+    with (
+        pytest.raises(HostileError, match="a table that wherry does not create: 'other'"),
+        open_ledger(f"sqlite:///{path}"),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_a_trigger_that_drops_statements_is_refused(tmp_path):
+    """A record that is lost without an error: `RAISE(IGNORE)` leaves the row out."""
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        record_event(ledger, "note", None, {"text": "kept"})
+    run(
+        path,
+        "CREATE TRIGGER quiet BEFORE INSERT ON statement WHEN NEW.kind = 'note' BEGIN SELECT RAISE(IGNORE); END",
+    )
+    with (
+        pytest.raises(HostileError, match="a trigger that wherry does not create: 'quiet'"),
+        open_ledger(f"sqlite:///{path}"),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_a_trigger_that_appears_while_it_is_open_is_found(tmp_path):
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        record_event(ledger, "note", None, {"text": "kept"})
+        run(path, "CREATE TRIGGER quiet BEFORE INSERT ON edge BEGIN SELECT RAISE(IGNORE); END")
+        assert "does not create these triggers: quiet" in (check_chain(ledger).altered or "")
+
+
+def test_a_replaced_statement_fires_the_triggers(tmp_path):
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        record_event(ledger, "note", None, {"text": "first"})
+        record_event(ledger, "note", None, {"text": "second"})
+        again = (
+            "INSERT OR REPLACE INTO statement SELECT seq + 1, hash, (SELECT hash FROM statement WHERE seq = 1), kind, "
+            "schema, content, body, time FROM statement WHERE seq = 2"
+        )
+        with pytest.raises(StorageError), ledger.write() as connection:
+            connection.exec_driver_sql(again)
+        assert check_chain(ledger).altered is None
+
+
+def test_a_value_of_gigabytes_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "_LONGEST_VALUE", 1 << 20)
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        record_event(ledger, "note", None, {"text": "first"})
+    with closing(sqlite3.connect(path)) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE statement SET body = printf('%.*c', 4000000, 'x')")
+        connection.commit()
+    with pytest.raises(StorageError, match="too big"), open_ledger(f"sqlite:///{path}") as ledger:
+        check_chain(ledger)
