@@ -8,16 +8,29 @@
 DO $$
 DECLARE
   role text;
+  has record;
 BEGIN
   FOREACH role IN ARRAY ARRAY['wherry_auditor', 'wherry_worker', 'wherry_registrar'] LOOP
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = role) THEN
       EXECUTE format('CREATE ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS', role);
     END IF;
   END LOOP;
+  -- What was added to the roles since is taken back: attributes, and memberships of the roles themselves.
+  FOR has IN SELECT rolname FROM pg_catalog.pg_roles
+    WHERE rolname IN ('wherry_auditor', 'wherry_worker', 'wherry_registrar')
+      AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolbypassrls OR rolcanlogin) LOOP
+    EXECUTE format('ALTER ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS', has.rolname);
+  END LOOP;
+  FOR has IN SELECT above.rolname AS above, below.rolname AS below FROM pg_catalog.pg_auth_members AS one
+    JOIN pg_catalog.pg_roles AS above ON above.oid = one.roleid
+    JOIN pg_catalog.pg_roles AS below ON below.oid = one.member
+    WHERE below.rolname IN ('wherry_auditor', 'wherry_worker', 'wherry_registrar') LOOP
+    EXECUTE format('REVOKE %I FROM %I', has.above, has.below);
+  END LOOP;
 END
 $$;
 
-REVOKE ALL ON SCHEMA wherry FROM PUBLIC;
+REVOKE ALL ON SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar;
 REVOKE ALL ON ALL TABLES IN SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar;
 GRANT USAGE ON SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;
 GRANT SELECT ON ALL TABLES IN SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;

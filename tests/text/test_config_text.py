@@ -72,6 +72,26 @@ def test_a_value_of_gin_that_python_refuses_is_text():
     assert parse_config("c.gin", b"T5Config.x = {[]: 1}\n") == {"x": "{[]: 1}"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'a = "{"." * 500}"', f"a = '{'.' * 500}'", f"# {'.' * 500}\na = 1", f'a = """\n{"." * 500}\n"""',
+        f"a = '''{'.' * 500}'''", f'a = "x\\"{"." * 500}"', f"a = [{'1.5, ' * 500}]",
+        ".".join("a" * 150) + " = 1",
+    ],
+)  # fmt: skip
+def test_points_in_texts_comments_and_numbers_are_no_parts_of_keys(text):
+    assert set(parse_toml(text.encode(), "it")) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "text", ['"a"' + '."a"' * 300 + " = 1", "[a" + ".a" * 300 + "]", "[[a" + " . a" * 300 + "]]"]
+)
+def test_a_key_of_many_parts_is_refused(text):
+    with pytest.raises(HostileError, match="exceeds the limit of 200 parts of a key"):
+        parse_toml(text.encode(), "it")
+
+
 def take_family(path):
     load_family_file(str(path))
 

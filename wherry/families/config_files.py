@@ -112,7 +112,7 @@ def _yaml(text: str) -> Any:
     ConfigYaml.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None|none"), ["N", "n"])
     try:
         return yaml.load(text, Loader=ConfigYaml) or {}  # noqa: S506  a SafeLoader
-    except (yaml.YAMLError, LookupError, AttributeError, TypeError) as error:  # also of the value of a tag
+    except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
 

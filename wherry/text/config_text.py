@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 TOML = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
 YAML = JsonLimits(nbytes=4 << 20, nodes=1 << 15)
 _MOST_PARTS = 200  # of a dotted key
+_NO_KEY = re.compile(  # strings and comments
+    rb"""\"\"\"(?s:.)*?\"\"\"|"""
+    rb"""'''(?s:.)*?'''|\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|#[^\n]*"""
+)
 _BEFORE_TOML, _BEFORE_YAML = b"=,[{.", b":,-?[{\n"  # each value, key or part of a key follows one of them
 
 
@@ -55,7 +59,7 @@ def parse_toml(data: bytes, what: str, *, uri: str | None = None) -> dict[str, A
         HostileError: it exceeds a limit.
     """
     require_size(len(data), what, TOML, uri)
-    parts = max(part.count(b".") for part in re.split(rb"[,={}\[\]\n]", data))
+    parts = max(part.count(b".") for part in re.split(rb"[,={}\[\]\n]", _NO_KEY.sub(b"", data)))
     if exceeds(parts, _MOST_PARTS):  # each part is a table, and tomllib copies the key for each
         raise beyond(what, scale_limit(_MOST_PARTS), "parts of a key", uri=uri)
     return parse_config_text(data, tomllib.loads, what, TOML, _BEFORE_TOML, uri=uri)
@@ -108,6 +112,12 @@ def parse_config_text(
         return load(data.decode())
     except (RecursionError, MemoryError) as error:  # parsers of Python's own text end so
         raise ValueError("it is nested too deeply") from error
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # PyYAML, of a tag whose value is of another type
+        raise ValueError(f"a value does not fit its tag: {error}") from error
 
 
 def parse_table(data: bytes, what: str, *, json: bool, uri: str | None = None) -> Any:
