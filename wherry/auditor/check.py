@@ -470,7 +470,7 @@ def main(arguments: list[str]) -> int:
     lines += [f"PROBLEM {problem}" for problem in checked.problems]
     lines += ["the bundle is complete and consistent" if checked.ok else "the bundle is NOT valid"]
     if checked.ok:
-        lines += [f"{PAGE} is not compared with {REPORT} here: `wherry audit --check` does", NOT_PROVEN]
+        lines += [f"{PAGE} is not compared with {REPORT} here, only by an installed wherry", NOT_PROVEN]
     sys.stdout.write("".join(f"{visible(line)}\n" for line in lines))
     return 0 if checked.ok else 1
 

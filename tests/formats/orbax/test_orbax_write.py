@@ -269,9 +269,10 @@ def test_the_small_files_are_what_orbax_writes(tmp_path):
 
 def test_a_name_of_thousands_of_digits_is_no_index(tmp_path):
     """Python converts no text of more than 4,300 digits to an integer."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import load_file, save_file
 
     name = "9" * 5000
     save_file({name: np.arange(4.0), "2": np.arange(3.0), "10": np.arange(2.0)}, tmp_path / "a.safetensors")
     wherry.convert(tmp_path / "a.safetensors", tmp_path / "out", to="orbax", lineage=False)
-    assert {"/".join(path) for path in wherry.inspect(tmp_path / "out").tensors} == {name, "2", "10"}
+    wherry.convert(tmp_path / "out", tmp_path / "back.safetensors", to="safetensors", lineage=False)
+    assert load_file(tmp_path / "back.safetensors").keys() == {name, "2", "10"}
