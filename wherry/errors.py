@@ -5,12 +5,12 @@
     ├─ NotFoundError (LookupError)        3  a file, folder, step, tensor or record does not exist
     ├─ NotACheckpointError                4  the path exists, but no format matches
     ├─ UnsupportedError                   4  recognised, but not supported by this version
+    │  └─ CrowdedFolderError              4  a folder has too many entries to be listed
     ├─ AmbiguousError                     4  several results match
     ├─ DamagedError (ValueError)          5
     │  ├─ IncompleteError                 5  parts are missing, or it was not committed
     │  └─ CorruptError                    5  the contents are invalid or inconsistent
     ├─ HostileError                       6  data that tries to reach outside its folder, or to run code
-    │  └─ CrowdedFolderError              6  a folder has too many entries to be listed
     ├─ UnrepresentableError               7  the target format cannot represent something, or something is unmatched
     ├─ TargetExistsError                  8  the target already exists
     ├─ TargetInUseError                   8  another run is writing the target
@@ -150,6 +150,12 @@ class UnsupportedError(WherryError):
     usual_cure = "load it with the software that wrote it, and save it in a form that `wherry formats` lists"
 
 
+class CrowdedFolderError(UnsupportedError):
+    """A folder has too many entries to be listed."""
+
+    usual_cure = "pass a folder in it, or move the files that are not part of the checkpoint away"
+
+
 class AmbiguousError(WherryError):
     """Several results match; the cure names the option that selects one."""
 
@@ -186,12 +192,6 @@ class HostileError(WherryError):
     exit_code = 6
     verdict = "malicious"
     usual_cure = "do not load it with other software either; get the checkpoint from a source that you trust"
-
-
-class CrowdedFolderError(HostileError):
-    """A folder has too many entries to be listed."""
-
-    usual_cure = "pass a folder in it, or move the files that are not part of the checkpoint away"
 
 
 class UnrepresentableError(WherryError):

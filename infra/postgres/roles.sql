@@ -15,11 +15,11 @@ BEGIN
       EXECUTE format('CREATE ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS', role);
     END IF;
   END LOOP;
-  -- What was added to the roles since is taken back: attributes, and memberships of the roles themselves.
+  -- What was added since is taken back: attributes, memberships of the roles themselves, and policies.
   FOR has IN SELECT rolname FROM pg_catalog.pg_roles
     WHERE rolname IN ('wherry_auditor', 'wherry_worker', 'wherry_registrar')
-      AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolbypassrls OR rolcanlogin) LOOP
-    EXECUTE format('ALTER ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS', has.rolname);
+      AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolbypassrls OR rolcanlogin OR rolreplication) LOOP
+    EXECUTE format('ALTER ROLE %I NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS NOREPLICATION', has.rolname);
   END LOOP;
   FOR has IN SELECT above.rolname AS above, below.rolname AS below FROM pg_catalog.pg_auth_members AS one
     JOIN pg_catalog.pg_roles AS above ON above.oid = one.roleid
@@ -27,25 +27,27 @@ BEGIN
     WHERE below.rolname IN ('wherry_auditor', 'wherry_worker', 'wherry_registrar') LOOP
     EXECUTE format('REVOKE %I FROM %I', has.above, has.below);
   END LOOP;
+  FOR has IN SELECT policyname, tablename FROM pg_catalog.pg_policies WHERE schemaname = 'wherry' LOOP
+    EXECUTE format('DROP POLICY %I ON wherry.%I', has.policyname, has.tablename);
+  END LOOP;
 END
 $$;
 
-REVOKE ALL ON SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar;
-REVOKE ALL ON ALL TABLES IN SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar;
+REVOKE ALL ON SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar CASCADE;
+REVOKE ALL ON ALL TABLES IN SCHEMA wherry FROM PUBLIC, wherry_auditor, wherry_worker, wherry_registrar CASCADE;
 GRANT USAGE ON SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;
 GRANT SELECT ON ALL TABLES IN SCHEMA wherry TO wherry_auditor, wherry_worker, wherry_registrar;
 
 -- Appends, and what is derived from statements. Rows of `statement`, `edge`, `conversion` and `checkpoint` are only added.
 GRANT INSERT ON wherry.statement, wherry.edge, wherry.conversion, wherry.checkpoint TO wherry_worker, wherry_registrar;
 ALTER TABLE wherry.statement ENABLE ROW LEVEL SECURITY; -- not of its owner
-DROP POLICY IF EXISTS wherry_reads ON wherry.statement;
-DROP POLICY IF EXISTS wherry_worker_states ON wherry.statement;
-DROP POLICY IF EXISTS wherry_registrar_states ON wherry.statement;
 CREATE POLICY wherry_reads ON wherry.statement FOR SELECT USING (true); -- whoever is granted SELECT reads all of it
-CREATE POLICY wherry_worker_states ON wherry.statement FOR INSERT TO wherry_worker
-  WITH CHECK (kind IN ('conversion', 'verification', 'sighting', 'audit', 'note'));
-CREATE POLICY wherry_registrar_states ON wherry.statement FOR INSERT TO wherry_registrar
-  WITH CHECK (kind IN ('conversion', 'verification', 'sighting', 'audit', 'note',
+-- Policies ask for the role instead of being granted to it: `DROP OWNED BY` of a member would drop them.
+CREATE POLICY wherry_worker_states ON wherry.statement FOR INSERT
+  WITH CHECK (pg_has_role(current_user, 'wherry_worker', 'USAGE')
+    AND kind IN ('conversion', 'verification', 'sighting', 'audit', 'note'));
+CREATE POLICY wherry_registrar_states ON wherry.statement FOR INSERT
+  WITH CHECK (pg_has_role(current_user, 'wherry_registrar', 'USAGE') AND kind IN ('conversion', 'verification', 'sighting', 'audit', 'note',
     'claim', 'release', 'registration', 'promotion', 'rollback', 'deletion'));
 GRANT INSERT, UPDATE ON wherry.location, wherry.tombstone, wherry.verification, wherry.projection
   TO wherry_worker, wherry_registrar;

@@ -25,10 +25,7 @@ END, END64, LOCATOR = (struct.Struct(form) for form in ("<4s4H2IH", "<4sQ2H2I4Q"
 
 @pytest.fixture
 def bundle(tmp_path):
-    support.converted(tmp_path)
-    path = tmp_path / "evidence.zip"
-    audit(bundle=path)
-    return path
+    return support.evidence(tmp_path)
 
 
 def parts(path):

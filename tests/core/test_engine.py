@@ -17,9 +17,9 @@ TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubcl
 
 # class → exit code, as docs/reference/exit-codes.md lists them.
 CODES = {
-    "UsageError": 2, "NotFoundError": 3, "NotACheckpointError": 4, "UnsupportedError": 4, "AmbiguousError": 4,
-    "DamagedError": 5, "IncompleteError": 5, "CorruptError": 5, "HostileError": 6, "CrowdedFolderError": 6,
-    "UnrepresentableError": 7,
+    "UsageError": 2, "NotFoundError": 3, "NotACheckpointError": 4, "UnsupportedError": 4, "CrowdedFolderError": 4,
+    "AmbiguousError": 4,
+    "DamagedError": 5, "IncompleteError": 5, "CorruptError": 5, "HostileError": 6, "UnrepresentableError": 7,
     "TargetExistsError": 8, "TargetInUseError": 8, "MismatchError": 9, "StorageError": 10, "MissingExtraError": 11,
     "NotRecordedError": 12, "InternalError": 70,
     "InterruptedRunError": 130, "WherryError": 1,

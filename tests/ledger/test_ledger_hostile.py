@@ -34,6 +34,11 @@ def run(path, *statements):
         connection.commit()
 
 
+def require_refusal(path, what):
+    with pytest.raises(HostileError, match=what), open_ledger(f"sqlite:///{path}"):
+        pytest.fail("it was opened")
+
+
 @pytest.mark.parametrize("view", [ENDLESS, LONG], ids=["endless", "long"])
 def test_views_in_the_place_of_tables_are_refused(file, view):
     for name, table in tables.metadata.tables.items():
@@ -48,11 +53,7 @@ def test_views_in_the_place_of_tables_are_refused(file, view):
 
 def test_an_endless_view_is_named(file):
     run(file, f'CREATE VIEW "statement" AS {ENDLESS.format("x AS seq")}')
-    with (
-        pytest.raises(HostileError, match="a view that wherry does not create: 'statement'"),
-        open_ledger(f"sqlite:///{file}"),
-    ):
-        pytest.fail("it was opened")
+    require_refusal(file, "a view that wherry does not create: 'statement'")
 
 
 def test_a_table_of_another_program_is_named(tmp_path):
@@ -60,11 +61,7 @@ def test_a_table_of_another_program_is_named(tmp_path):
     with open_ledger(f"sqlite:///{path}"):
         pass
     run(path, "CREATE TABLE other (x)")
-    with (
-        pytest.raises(HostileError, match="a table that wherry does not create: 'other'"),
-        open_ledger(f"sqlite:///{path}"),
-    ):
-        pytest.fail("it was opened")
+    require_refusal(path, "a table that wherry does not create: 'other'")
 
 
 def test_a_trigger_that_drops_statements_is_refused(tmp_path):
@@ -76,11 +73,7 @@ def test_a_trigger_that_drops_statements_is_refused(tmp_path):
         path,
         "CREATE TRIGGER quiet BEFORE INSERT ON statement WHEN NEW.kind = 'note' BEGIN SELECT RAISE(IGNORE); END",
     )
-    with (
-        pytest.raises(HostileError, match="a trigger that wherry does not create: 'quiet'"),
-        open_ledger(f"sqlite:///{path}"),
-    ):
-        pytest.fail("it was opened")
+    require_refusal(path, "a trigger that wherry does not create: 'quiet'")
 
 
 def test_a_trigger_that_appears_while_it_is_open_is_found(tmp_path):

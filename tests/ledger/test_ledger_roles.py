@@ -79,7 +79,7 @@ def refused(url, text):
 
 
 def grants(url):
-    """Role → table → what it may do there, for everybody but the owner; and who may do what in the schema."""
+    """Role → table → what it may do there, for everybody but the owner; then schema, policies, columns."""
     import psycopg
 
     found = {}
@@ -96,7 +96,14 @@ def grants(url):
     with psycopg.connect(url) as connection:
         for role, table, words in connection.execute(query).fetchall():
             found.setdefault(role, {})[table] = words
-        return found, sorted(connection.execute(schema).fetchall())
+        policies = connection.execute(
+            "SELECT policyname FROM pg_policies WHERE schemaname = 'wherry'"
+        ).fetchall()
+        columns = connection.execute(
+            "SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'wherry' AND a.attacl IS NOT NULL"
+        ).fetchone()
+        return found, sorted(connection.execute(schema).fetchall()), {name for (name,) in policies}, columns
 
 
 READS = dict.fromkeys(TABLES, "SELECT")
@@ -108,11 +115,13 @@ GRANTS = {
     "wherry_worker": WORKS,
     "wherry_registrar": {**WORKS, "registration": "DELETE INSERT SELECT UPDATE"},
 }
+_PASSED_ON = "GRANT SELECT ON wherry.statement TO wherry_worker WITH GRANT OPTION"
+POLICIES = {"wherry_reads", "wherry_worker_states", "wherry_registrar_states"}
 SCHEMA = [("wherry_auditor", "USAGE"), ("wherry_registrar", "USAGE"), ("wherry_worker", "USAGE")]
 
 
 def test_the_grants_are_these_and_no_others(urls):
-    assert grants(urls["owner"]) == (GRANTS, SCHEMA)
+    assert grants(urls["owner"]) == (GRANTS, SCHEMA, POLICIES, (0,))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +136,9 @@ def test_the_grants_are_these_and_no_others(urls):
         "ALTER ROLE wherry_worker CREATEROLE BYPASSRLS LOGIN",
         "ALTER TABLE wherry.statement DISABLE ROW LEVEL SECURITY",
         "DROP POLICY wherry_worker_states ON wherry.statement",
+        "CREATE POLICY more ON wherry.statement FOR INSERT TO wherry_worker WITH CHECK (true)",
+        "GRANT UPDATE (version) ON wherry.registration TO wherry_worker",
+        f"{_PASSED_ON}; SET ROLE wherry_worker; GRANT SELECT ON wherry.statement TO PUBLIC; RESET ROLE",
         "DROP OWNED BY wherry_worker",
     ],
 )
@@ -145,7 +157,7 @@ def test_the_file_takes_back_what_was_added_and_restores_what_was_removed(urls, 
             "WHERE r.rolname LIKE 'wherry\\_%'"
         ).fetchone()
     assert (attributes, above) == ((False,), (0,))
-    assert grants(urls["owner"]) == (GRANTS, SCHEMA)
+    assert grants(urls["owner"]) == (GRANTS, SCHEMA, POLICIES, (0,))
     with open_ledger(urls["worker"]) as ledger:
         record_conversion(ledger, conversion("d", "e"))
     with pytest.raises(StorageError, match="lacks a permission"), open_ledger(urls["worker"]) as ledger:
@@ -189,6 +201,16 @@ def test_nobody_alters_or_deletes_what_was_stated(urls, login, table):
     assert sound(urls["owner"])
 
 
+def test_no_login_stops_the_others_of_its_role(urls):
+    import psycopg
+
+    with psycopg.connect(urls["worker"], autocommit=True) as connection:
+        connection.execute("DROP OWNED BY wherry_worker")
+    with open_ledger(urls["worker"]) as ledger:
+        record_conversion(ledger, conversion("d", "e"))
+    assert sound(urls["owner"])
+
+
 def test_a_worker_records_conversions_and_verifications_but_no_model_version(urls):
     with open_ledger(urls["worker"]) as ledger:
         record_conversion(ledger, conversion("d", "e"))
@@ -202,7 +224,7 @@ def test_a_worker_records_conversions_and_verifications_but_no_model_version(url
 def kinds_of(role):
     """The kinds of statements that the file lets a role append."""
     text = (INFRA / "postgres" / "roles.sql").read_text()
-    policy = re.search(rf"CREATE POLICY wherry_{role}_states .*?\((kind IN .*?)\);", text, re.DOTALL)
+    policy = re.search(rf"CREATE POLICY wherry_{role}_states .*?(kind IN .*?)\);", text, re.DOTALL)
     return set(re.findall(r"'(\w+)'", policy[1]))
 
 

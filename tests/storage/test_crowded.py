@@ -44,7 +44,7 @@ def test_a_crowded_folder_is_refused_by_name(run):
         locate(run / "data").entries()
     assert refusal.value.uri == str(run / "data")
     found = wherry.detect(run / "data")
-    assert (found.verdict, found.reason) == ("malicious", "the folder data has more than 12 entries")
+    assert (found.verdict, found.reason) == ("unsupported", "the folder data has more than 12 entries")
     assert "WHERRY_LIMITS=4" in found.cure
 
 

@@ -43,6 +43,14 @@ def converted(
     return wherry.convert(source(folder, name, seed), folder / f"{name}.out", to=to)
 
 
+def evidence(folder: Path) -> Path:
+    """The bundle of an audit of a source and what was made of it."""
+    converted(folder)
+    path = folder / "evidence.zip"
+    wherry.audit(bundle=path)
+    return path
+
+
 def registered(receipt: wherry.Receipt, name: str = "model", version: str = "1") -> None:
     """A registration in the ledger alone."""
     with open_ledger() as ledger:

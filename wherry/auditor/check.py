@@ -57,7 +57,7 @@ _DAMAGE = (
 _LISTED = 100  # problems that are listed; the rest is counted
 
 
-NOT_PROVEN = (
+PROOF = (
     "proven: the files are those of the index, the ledger's statements form a chain up to the anchor, and the report "
     "agrees with itself, the chain and the manifests; not proven: that the verdicts and findings are those of the "
     "audit, which its author could have rewritten; compare the bundle's sha256 with bundle_sha256 in the ledger's "
@@ -470,7 +470,7 @@ def main(arguments: list[str]) -> int:
     lines += [f"PROBLEM {problem}" for problem in checked.problems]
     lines += ["the bundle is complete and consistent" if checked.ok else "the bundle is NOT valid"]
     if checked.ok:
-        lines += [f"{PAGE} is not compared with {REPORT} here, only by an installed wherry", NOT_PROVEN]
+        lines += [f"{PAGE} is not compared with {REPORT} here, only by an installed wherry", PROOF]
     sys.stdout.write("".join(f"{visible(line)}\n" for line in lines))
     return 0 if checked.ok else 1
 

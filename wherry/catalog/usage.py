@@ -78,7 +78,7 @@ def _groups(now: datetime) -> Mapping[str, Callable[[CatalogEntry], str]]:
         "run": run_of,
         "format": lambda entry: entry.format,
         "family": lambda entry: entry.family or "unknown",
-        "age": lambda entry: _age((now - datetime.fromisoformat(entry.seen)).days),
+        "age": lambda entry: _age((now - stored_time(entry.seen)).days),
     }
 
 

@@ -161,7 +161,7 @@ def _show(report: AuditReport, *, json_: bool) -> None:
 
 
 def _show_checked(checked: CheckReport, *, json_: bool) -> None:
-    from wherry.auditor.check import NOT_PROVEN
+    from wherry.auditor.check import PROOF
     from wherry.console import tables
 
     if json_:
@@ -172,5 +172,5 @@ def _show_checked(checked: CheckReport, *, json_: bool) -> None:
         for problem in checked.problems:
             say(f"problem: {problem}")
         if checked.ok:
-            say(NOT_PROVEN)
+            say(PROOF)
     sys.exit(0 if checked.ok else _ALTERED)

@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
-from wherry.errors import (
-    AmbiguousError,
-    CrowdedFolderError,
-    HostileError,
-    NotFoundError,
-    StorageError,
-    WherryError,
-)
+from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
 from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
@@ -130,7 +123,9 @@ class _Walk:
             return
         except HostileError as error:  # what a link in a folder reaches says nothing about the runs beside it
             self._skip(glimpse.location, error.what)
-            yield from self._among(glimpse, _folders_in(glimpse))
+            yield from self._among(
+                glimpse, {name: one for name, one in glimpse.entries.items() if one.is_dir}
+            )
             return
         except WherryError as error:  # one bad folder does not end the walk
             self._skip(glimpse.location, error.what, error)
@@ -234,14 +229,6 @@ class _Walk:
     def _skip(self, location: Location, reason: str, error: WherryError | None = None) -> None:
         unknown = error if isinstance(error, StorageError) else None
         self.on_skip(SkippedPath(location.uri, reason, unknown))
-
-
-def _folders_in(glimpse: Glimpse) -> dict[str, Entry]:
-    """The folders in a folder, by name; none if it has too many entries to be listed."""
-    try:
-        return {name: entry for name, entry in glimpse.entries.items() if entry.is_dir}
-    except CrowdedFolderError:
-        return {}
 
 
 def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:

@@ -108,6 +108,21 @@ def stored_table(text: str) -> dict[str, Any]:
     return found
 
 
+def stored_time(text: str) -> datetime:
+    """A time that the ledger stores.
+
+    Raises:
+        CorruptError: the text is not a time with an offset, which wherry never stores.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise tables.damage_error(f"times: {text[:40]!r}") from error
+    if found.tzinfo is None:
+        raise tables.damage_error(f"times: {text[:40]!r} has no offset")
+    return found
+
+
 def _with_digests(value: Any, change: Callable[[str], str]) -> Any:
     """A body with its digests of checkpoints changed, at any depth."""
     if isinstance(value, list):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     _Row = Mapping[str, Any] | RowMapping
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?\+00:00")
+_SKEW = timedelta(days=1)  # by which a writer's clock may be ahead
 _EXACT = 1 << 53  # integers below are floats without loss
 _PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
@@ -84,13 +87,13 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
         anchor: a statement that must be in it unchanged.
     """
     with ledger.read() as connection:
-        head, count, expected = tables.GENESIS, 0, _ExpectedRows()
+        head, count, time, expected = tables.GENESIS, 0, "", _ExpectedRows()
         anchored = 0 if anchor == _BEFORE_ALL else None
         for row in _statements(connection):
-            fault = _fault(row, head, count + 1) or expected.take(row)
+            fault = _fault(row, head, count + 1) or _time_fault(row["time"], time) or expected.take(row)
             if fault:
                 return Chain(count, head, f"statement {row['seq']}: {fault}", anchored)
-            head, count = row["hash"], row["seq"]
+            head, count, time = row["hash"], row["seq"], row["time"]
             if anchor and head.startswith(anchor.hash) and anchor.seq in (None, count):
                 anchored = count
         fault = (
@@ -115,6 +118,16 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
         return f"unsupported schema {row['schema']}; upgrade wherry"
     told = content_of(row["kind"], row["body"])
     return None if row["content"] == told else "content digest mismatch"
+
+
+def _time_fault(time: str, before: str) -> str | None:
+    """The fault of a statement's time, which every later one inherits if its own is earlier."""
+    if not _TIME.fullmatch(time):
+        return "its time is not of the form that wherry writes"
+    if time < before:
+        return "its time is before that of the statement before it"
+    latest = (datetime.now(UTC) + _SKEW).isoformat()
+    return "its time is in the future" if time > latest else None
 
 
 def _rows(row: RowMapping) -> list[Row]:

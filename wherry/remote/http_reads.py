@@ -15,11 +15,14 @@ from wherry.errors import StorageError
 from wherry.remote.buffer_fill import RANGE_CURE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wherry.remote.buffer_fill import BufferFill
 
 PROTOCOLS = ("http", "https")
 _BLOCK = 256 << 10  # bytes that are read at a time
-_WHOLE, _PART, _BEYOND = 200, 206, 416  # statuses of HTTP
+_WHOLE, _BEYOND = 200, 416  # statuses of HTTP; a range has 206
+_CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-")
 _LOCAL_NAMES = ("localhost", "metadata", "metadata.google.internal", "instance-data")
 
 
@@ -44,6 +47,7 @@ async def fill_http(fs: Any, url: str, start: int, into: BufferFill, _mark: str)
         if answer.status == _BEYOND:
             raise EOFError(url)
         fs._raise_not_found_for_status(answer, url)  # noqa: SLF001  fsspec's own way
+        _require_plain(answer.headers)
         require_range(answer.status, answer.headers, start)
         while block := await answer.content.read(_next(answer.status, into)):
             into.add(block)
@@ -55,23 +59,34 @@ def _next(status: int, into: BufferFill) -> int:
     return min(_BLOCK, left if status == _WHOLE else left + 1)
 
 
-def require_range(status: int, headers: Any, start: int) -> None:
-    """Require that an answer is what a request for a range from an offset on may bring.
+def require_range(status: int, headers: Mapping[str, str], start: int) -> None:
+    """Require that an answer begins at the byte from which a range was asked for.
+
+    Args:
+        status: of HTTP.
+        headers: their names in lower case, or of any case where the mapping does not care.
+        start: offset of the first byte.
 
     Raises:
-        StorageError: it is compressed, of another offset, or a whole file where a later part was asked for.
+        StorageError: it is the complete object, where `Range` was lost on the way, or a range from another byte on.
     """
-    encoding = headers.get("Content-Encoding", "identity")
-    found = re.match(r"\s*bytes\s+(\d{1,19})-", headers.get("Content-Range", ""))
+    if status == _WHOLE:
+        if start:
+            raise StorageError(
+                f"the store sent the complete object instead of the requested range, which begins at byte {start}",
+                cure=RANGE_CURE,
+            )
+        return
+    found = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    if found is None or int(found[1]) != start:
+        what = "a range that it does not name" if found is None else f"the range from byte {found[1]} on"
+        raise StorageError(f"the store sent {what} instead of that from byte {start} on", cure=RANGE_CURE)
+
+
+def _require_plain(headers: Mapping[str, str]) -> None:
+    encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise StorageError(f"the server compressed its answer: {encoding[:20]}", cure=RANGE_CURE)
-    if status == _WHOLE and not start:
-        return
-    if status != _PART or found is None or int(found[1]) != start:
-        what = f"bytes from {found[1]} on" if status == _PART and found else f"an answer with status {status}"
-        raise StorageError(
-            f"the server sent {what} instead of the range from byte {start} on", cure=RANGE_CURE
-        )
 
 
 @cache

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import StorageError
 from wherry.remote import azure, http_reads
 from wherry.remote.amazon_requests import presign, refusal
-from wherry.remote.buffer_fill import RANGE_CURE
 from wherry.remote.failures import status_of
 from wherry.remote.filesystems import call_async, require_success
 from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
+from wherry.remote.http_reads import require_range
 from wherry.remote.transfers import exchange
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from wherry.remote.buffer_fill import BufferFill
     from wherry.remote.transfers import BodyRequest, HttpAnswer
 
-_WHOLE_OBJECT = 200  # HTTP; a range has 206
 _PRECONDITION_FAILED = 412  # HTTP
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
 
@@ -53,7 +51,7 @@ def fill(fs: Any, protocol: str, path: str, start: int, into: BufferFill, mark: 
     if request is not None:
         answer = exchange(request, seconds, into=into)
         if answer.is_success:
-            _require_range(answer.status, start)
+            require_range(answer.status, answer.headers, start)
             return
         if (error := _REFUSALS[protocol](answer, path)) is not None:
             raise error
@@ -91,7 +89,7 @@ async def _fill_google(fs: Any, path: str, start: int, into: BufferFill, mark: s
     async with gcs.session.get(gcs.url(path, generation=generation), **how) as answer:
         await require_success(answer)
         answer.raise_for_status()
-        _require_range(answer.status, start)
+        require_range(answer.status, answer.headers, start)
         while block := await answer.content.read(_BLOCK):
             into.add(block)
 
@@ -106,7 +104,8 @@ async def _fill_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: s
         if error.__cause__ is not None and status_of(error.__cause__) == _PRECONDITION_FAILED:
             raise FileNotFoundError(path) from error
         raise
-    _require_range(answer["ResponseMetadata"]["HTTPStatusCode"], start)
+    told = answer["ResponseMetadata"]
+    require_range(told["HTTPStatusCode"], told["HTTPHeaders"], start)
     async with answer["Body"] as body:
         while block := await body.read(_BLOCK):
             into.add(block)
@@ -115,19 +114,6 @@ async def _fill_amazon(fs: Any, path: str, start: int, into: BufferFill, mark: s
 async def _fill_azure(fs: Any, path: str, start: int, into: BufferFill, mark: str) -> None:
     async for block in azure.blocks_of(fs, path, start, start + into.size, mark):
         into.add(block)
-
-
-def _require_range(status: int, start: int) -> None:
-    """Refuse an answer that begins at another byte: a whole object, where `Range` was lost on the way.
-
-    Raises:
-        StorageError: the answer is the whole object.
-    """
-    if start and status == _WHOLE_OBJECT:
-        raise StorageError(
-            f"the store sent the complete object instead of the requested range, which begins at byte {start}",
-            cure=RANGE_CURE,
-        )
 
 
 def _range(start: int, into: BufferFill) -> str:

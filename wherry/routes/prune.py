@@ -310,7 +310,7 @@ def _of_group(rules: Retention, group: list[RetentionEntry], now: datetime) -> M
     newest = sorted(group, key=lambda one: (-1 if one.step is None else one.step, one.time), reverse=True)
     if rules.keep_days is not None:
         since = now - timedelta(days=rules.keep_days)
-        young = (one for one in group if datetime.fromisoformat(one.time) >= since)
+        young = (one for one in group if stored_time(one.time) >= since)
         reasons |= {one.uri: f"converted within {rules.keep_days:g} days" for one in young}
     if rules.keep_best is not None:
         reasons |= _best(rules, newest)

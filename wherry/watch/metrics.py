@@ -312,4 +312,4 @@ def _end_flow(tally: _Tally, flow: str, time: str, *, ok: bool) -> None:
 
 
 def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp()
+    return stored_time(time).timestamp()
