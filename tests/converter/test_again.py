@@ -215,6 +215,16 @@ def test_what_is_no_table_is_no_receipt(field):
         receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", field: "words"})
 
 
+@pytest.mark.parametrize("name", ["started", "finished"])
+@pytest.mark.parametrize(
+    "time", ["zzz", "2026", "2026-11-26T12:00:00", "99999-01-01T00:00:00+00:00", "9" * 5000]
+)
+def test_what_is_no_time_is_no_receipt(name, time):
+    """Policies and retention compare it with others; one of another form would end them as a bug."""
+    with pytest.raises(CorruptError, match=f"invalid receipt: .*expected a time with an offset as '{name}'"):
+        receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", name: time})
+
+
 def test_the_ledger_keeps_it(flat, tmp_path):
     first = wherry.convert(flat, tmp_path / "a", to="orbax", only="params")
     with open_ledger() as ledger:

@@ -9,11 +9,14 @@ from contextlib import closing
 import pytest
 from click.testing import CliRunner
 
+from tests.support.ledger import altered, conversion
 from wherry.cli import cli
-from wherry.errors import HostileError, StorageError
+from wherry.errors import CorruptError, HostileError, StorageError
 from wherry.ledger import database
 from wherry.ledger import schema as tables
-from wherry.ledger.record import check_chain, open_ledger, record_event
+from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
+
+pytest_plugins = ["tests.support.ledger"]  # its fixtures
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 LONG = "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)"
@@ -110,3 +113,13 @@ def test_a_value_of_gigabytes_is_refused_before_it_is_read(tmp_path, monkeypatch
         connection.commit()
     with pytest.raises(StorageError, match="too big"), open_ledger(f"sqlite:///{path}") as ledger:
         check_chain(ledger)
+
+
+@pytest.mark.parametrize("words", [["metrics"], ["du", "--by", "age"]], ids=" ".join)
+def test_a_time_of_another_form_is_damage_not_a_bug(url, words, monkeypatch):
+    monkeypatch.setenv("WHERRY_LEDGER", url)
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+    altered(url, "UPDATE statement SET time = 'zzz'", "UPDATE location SET seen = 'zzz'")
+    with pytest.raises(CorruptError, match="the ledger holds invalid times: 'zzz'"):
+        CliRunner().invoke(cli, words, catch_exceptions=False)

@@ -115,8 +115,8 @@ def test_two_statements_that_changed_places(notes, links):
     if links != "none":
         third, fourth = {**third, "prev": rows[2]["prev"]}, {**fourth, "prev": rows[3]["prev"]}
     if links == "own":
-        third = sealed(third)
-        fourth = sealed(fourth, prev=third["hash"])
+        third = sealed(third, time=rows[2]["time"])
+        fourth = sealed(fourth, time=rows[3]["time"], prev=third["hash"])
     rewrite(notes, [*rows[:2], third, fourth, *rows[4:]])
     expected = {
         "none": "statement 3: the hash chain is broken: previous hash mismatch",
@@ -169,6 +169,25 @@ def test_a_number_that_two_statements_have(notes, first):
     fault, code = fault_of(notes)
     assert fault.startswith("statement 3: ")
     assert code == 5
+
+
+@pytest.mark.parametrize(
+    ("time", "fault"),
+    [
+        ("zzz", "its time is not one that wherry writes: 'zzz'"),
+        ("", "its time is not one that wherry writes: ''"),
+        ("2026-13-01T00:00:00+00:00", "its time is not one that wherry writes: '2026-13-01T00:00:00+00:00'"),
+        ("2999-01-01T00:00:00", "its time is not one that wherry writes: '2999-01-01T00:00:00'"),
+        ("9999-01-01T00:00:00.000+00:00", "its time is in the future: 9999-01-01T00:00:00.000+00:00"),
+        ("1999-01-01T00:00:00.000+00:00", "its time is before that of the statement before it"),
+    ],
+)
+def test_a_time_that_no_writer_states(notes, time, fault):
+    """Later statements would inherit it, and "the ledger up to a moment" would lose statements."""
+    rows = rows_of(notes)
+    rows[-1] = sealed(rows[-1], time=time)
+    rewrite(notes, rows)
+    assert fault_of(notes) == (f"statement {NOTES}: {fault}", 5)
 
 
 def test_a_chain_that_was_written_anew_whole_is_noticed_by_an_anchor_alone(notes):

@@ -116,7 +116,8 @@ GRANTS = {
     "wherry_registrar": {**WORKS, "registration": "DELETE INSERT SELECT UPDATE"},
 }
 _PASSED_ON = "GRANT SELECT ON wherry.statement TO wherry_worker WITH GRANT OPTION"
-POLICIES = {"wherry_reads", "wherry_worker_states", "wherry_registrar_states"}
+POLICIES = {"wherry_reads", "wherry_form", "wherry_worker_states", "wherry_registrar_states"}
+NOW = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS+00:00')"
 SCHEMA = [("wherry_auditor", "USAGE"), ("wherry_registrar", "USAGE"), ("wherry_worker", "USAGE")]
 
 
@@ -233,16 +234,20 @@ def test_every_kind_of_statement_has_a_role_or_is_the_owners():
     assert kinds_of("worker") == kinds_of("registrar") - {*_STATES, "promotion", "rollback", "deletion"}
 
 
+def stating(kind="note", body="{}", time=NOW):
+    return (
+        "INSERT INTO wherry.statement (seq, prev, kind, schema, content, body, time, hash) "
+        f"SELECT seq + 1, hash, '{kind}', 1, repeat('a', 64), '{body}', {time}, repeat('b', 64) "
+        "FROM wherry.statement ORDER BY seq DESC LIMIT 1"
+    )
+
+
 @pytest.mark.parametrize("login", ["worker", "registrar"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_server_refuses_a_statement_that_is_not_of_the_role(urls, login, kind):
     import psycopg
 
-    text = (
-        "INSERT INTO wherry.statement (seq, prev, kind, schema, content, body, time, hash) "
-        f"SELECT seq + 1, hash, '{kind}', 1, repeat('a', 64), '{{}}', 'now', repeat('b', 64) "
-        "FROM wherry.statement ORDER BY seq DESC LIMIT 1"
-    )
+    text = stating(kind)
     with psycopg.connect(urls[login]) as connection:
         if kind in kinds_of(login):
             assert connection.execute(text).rowcount == 1
@@ -250,6 +255,39 @@ def test_the_server_refuses_a_statement_that_is_not_of_the_role(urls, login, kin
             with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
                 connection.execute(text)
         connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"time": "'zzz'"},
+        {"time": "'9999-01-01T00:00:00.000+00:00'"},
+        {"time": "'2026-13-01T00:00:00.000+00:00'"},
+        {"time": "'2026-01-01 00:00:00'"},
+        {"time": "'infinity'"},
+        {"body": "[]"},
+        {"body": "{"},
+        {"body": ""},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("login", ["worker", "registrar"])
+def test_the_server_refuses_a_statement_that_spoils_the_later_ones(urls, login, odd):
+    import psycopg
+
+    with psycopg.connect(urls[login]) as connection:
+        with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.DataError)):
+            connection.execute(stating(**odd))
+        connection.rollback()
+        assert connection.execute(stating()).rowcount == 1
+        connection.rollback()
+
+
+def test_a_clock_that_is_days_ahead_is_named(urls, monkeypatch):
+    monkeypatch.setattr("wherry.ledger.append.utc_now", lambda: "2999-01-01T00:00:00.000+00:00")
+    with pytest.raises(StorageError, match="wherry_form") as caught, open_ledger(urls["worker"]) as ledger:
+        record_conversion(ledger, conversion("d", "later"))
+    assert "set the clock of this machine" in caught.value.cure
 
 
 def test_the_error_names_the_permission_and_the_cure(urls):

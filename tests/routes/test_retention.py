@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from wherry.config.schema import Retention
+from wherry.errors import CorruptError
 from wherry.routes.prune import RetentionEntry, superfluous
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -18,6 +21,12 @@ def kept(rules, *rows):
     return sorted(
         int(uri[1:]) for uri, reason in superfluous(Retention(**rules), made, NOW).items() if reason
     )
+
+
+def test_a_time_that_no_ledger_stores_is_damage():
+    made = [RetentionEntry("/1", "a", "orbax", 1, "zzz")]
+    with pytest.raises(CorruptError, match="the ledger holds invalid times: 'zzz'"):
+        superfluous(Retention(keep_days=1), made, NOW)
 
 
 def test_rules():

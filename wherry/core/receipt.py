@@ -223,12 +223,27 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
         require_types(Receipt, stated)
+        _require_times(stated)
         _require_level(stated.get("verification"))
         for parent in stated.get("parents", []):
             reference_from_json(parent["checkpoint"])
         return Receipt(**stated)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
+
+
+def _require_times(stated: Mapping[str, Any]) -> None:
+    for name in ("started", "finished"):
+        text = stated.get(name)
+        if text and not _is_time(text):
+            raise TypeError(f"expected a time with an offset as {name!r}, got {text[:40]!r}")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _require_level(verification: Mapping[str, Any] | None) -> None:

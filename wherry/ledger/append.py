@@ -17,6 +17,7 @@ new tables with it. So it reads the bodies of all schemas:
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import cache
 from importlib import import_module
 from itertools import groupby

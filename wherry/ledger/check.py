@@ -23,7 +23,7 @@ from sqlalchemy import Connection, RowMapping, select
 from wherry.core.units import short
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of
+from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of, stored_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -122,12 +122,19 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
 
 def _time_fault(time: str, before: str) -> str | None:
     """The fault of a statement's time, which every later one inherits if its own is earlier."""
-    if not _TIME.fullmatch(time):
-        return "its time is not of the form that wherry writes"
+    if not _is_written(time):
+        return f"its time is not one that wherry writes: {time[:40]!r}"
     if time < before:
         return "its time is before that of the statement before it"
     latest = (datetime.now(UTC) + _SKEW).isoformat()
-    return "its time is in the future" if time > latest else None
+    return f"its time is in the future: {time}" if time > latest else None
+
+
+def _is_written(time: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(time) and stored_time(time))
+    except CorruptError:
+        return False
 
 
 def _rows(row: RowMapping) -> list[Row]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
+_FORM_POLICY = "wherry_form"  # of infra/postgres/roles.sql: of wherry's statements, it refuses only times
 # Functions of a schema must not be harmful, and a replaced row is a deleted one for triggers.
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "recursive_triggers=ON")
 _LONGEST_VALUE = 64 << 20  # bytes of a value of SQLite; a statement about 100,000 tensors has a few
@@ -300,11 +301,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
             _silent[uri] = time.monotonic(), reason
             raise _unanswered_error(uri, reason) from error
         if getattr(error.orig, "sqlstate", None) == _FORBIDDEN:
-            raise StorageError(
-                f"the login of the ledger lacks a permission: {' '.join(str(error.orig).split())}",
-                uri=uri,
-                cure="use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER",
-            ) from error
+            raise _permission_error(uri, " ".join(str(error.orig).split())) from error
         busy = backend.busy(error)
         raise StorageError(
             f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
@@ -314,6 +311,16 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
             else "check that the ledger can be reached and written, or set WHERRY_LEDGER",
             retryable=busy,
         ) from error
+
+
+def _permission_error(uri: str, reason: str) -> StorageError:
+    late = "set the clock of this machine, which is over a day ahead of the server's"
+    role = "use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER"
+    return StorageError(
+        f"the login of the ledger lacks a permission: {reason}",
+        uri=uri,
+        cure=late if _FORM_POLICY in reason else role,
+    )
 
 
 # URI of a database whose server did not answer → when that was found out, and why.

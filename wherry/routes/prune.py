@@ -27,6 +27,7 @@ from wherry.config.settings import configured_value, mlflow_registry_uri, mlflow
 from wherry.core.services import service
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.ledger.append import stored_time
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.routes.removal import removing, strangers
 from wherry.staging.clean import CleanReport, clean

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from wherry.config.settings import configured_value
 from wherry.core.progress import logger
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
+from wherry.ledger.append import stored_time
 from wherry.ledger.replay import FAILURE, RUN, has_failed
 from wherry.storage.ages import age_of
 from wherry.storage.durable import replace
