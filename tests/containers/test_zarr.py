@@ -72,6 +72,13 @@ def test_keys_of_a_region_are_the_chunks_it_touches():
     assert metadata.parse(array3(chunk_key_encoding={"name": "v2"}), 3, "").key((1, 2)) == "1.2"
 
 
+@pytest.mark.parametrize("digits", ["9" * 19, "9" * 5000])
+def test_a_key_with_a_number_of_too_many_digits_is_no_chunk(digits):
+    stored = metadata.parse(array(), 2, "")
+    assert stored.number("0.2") == 2
+    assert stored.number(f"0.{digits}") is None
+
+
 def test_keys_are_lazy_however_many_there_are():
     """`itertools.product` would hold a tuple of 2^40 numbers before the first key."""
     fields = new.build("bool", (1 << 40, 2), (1, 1), version=2, compression="none")

@@ -32,8 +32,13 @@ OF_THE_TYPE = {  # by annotation: the values above that a field takes
 }
 
 
+TIMES = ("started", "finished")
+
+
 def takes(field, value):
-    return any(type(one) is type(value) and one == value for one in OF_THE_TYPE[field.type])
+    return field.name not in TIMES and any(
+        type(one) is type(value) and one == value for one in OF_THE_TYPE[field.type]
+    )
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.carriers.coordinator import carry_with_pool
 from wherry.carriers.processes import carry_with_processes
 from wherry.carriers.worker_pool import Workplace
+from wherry.core.numbers import decimal_number
 from wherry.core.services import service
 from wherry.errors import UsageError
 
@@ -83,6 +84,7 @@ def _count(name: str, text: str) -> int:
     """A number of workers; as many as there are cores by default."""
     if not text:
         return os.cpu_count() or 1
-    if not (text.isascii() and text.isdecimal() and int(text)):
+    count = decimal_number(text)
+    if not count:
         raise UsageError(f"invalid number of workers: {text!r}", cure=f"write for example {name}:4")
-    return int(text)
+    return count

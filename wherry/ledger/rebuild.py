@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.numbers import decimal_number
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import TargetExistsError, WherryError
 from wherry.formats.registry import formats
@@ -210,7 +211,7 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
         checkpoint_digest=tags[f"{_TAG}checkpoint_digest"],
         weights_digest=tags.get(f"{_TAG}weights_digest", ""),
         fingerprint="",
-        step=int(step) if step.isdecimal() else None,
+        step=decimal_number(step),
     )
 
 
@@ -227,7 +228,9 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSour
         found.sidecars, key=_when
     ):  # where it was found, in addition to where it was made
         add_sighting(connection, replace(sidecar.checkpoint, uri=uri))
-    for subject, name, version in sorted(found.registered, key=lambda row: (row[1], int(row[2]))):
+    for subject, name, version in sorted(
+        found.registered, key=lambda row: (row[1], decimal_number(row[2]) or 0)
+    ):
         add_registration(connection, subject, str(asked["registry"]), name, version)
     _bury(connection, found)
 

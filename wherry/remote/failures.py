@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.numbers import decimal_number
 from wherry.remote.azure import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -289,8 +290,7 @@ def status_of(error: BaseException) -> int | None:
         value = next((getattr(one, name) for one, name in places if hasattr(one, name)), None)
     if value is None and type(error) is OSError and str(error).startswith(_FORBIDDEN_BY_GCSFS):
         return 403
-    text = str(value)
-    return int(text) if text.isdecimal() else None
+    return decimal_number(str(value))
 
 
 def _by_status(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.core import dtypes
+from wherry.core.numbers import decimal_number
 from wherry.errors import UsageError
 from wherry.integrations.containers.zarr.new import auto_chunks
 
@@ -204,9 +205,10 @@ def _pairs(text: str, option: str) -> list[tuple[str, str]]:
 
 
 def _extent(text: str, option: str) -> int:
-    if not text.isdecimal() or not int(text):
+    extent = decimal_number(text)
+    if not extent:
         raise UsageError(f"invalid number of devices {text!r} in chunks={option}", cure=_CURE)
-    return int(text)
+    return extent
 
 
 def _entry(text: str) -> Entry:

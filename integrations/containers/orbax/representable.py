@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.numbers import decimal_number
 from wherry.core.tensorspec import GRID
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers.orbax import partition
@@ -108,9 +109,10 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
         return tuple(max(extent, 1) for extent in spec.shape)
     if partition.matches(option):
         return partition.chunks_for(spec, option)
-    if not option.isdecimal() or not int(option):
+    mib = decimal_number(option)
+    if not mib:
         raise UsageError(
             f"invalid value for chunks: {option!r}",
             cure="pass auto, store, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
         )
-    return new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)
+    return new.auto_chunks(spec.shape, spec.dtype, mib * _WHOLE_MIB)

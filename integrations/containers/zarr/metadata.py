@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
+from wherry.core.numbers import decimal_number
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError, WherryError
 from wherry.text.json_document import parse_json
 from wherry.text.limits import JsonLimits
@@ -205,8 +206,8 @@ class ZarrArray:
             return None
         number = 0
         for text, count in zip(parts, grid, strict=True):
-            at = int(text) if text.isdecimal() else -1
-            if not 0 <= at < count or str(at) != text:
+            at = decimal_number(text)
+            if at is None or at >= count or str(at) != text:
                 return None
             number = number * count + at
         return number

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.account import FILES, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
+from wherry.core.numbers import decimal_number
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
@@ -163,7 +164,7 @@ def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
         format="lingua-consolidated",
         format_version=_CONSOLIDATED_VERSION,
         writer=_WRITER,
-        step=int(parent) if folder.is_step(parent) and parent.isdecimal() else None,
+        step=decimal_number(parent) if folder.is_step(parent) else None,
         evidence=(Evidence(CONSOLIDATED, "the name of Lingua's consolidated checkpoints"),),
     )
 

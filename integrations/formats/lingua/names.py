@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.numbers import decimal_number
 from wherry.errors import UnrepresentableError
 from wherry.formats.format import Adapted
 
@@ -39,8 +40,9 @@ def nested_of(name: str) -> tuple[str | int, ...]:
     if root == OPTIM and kind == _STATE and "." in rest:
         return (OPTIM, _STATE, *rest.rsplit(".", 1))
     number, _, key = rest.partition(".")
-    if root == OPTIM and kind == _GROUPS and number.isdecimal() and key:
-        return (OPTIM, _GROUPS, int(number), key)
+    at = decimal_number(number)
+    if root == OPTIM and kind == _GROUPS and at is not None and key:
+        return (OPTIM, _GROUPS, at, key)
     return (name,)
 
 

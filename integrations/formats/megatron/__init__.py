@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence, verdict_of_damage
 from wherry.core.manifest import Companion
+from wherry.core.numbers import decimal_number
 from wherry.core.units import parse_size
 from wherry.errors import (
     CorruptError,
@@ -114,7 +115,8 @@ def latest(location: Location) -> str:
         return ""
     if text == "release":
         return text
-    return step_name(int(text)) if text.isdecimal() and text.isascii() else ""
+    step = decimal_number(text)
+    return "" if step is None else step_name(step)
 
 
 def _backend(folder: Location) -> dict[str, Any]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from wherry.integrations.containers.flat.strides import PlacedTensor
 
-_GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d+)")
-_LOCAL = re.compile(r"(.+\.mlp\.experts\.local_experts)\.(\d+)\.(.+)")
+_GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d{1,18})")
+_LOCAL = re.compile(r"(.+\.mlp\.experts\.local_experts)\.(\d{1,18})\.(.+)")
 _EXPERTS = ".mlp.experts."
 _CURE = "copy the whole folder of the step again, with the files of all ranks"
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FILE = "model_optim_rng.pt"
 ONE = f"mp_rank_00/{FILE}"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"decoder\.layers\.(\d{1,18})\.(.+)")
 _MODEL = "model"
 _HEAD = "output_layer.weight"
 _CURE = "copy the whole folder of the step again, with the files of all ranks"

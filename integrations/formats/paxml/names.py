@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SEPARATOR = "."
 VARIABLES = "mdl_vars"
 OPTIMIZER = "opt_states"
-_STACKED = re.compile(r"p#([\d.]*)#.*")
-_LAYER = re.compile(r"x_layers_(\d+)")
+_STACKED = re.compile(r"p#((?:\d{1,18}\.)*(?:\d{1,18})?)#.*")
+_LAYER = re.compile(r"x_layers_(\d{1,18})")
 _REPEAT = "repeat"
 _MOMENTS_OF = "params"
 _OTHER_ROOTS = ("step", "extra_state")

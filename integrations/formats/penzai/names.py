@@ -36,6 +36,7 @@ FILE = "penzai.json"
 FIELD = "penzai"
 LABEL = "label"
 _VERSION = 1
+_MOST_AXES = 64  # of an array of NumPy
 _LAYER = re.compile(r"[^.]+\.[^./]+")  # a layer's place in the model, and its variable
 _OF_LAYERS = (".weights", ".embeddings")
 
@@ -173,7 +174,10 @@ def _axes(row: JsonObject) -> tuple[AxisName, ...] | None:
         return None
     if not isinstance(axes, list):
         raise TypeError(f"expected a list of axes, got {axes!r}")
-    before: list[AxisName] = [None] * int(row.get("positional", 0))
+    positional = row.get("positional", 0)
+    if type(positional) is not int or not 0 <= positional <= _MOST_AXES:
+        raise TypeError(f"expected a number of unnamed axes, got {positional!r:.40}")
+    before: list[AxisName] = [None] * positional
     return (*before, *(tuple(map(str, axis)) if isinstance(axis, list) else _name(axis) for axis in axes))
 
 

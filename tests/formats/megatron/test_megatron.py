@@ -19,6 +19,7 @@ from wherry.errors import (
     UnrepresentableError,
     UnsupportedError,
     UsageError,
+    WherryError,
 )
 
 torch = pytest.importorskip("torch")
@@ -68,6 +69,20 @@ def test_a_run_is_its_newest_step(tmp_path):
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("10")
     assert wherry.detect(tmp_path / "run").step == 10
     same(back(tmp_path / "run", tmp_path / "out")[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.{}.mlp.w", "layers.0.mlp.experts.local_experts.{}.linear_fc1.weight"]
+)
+def test_a_layer_of_too_many_digits_is_another_tensor(name, tmp_path):
+    step = megatron.save_ranks(tmp_path / "iter_0000010", 1, 1)
+    path = step / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(path, weights_only=False)
+    state["model"][f"decoder.{name.format('9' * 5000)}"] = torch.zeros(2, 2)
+    torch.save(state, path)
+    assert wherry.detect(step).format == "megatron-ranks"
+    with pytest.raises(WherryError):
+        wherry.convert(step, tmp_path / "out", to="huggingface", lineage=False)
 
 
 @pytest.mark.parametrize("form", [{}, {"stacked_layers": "false"}, {"norms": "apart"}])

@@ -48,6 +48,15 @@ def test_groups_of_another_optimizer():
     assert naming.optimizer_groups(specs) == {"opt_states_0_1": {"fields": ["count", "vc", "vr"]}}
 
 
+def test_numbers_of_thousands_of_digits_are_names():
+    """int() refuses them; a number of a stack or layer has at most 18 digits."""
+    digits = "9" * 5000
+    group = naming.split_name(f"opt_states_0.p#{digits}.2#i-1_1.m.w")
+    found = naming.optimizer_groups({group: TensorSpec(group, (1,), "float32")})
+    assert "stacked" not in next(iter(found.values()))
+    assert naming.layers([("mdl_vars", "params", f"x_layers_{digits}", "w")]) is None
+
+
 @pytest.mark.parametrize("case", FLAX)
 def test_flax_names(case):
     found = opened(place(case), "paxml-flax").manifest

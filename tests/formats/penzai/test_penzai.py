@@ -183,6 +183,8 @@ def test_conversion_keeps_names_and_bytes(case, tmp_path):
         ({"axes": "abc", "path": "query.weights"}, "invalid axis names"),
         ({"axes": [3, 1, 1, 1], "path": "query.weights"}, "invalid axis names"),
         ({"path": "query.weights"}, "invalid axis names"),
+        ({"axes": [], "positional": 3_000_000_000}, "expected a number of unnamed axes, got 3000000000"),
+        ({"axes": [], "positional": "2"}, "expected a number of unnamed axes, got '2'"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(tmp_path, row, named):
