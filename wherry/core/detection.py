@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from wherry.core.steps import require_step
+
 Verdict: TypeAlias = Literal["ok", "incomplete", "corrupt", "malicious", "not-a-checkpoint", "unsupported"]
 Kind: TypeAlias = Literal["params", "train-state", "other"]
 
@@ -57,6 +59,10 @@ class Detection:
     reason: str | None = None
     evidence: tuple[Evidence, ...] = field(default=())
     cure: str | None = None
+
+    def __post_init__(self) -> None:
+        """Its step is one that can be printed and recorded."""
+        require_step(self.step)
 
     def to_json(self) -> dict[str, object]:
         """The fields by name, as `detect --json` prints them."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import with_algorithm
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError
@@ -73,6 +74,10 @@ class Manifest:
     custom: Mapping[str, Any] = field(default_factory=_empty_mapping)
     origin: Mapping[str, Any] = field(default_factory=_empty_mapping)
     digests: Mapping[KeyPath, str] = field(default_factory=_empty_mapping)
+
+    def __post_init__(self) -> None:
+        """Its step is one that a ledger can record."""
+        require_step(self.step)
 
     @property
     def parameters(self) -> int:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import algorithm_of, with_algorithm
+from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError
 from wherry.text.html import html_facts
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 _LATER = ("asked", "ignored", "family", "parents")  # fields that receipts did not have at first
-_LARGEST = (1 << 63) - 1
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
@@ -263,7 +263,7 @@ def require_types(kind: type[CheckpointRef | Receipt], data: Mapping[str, Any]) 
             continue
         if type(value) not in allowed:
             raise TypeError(f"expected {one.type} as {one.name!r}, got {type(value).__name__}")
-        if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        if isinstance(value, int) and not -LARGEST_STEP <= value <= LARGEST_STEP:
             raise TypeError(f"{one.name!r} is beyond 64 bits")
 
 

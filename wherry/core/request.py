@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core.option import option, options_of
+from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.credentials import redact_values
 from wherry.errors import UsageError
@@ -260,6 +261,8 @@ class ConvertRequest:
     def __post_init__(self) -> None:
         """Credentials in the metadata are cut out before anything is planned, stored or given to a worker."""
         object.__setattr__(self, "meta", redact_values(self.meta))
+        if self.as_step is not None and not 0 <= self.as_step <= LARGEST_STEP:
+            raise UsageError("invalid step number", cure="write a number from 0 to 9223372036854775807")
 
     @property
     def anchored(self) -> ConvertRequest:

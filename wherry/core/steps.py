@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_KNOWN = re.compile(r"(?:(?:checkpoint|ckpt|global_step|step|iteration|iter|epoch|save)[-_]?)?(\d+)")
-_ANY_PREFIX = re.compile(r"(?:.+_)?(\d+)")
+from wherry.errors import CorruptError
+
+LARGEST_STEP = (1 << 63) - 1  # that databases store; in names, 18 digits count
+_KNOWN = re.compile(r"(?:(?:checkpoint|ckpt|global_step|step|iteration|iter|epoch|save)[-_]?)?(\d{1,18})")
+_ANY_PREFIX = re.compile(r"(?:.+_)?(\d{1,18})")
 # Names under which systems write unfinished checkpoints; all of them rename at the end.
 _UNFINISHED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r".+\.orbax-checkpoint-tmp(-\d+)?"), "Orbax did not finish this save"),
@@ -38,6 +41,16 @@ def step_number(name: str, *, any_prefix: bool = False) -> int | None:
     """
     found = _KNOWN.fullmatch(name.lower()) or (_ANY_PREFIX.fullmatch(name) if any_prefix else None)
     return int(found.group(1)) if found else None
+
+
+def require_step(step: int | None) -> None:
+    """Refuse a step that no database stores.
+
+    Raises:
+        CorruptError: it is beyond 64 bits.
+    """
+    if step is not None and not -LARGEST_STEP <= step <= LARGEST_STEP:
+        raise CorruptError("the stated training step is beyond 64 bits", cure="use another step")
 
 
 def steps_among(names: list[str]) -> list[StepFolder]:

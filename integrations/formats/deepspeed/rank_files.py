@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CURE = "copy the whole folder of the step again, with the files of all ranks"
 FLOAT = "float32"
-STEP = re.compile(r"global_step(\d+)")
+STEP = re.compile(r"global_step(\d{1,18})")
 WEIGHTS = re.compile(r".+\.(safetensors|bin)(\.index\.json)?")
 _LONGEST_NAME = 256
 

@@ -29,7 +29,7 @@ COMMITTED = "commit_success.txt"
 SUFFIX = ".msgpack"
 # Placeholders of Orbax and T5X for arrays stored elsewhere: a file with one is not a plain flax file.
 FOREIGN = ("PLACEHOLDER://", "AGGREGATED://")
-_NUMBERED = re.compile(r"(?:.*_)?(-?\d+(?:\.\d+)?)(?:\.msgpack)?")
+_NUMBERED = re.compile(r"(?:.*_)?(-?\d{1,15}(?:\.\d+)?)(?:\.msgpack)?")
 _TEMPORARY = re.compile(r"(?:.*_)?tmp")
 _BOXES = ("value", "raw_value")
 

@@ -14,7 +14,7 @@ ARGUMENTS = "megatron_args.json"  # the arguments of `common.pt` as wherry shows
 ARGS, ITERATION = "args", "iteration"
 EMBEDDING = "embedding.word_embeddings.weight"
 SHARDED, VERSION = "torch_dist", 1
-STEP = re.compile(r"iter_(\d{7,})|release")
+STEP = re.compile(r"iter_(\d{7,18})|release")
 LEFT: tuple[tuple[str, str, str], ...] = (
     (
         r".*\._extra_state(/.*)?",

@@ -51,7 +51,7 @@ def _is_train_state(manifest: Manifest) -> bool:
 FORM = TreeForm(_is_train_state, f"a train state, with parameters below `{TARGET}`")
 _SPEC_KEYS = ("driver", "kvstore", "metadata")
 _UNCOMMITTED = re.compile(r"(?P<final>.+)\.tmp-\d+")
-_STEP_FOLDER = re.compile(r"checkpoint_(\d+)")
+_STEP_FOLDER = re.compile(r"checkpoint_(\d{1,18})")
 _TAIL = 16
 _FIXINT = 0x80
 _PARAMETER_PREFIXES = (f"{TARGET}.", f"{OPTIMIZER}.{TARGET}.")
