@@ -72,6 +72,10 @@ def _bug(_words: list[str]) -> None:
     sys.exit(70)
 
 
+def _bug_within(_words: list[str]) -> None:
+    print("warning: not recorded: this is a bug in wherry 1.0: ValueError: x")
+
+
 def _crash(_words: list[str]) -> None:
     os.abort()
 
@@ -91,8 +95,9 @@ def _obey_markup(_words: list[str]) -> None:
 # Program → the column in which it must count.
 CONTROLS: dict[Callable[[list[str]], None], str] = {
     **dict.fromkeys((_unpickle, _run, _evaluate, _import, _write_outside, _remove_outside, _connect), "executed"),
-    _wait: "hung", _grow: "over memory", _raise: "outside", _bug: "outside", _crash: "outside", _title: "terminal",
-    _forge: "terminal", _obey_markup: "terminal",
+    **dict.fromkeys((_raise, _bug, _bug_within, _crash), "outside"),
+    **dict.fromkeys((_title, _forge, _obey_markup), "terminal"),
+    _wait: "hung", _grow: "over memory",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ UNMADE = 77  # exit code of a fork that could not make its case
 _EXPIRY_SECONDS = 1.0  # of a lease that nobody renews, instead of 30
 _ADDRESS_SPACE = 12 << 30
 _TRACEBACK = "Traceback (most recent call last)"
+_BUG = "this is a bug in wherry"
 
 
 class UnmadeError(Exception):
@@ -227,10 +228,15 @@ def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> 
     text = trace + failed.getvalue() + said.getvalue()
     lines = [row for row in text.splitlines() if row.strip()]
     return Run(
-        case, verb, 99 if _TRACEBACK in text else int(code), round(above, 1), round(spent, 3),
+        case, verb, 99 if _tells_of_a_bug(text) else int(code), round(above, 1), round(spent, 3),
         round(time.monotonic() - start, 2),
         (lines[0] if lines else "")[:300], tuple(seen), terminal.obeys(text),
     )  # fmt: skip
+
+
+def _tells_of_a_bug(text: str) -> bool:
+    """Whether a run met one: also where it went on, as a walk or a finished conversion does."""
+    return _TRACEBACK in text or _BUG in text
 
 
 def _rows(pipe: Any, seconds: float) -> Iterator[dict[str, Any]]:
