@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # What a release has of infra: the files that start something, and what they refer to.
-RELEASED = ("docker/compose.yaml", "kubernetes/*.yaml", "units/kubernetes.yaml", "pools/*.json", "postgres/roles.sql",
-            "prefect.yaml", "automations.yaml")  # fmt: skip
+RELEASED = ("docker/compose.yaml", "kubernetes/*.yaml", "kubernetes/*/*.yaml", "units/kubernetes.yaml", "pools/*.json",
+            "postgres/roles.sql", "prefect.yaml", "automations.yaml")  # fmt: skip
+WITH_OWN_IMAGES = (
+    "prefect.devices.yaml"  # in a release only where one of its images, for accelerators, is named
+)
+_PINNED = (*RELEASED, WITH_OWN_IMAGES, "docker/Dockerfile")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _IMAGE = re.compile(r'\bimage"?:\s*(?:\{\s*"default":\s*)?"?([^\s",{}]+)')
+_BASE = re.compile(r"^(?:ARG \w+=|FROM )([\w./-]+:[\w.-]+)", re.MULTILINE)  # of a Dockerfile
 
 
 def digests_of(words: Iterable[str]) -> dict[str, str]:
@@ -52,7 +57,7 @@ def _digest_of(image: str) -> str:
 def pin(text: str, pins: Mapping[str, str]) -> str:
     """The text of a manifest, a pool or a Dockerfile with the digests of its images."""
     for reference, pinned in pins.items():
-        pattern = rf'(image"?: *|"default": "|^FROM ){re.escape(reference)}(?![\w.@-])'
+        pattern = rf'(image"?: *|"default": "|^FROM |^ARG \w+=){re.escape(reference)}(?![\w.@-])'
         text = re.sub(pattern, rf"\g<1>{pinned}", text, flags=re.MULTILINE)
     return text
 
@@ -62,13 +67,33 @@ def unpinned(text: str) -> set[str]:
     return {image for image in _IMAGE.findall(text) if "@sha256:" not in image}
 
 
+def pinned_files(infra: Path, pins: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """Each file of a checkout that the pins change, with its new text.
+
+    Raises:
+        SystemExit: no file refers to one of the images; the images that files refer to are named.
+    """
+    texts = {path: path.read_text("utf-8") for pattern in _PINNED for path in sorted(infra.glob(pattern))}
+    for reference in pins:
+        if all(pin(text, {reference: "x"}) == text for text in texts.values()):
+            known = {image for text in texts.values() for image in (*unpinned(text), *_BASE.findall(text))}
+            raise SystemExit(
+                f"no file refers to the image {reference}; they refer to {', '.join(sorted(known))}"
+            )
+    yield from ((path, pin(text, pins)) for path, text in texts.items() if pin(text, pins) != text)
+
+
 def released(infra: Path, pins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Name and pinned text of each file of a release.
 
     Raises:
         SystemExit: an image would have no digest; its file and the image are named.
     """
-    for file in sorted(path for pattern in RELEASED for path in infra.glob(pattern)):
+    own = infra / WITH_OWN_IMAGES
+    files = [path for pattern in RELEASED for path in infra.glob(pattern)]
+    if unpinned(own.read_text("utf-8")) & set(pins):
+        files.append(own)
+    for file in sorted(files):
         name, text = str(file.relative_to(infra)), pin(file.read_text("utf-8"), pins)
         left = sorted(unpinned(text))
         if left:

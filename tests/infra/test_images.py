@@ -23,12 +23,12 @@ def checkout(tmp_path):
 
     for name in ("docker", "kubernetes", "pools", "units"):
         shutil.copytree(INFRA / name, tmp_path / "infra" / name)
-    for name in ("pin-images", "images.py"):
+    for name in ("pin-images", "images.py", "prefect.yaml", "prefect.devices.yaml", "automations.yaml"):
         shutil.copy(INFRA / name, tmp_path / "infra" / name)
     return tmp_path
 
 
-def pinned(checkout, monkeypatch, said, code=0):
+def pinned(checkout, monkeypatch, said, code=0, word="wherry:latest=registry.example/wherry:1"):
     """A run of the script with a docker that says this."""
     import subprocess
     import sys
@@ -38,11 +38,7 @@ def pinned(checkout, monkeypatch, said, code=0):
     docker.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
-    command = [
-        sys.executable,
-        str(checkout / "infra" / "pin-images"),
-        "wherry:latest=registry.example/wherry:1",
-    ]
+    command = [sys.executable, str(checkout / "infra" / "pin-images"), word]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -60,6 +56,37 @@ def test_images_are_pinned_by_the_digest_that_docker_says(checkout, monkeypatch)
         text = (checkout / "infra" / file).read_text()
         assert f"registry.example/wherry:1@{digest}" in text
         assert not re.search(r'(image: |"default": ")wherry:latest', text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "file", "line"),
+    [
+        (
+            "python:3.11-slim",
+            "docker/Dockerfile",
+            "ARG PYTHON={}\nARG BASE=${{PYTHON}}\nFROM ${{PYTHON}} AS build",
+        ),
+        ("wherry:gpu", "prefect.devices.yaml", "image: {}, gpu_count"),
+        ("wherry:tpu", "prefect.devices.yaml", "image: {}, "),
+        ("postgres:16", "docker/compose.yaml", "    image: {}\n"),
+    ],
+)
+def test_every_image_that_a_file_starts_from_can_be_pinned(checkout, monkeypatch, reference, file, line):
+    digest = f"sha256:{'ab' * 32}"
+    done = pinned(checkout, monkeypatch, digest, word=f"{reference}={reference}")
+    assert (done.returncode, done.stdout) == (0, f"{file}: pinned\n"), done.stderr
+    assert line.format(f"{reference}@{digest}") in (checkout / "infra" / file).read_text()
+
+
+def test_an_image_that_no_file_refers_to_is_an_error(checkout, monkeypatch):
+    before = {file: file.read_bytes() for file in (checkout / "infra").rglob("*") if file.is_file()}
+    done = pinned(checkout, monkeypatch, f"sha256:{'ab' * 32}", word="wherry:latst=registry.example/wherry:1")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "no file refers to the image wherry:latst; they refer to postgres:16, python:3.11-slim, wherry:gpu, "
+        "wherry:latest, wherry:tpu\n"
+    )
+    assert {file: file.read_bytes() for file in before} == before
 
 
 @pytest.mark.parametrize(("said", "code"), [("", 1), ("latest", 0), ("sha256:12", 0)])
@@ -98,6 +125,15 @@ def test_the_manifests_of_a_release_have_digests_only(images):
             stated = set(re.findall(r"^\s*(?:- )?image: (\S+)$", text, re.MULTILINE))
             assert stated <= set(PINS.values()), name
             list(yaml.safe_load_all(text))
+
+
+def test_deployments_on_devices_are_in_a_release_that_names_their_images(images):
+    devices = {f"wherry:{kind}": f"registry.example/{kind}:1@sha256:{'ef' * 32}" for kind in ("gpu", "tpu")}
+    assert images.WITH_OWN_IMAGES not in dict(images.released(INFRA, PINS))
+    text = dict(images.released(INFRA, {**PINS, **devices}))[images.WITH_OWN_IMAGES]
+    assert set(re.findall(r"image: ([^,}\s]+)", text)) == set(devices.values())
+    with pytest.raises(SystemExit, match=r"infra/prefect.devices.yaml: no digest for wherry:tpu"):
+        dict(images.released(INFRA, {**PINS, "wherry:gpu": devices["wherry:gpu"]}))
 
 
 def test_an_image_without_a_digest_ends_the_release(images):
@@ -175,8 +211,13 @@ def test_the_dockerfile_installs_nothing_else():
         for row in re.findall(r"pip install ([^&|;]*)", text.replace("\\\n", " "))
         if "docker build" not in row
     ]
-    assert len(installs) == 4
-    resolved, locked, apart, ours = installs
+    assert len(installs) == 6
+    backend, built_with, resolved, locked, apart, ours = installs
+    assert "--dry-run" in backend
+    assert "--require-hashes --no-deps -r requirements.txt" in built_with
+    assert re.findall(r"pip wheel .*--no-build-isolation .*", text), (
+        "pip would fetch the build backend by itself"
+    )
     assert "--dry-run" in resolved
     assert "--require-hashes --no-deps -r requirements.txt" in locked
     assert apart.split()[-3:] == ["--no-deps", "-r", "apart.txt"]
@@ -196,14 +237,20 @@ def test_the_commands_of_the_dockerfile_install_wherry(tmp_path):
         shutil.copy(INFRA / name, tmp_path / "install")
     text = (INFRA / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     words = dict(re.findall(r'^ARG (EXTRAS|WORKERS|DEVICES)="?([^"\n]*)"?$', text, re.MULTILINE))
+    [backend] = re.findall(r"^RUN (cd /install .*)$", text, re.MULTILINE)
+    [wheel] = re.findall(r"^RUN (pip wheel .*) \.$", text, re.MULTILINE)
     [line] = re.findall(r"^RUN (wheel=.*?pip check)", text, re.MULTILINE)
-    script = line.replace("/wheels", str(tmp_path / "wheels")).replace("/install", str(tmp_path / "install"))
+    backend, wheel, script = (
+        row.replace("/wheels", str(tmp_path / "wheels")).replace("/install", str(tmp_path / "install"))
+        for row in (backend, wheel, line)
+    )
     variables = {"PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path), **words}
     keep = {
         name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_", "HTTP"))
     }
     for command in (
-        f"pip wheel -q --no-deps --wheel-dir {tmp_path / 'wheels'} {ROOT}",
+        backend,
+        f"{wheel} {ROOT}",
         script,
         "wherry --version",
         "prefect version",

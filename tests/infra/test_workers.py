@@ -6,6 +6,8 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
+from unittest.mock import MagicMock
+from uuid import uuid4
 
 import pytest
 
@@ -16,6 +18,7 @@ import prefect.server.api.collections
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.templating import apply_values, find_placeholders
 from prefect.workers.base import BaseJobConfiguration
 
@@ -74,6 +77,21 @@ def test_templates_are_prefects_own_with_ours_laid_over(name, publish):
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     Draft202012Validator(made["variables"]).validate(defaults)
     assert properties["env"]["default"]["WHERRY_WORKER"] == pool.type
+
+
+def test_containers_of_the_docker_pool_have_the_rights_of_those_of_compose(publish):
+    worker = pytest.importorskip("prefect_docker.worker")
+    made = template(POOLS["wherry-docker"], publish("docker"))
+    values = BaseJobConfiguration._get_base_config_defaults(made["variables"]["properties"])
+    filled = worker.DockerWorkerJobConfiguration(**apply_values(made["job_configuration"], values))
+    filled.prepare_for_flow_run(FlowRun(flow_id=uuid4()))
+    settings = worker.DockerWorker(work_pool_name="a")._build_container_settings(MagicMock(), filled)
+    compose = yaml.safe_load((INFRA / "docker" / "compose.yaml").read_text())["x-wherry"]
+    for right in ("read_only", "cap_drop", "security_opt"):
+        assert settings[right] == compose[right]
+    assert {f"{place}:{how}" for place, how in settings["tmpfs"].items()} <= set(compose["tmpfs"])
+    assert settings["privileged"] is False
+    assert settings["environment"]["PREFECT_HOME"].startswith("/tmp/")
 
 
 def job(name, publish, **variables):
