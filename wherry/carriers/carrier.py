@@ -11,13 +11,13 @@ ray://HOST:PORT      the client port of a Ray cluster
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.carriers.coordinator import carry_with_pool
 from wherry.carriers.processes import carry_with_processes
 from wherry.carriers.worker_pool import Workplace
-from wherry.core.numbers import decimal_number
 from wherry.core.services import service
 from wherry.errors import UsageError
 
@@ -84,7 +84,6 @@ def _count(name: str, text: str) -> int:
     """A number of workers; as many as there are cores by default."""
     if not text:
         return os.cpu_count() or 1
-    count = decimal_number(text)
-    if not count:
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
         raise UsageError(f"invalid number of workers: {text!r}", cure=f"write for example {name}:4")
-    return count
+    return int(text)

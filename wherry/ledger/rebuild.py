@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.numbers import decimal_number
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import TargetExistsError, WherryError
 from wherry.formats.registry import formats
@@ -22,6 +21,7 @@ from wherry.storage.folders import is_staging
 from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import Sidecar, is_marked, read_sidecar
 from wherry.storage.stores import locate
+from wherry.text.numbers import decimal_number
 from wherry.version import __version__
 
 if TYPE_CHECKING:

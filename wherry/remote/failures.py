@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.numbers import decimal_number
 from wherry.remote.azure import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -290,7 +289,8 @@ def status_of(error: BaseException) -> int | None:
         value = next((getattr(one, name) for one, name in places if hasattr(one, name)), None)
     if value is None and type(error) is OSError and str(error).startswith(_FORBIDDEN_BY_GCSFS):
         return 403
-    return decimal_number(str(value))
+    text = str(value)
+    return int(text) if re.fullmatch(r"[0-9]{3}", text) else None
 
 
 def _by_status(error: BaseException) -> str:

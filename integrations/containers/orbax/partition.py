@@ -24,9 +24,9 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.core import dtypes
-from wherry.core.numbers import decimal_number
 from wherry.errors import UsageError
 from wherry.integrations.containers.zarr.new import auto_chunks
+from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

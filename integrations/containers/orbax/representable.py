@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, joined_names, render
-from wherry.core.numbers import decimal_number
 from wherry.core.tensorspec import GRID
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.layout import is_reserved
 from wherry.integrations.containers.orbax.tree import stored_name
 from wherry.integrations.containers.zarr import metadata, new
+from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest

@@ -28,10 +28,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
-from wherry.core.numbers import decimal_number
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError, WherryError
 from wherry.text.json_document import parse_json
 from wherry.text.limits import JsonLimits
+from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.account import FILES, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
-from wherry.core.numbers import decimal_number
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
@@ -34,6 +33,7 @@ from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, d
 from wherry.integrations.formats.meta import single_form
 from wherry.storage.location import Entry
 from wherry.storage.stores import make_folder
+from wherry.text.numbers import decimal_number
 from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.numbers import decimal_number
 from wherry.errors import UnrepresentableError
 from wherry.formats.format import Adapted
+from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

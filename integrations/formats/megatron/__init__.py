@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence, verdict_of_damage
 from wherry.core.manifest import Companion
-from wherry.core.numbers import decimal_number
 from wherry.core.units import parse_size
 from wherry.errors import (
     CorruptError,
@@ -60,6 +59,7 @@ from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
+from wherry.text.numbers import decimal_number
 from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.core.numbers import decimal_number
+from wherry.text.numbers import decimal_number
 
 
 @pytest.mark.parametrize(
