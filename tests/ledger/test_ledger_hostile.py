@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +15,8 @@ from wherry.errors import CorruptError, HostileError, StorageError
 from wherry.ledger import database
 from wherry.ledger import schema as tables
 from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
+from wherry.ledger.replay import replay
+from wherry.watch.metrics import ledger_samples
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
 
@@ -123,3 +125,62 @@ def test_a_time_of_another_form_is_damage_not_a_bug(url, words, monkeypatch):
     altered(url, "UPDATE statement SET time = 'zzz'", "UPDATE location SET seen = 'zzz'")
     with pytest.raises(CorruptError, match="the ledger holds invalid times: 'zzz'"):
         CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("how", ["VIRTUAL", "STORED"])
+def test_a_generated_column_is_refused(tmp_path, how):
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}"):
+        pass
+    columns = ", ".join(name for name in (one.name for one in tables.location.c) if name != "seen")
+    run(
+        path,
+        "DROP TABLE location",
+        f"CREATE TABLE location ({columns}, seen AS (printf('%.*c', 9, 'x')) {how})",
+    )
+    require_refusal(path, "a generated column that wherry does not create, in 'location'")
+
+
+LONG_NUMBER = "1" + "0" * 400
+# Kind and body of a statement, and who cannot read it; a note without a field that wherry writes says nothing.
+BODIES = [
+    ("conversion", "{}", {"metrics", "replay"}),
+    ("conversion", '{"target": 7, "source": []}', {"metrics", "replay"}),
+    ("verification", "{}", {"metrics", "replay"}),
+    ("verification", '{"verification": "ok"}', {"metrics", "replay"}),
+    ("audit", '{"ok": true, "counts": {"errors": "many"}}', {"metrics"}),
+    ("note", '{"about": "run", "flow": "f", "ok": true, "counts": {"x": {}}}', {"metrics"}),
+    ("note", f'{{"about": "run", "flow": "f", "ok": true, "counts": {{"x": {LONG_NUMBER}}}}}', {"metrics"}),
+    ("note", '{"about": "route", "route": "r", "target": "/t"}', set()),
+    ("note", '{"about": "route", "route": [], "target": "/t", "request": "r"}', {"replay"}),
+    ("note", '{"about": "route", "route": "r", "target": "/t", "request": "r", "score": "best"}', {"replay"}),
+    ("note", f'{{"about": "route", "route": "r", "target": "/t", "request": "r", "score": {LONG_NUMBER}}}', {"replay"}),
+    ("note", '{"about": "failure", "source": 1, "fingerprint": 2, "wherry": 3, "requests": [], "error": 5}',
+     {"replay"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", [ledger_samples, replay], ids=["metrics", "replay"])
+@pytest.mark.parametrize(("kind", "body", "refusing"), BODIES)
+def test_a_statement_of_another_form_is_damage(tmp_path, kind, body, refusing, read):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with open_ledger(url) as ledger:
+        record_event(ledger, "note", None, {"text": "first"})
+    altered(url, f"UPDATE statement SET kind = '{kind}', body = '{body}'")
+    refused = pytest.raises(CorruptError, match="the ledger holds invalid statement 1: ")
+    name = "replay" if read is replay else "metrics"
+    with open_ledger(url) as ledger, refused if name in refusing else nullcontext():
+        read(ledger)
+
+
+def test_numbers_of_a_conversion_are_numbers(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+    altered(url, """UPDATE statement SET body = json_set(body, '$.seconds', 'long', '$.bytes_read', 7)""")
+    for read in (ledger_samples, replay):
+        with (
+            open_ledger(url) as ledger,
+            pytest.raises(CorruptError, match=r"statement 1: .*expected a number"),
+        ):
+            read(ledger)

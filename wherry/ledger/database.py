@@ -45,10 +45,15 @@ _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
 _FORM_POLICY = "wherry_form"  # of infra/postgres/roles.sql: of wherry's statements, it refuses only times
 # Functions of a schema must not be harmful, and a replaced row is a deleted one for triggers.
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "recursive_triggers=ON")
-_LONGEST_VALUE = 64 << 20  # bytes of a value of SQLite; a statement about 100,000 tensors has a few
+_LONGEST_VALUE = 16 << 20  # bytes of a value of SQLite; a statement about 100,000 tensors has a few MB
 _VERSION_AND_OBJECTS = (
     "SELECT user_version, type, name, tbl_name FROM pragma_user_version LEFT JOIN sqlite_master ON true"
 )
+_GENERATED = (  # hidden: 2 and 3
+    "SELECT own.name FROM sqlite_master AS own JOIN pragma_table_xinfo(own.name) AS one "
+    "WHERE own.type = 'table' AND one.hidden > 1 LIMIT 1"
+)
+_FOREIGN_CURE = "do not use this file; open a copy of known origin, or start another ledger"
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 
@@ -236,8 +241,15 @@ class Sqlite:
                 raise HostileError(
                     f"the ledger has a {kind} that wherry does not create: {name!r:.100}",
                     uri=str(connection.engine.url.database),
-                    cure="do not use this file; open a copy of known origin, or start another ledger",
+                    cure=_FOREIGN_CURE,
                 )
+        computed = connection.exec_driver_sql(_GENERATED).scalar()
+        if computed:
+            raise HostileError(
+                f"the ledger has a generated column that wherry does not create, in {computed!r:.100}",
+                uri=str(connection.engine.url.database),
+                cure=_FOREIGN_CURE,
+            )
         return rows[0][0]
 
     def create(self, connection: Connection) -> None:

@@ -24,6 +24,7 @@ PRODUCT, FAILURE, RUN = "route", "failure", "run"
 RATE_STATEMENTS = 200  # number of last statements from which the rate of conversions is estimated
 _HISTORY = ("promotion", "rollback", "deletion")
 _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "score")
+_NEEDED = {"route", "target", "request"}
 _FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
 READ_ONLY = "read"  # the verdict on what was read, but never recorded: it proves nothing
 SOUND = ("ok", READ_ONLY)  # verdicts of verifications that found nothing wrong
@@ -315,6 +316,17 @@ def has_failed(outcome: Mapping[str, Any]) -> bool:
     return not has_passed(outcome) and outcome.get("verdict") not in SOUND
 
 
+def _product(seq: int, body: Mapping[str, Any]) -> ProductNote:
+    """A note about a target; what it does not state is None."""
+    from wherry.ledger.schema import stored_number, stored_word
+
+    fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
+    for name, value in fields.items():
+        if value is not None or name in _NEEDED:
+            (stored_number if name in ("step", "score") else stored_word)(value)
+    return ProductNote(seq, **fields)
+
+
 class _Draft:
     """A state that is built statement by statement; repeated strings and options are stored once."""
 
@@ -339,12 +351,10 @@ class _Draft:
         Raises:
             CorruptError: it lacks something that statements of its kind have.
         """
-        from wherry.ledger.schema import damage_error
+        from wherry.ledger.schema import damage_of
 
-        try:
+        with damage_of(statement.seq):
             self._take(statement)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise damage_error(f"statement {statement.seq}: {error!r}") from error
 
     def _take(self, statement: Statement) -> None:
         from wherry.ledger.append import BareStatement, rows_of
@@ -379,6 +389,8 @@ class _Draft:
             self._conversions.append(self._conversion(row, statement.body))
 
     def _conversion(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> ConversionRecord:
+        from wherry.ledger.schema import stored_number
+
         fields = intern_row(row)
         fields["options"] = self._options.setdefault(row["options"], body["options"])
         asked: Mapping[str, Any] = body.get("asked") or {}
@@ -387,8 +399,8 @@ class _Draft:
             target_digest=fields.pop("target"),
             **fields,
             asked=self._options.setdefault(repr(asked), asked),
-            seconds=body["seconds"],
-            bytes_read=body["bytes_read"],
+            seconds=stored_number(body["seconds"]),
+            bytes_read=stored_number(body["bytes_read"]),
         )
 
     def _take_outcome(self, statement: Statement) -> None:
@@ -408,14 +420,15 @@ class _Draft:
 
     def _take_note(self, statement: Statement) -> None:
         """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
+        from wherry.ledger.schema import stored_word
+
         body: dict[str, Any] = intern_row(statement.body)
-        if body.get("about") == PRODUCT and {"route", "target", "request"} <= body.keys():
-            fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
-            note = ProductNote(statement.seq, **fields)
+        if body.get("about") == PRODUCT and body.keys() >= _NEEDED:
+            note = _product(statement.seq, body)
             self._products[note.route, note.target] = note
         elif body.get("about") == FAILURE and body.keys() >= _FAILURE_FIELDS:
             key = body["source"], body["fingerprint"], body["wherry"]
-            said = FailureRecord(body["error"], body.get("kind", ""))
+            said = FailureRecord(stored_word(body["error"]), stored_word(body.get("kind", "")))
             self._failures[key] |= dict.fromkeys(body["requests"], said)
 
     def state(self) -> LedgerState:

@@ -26,6 +26,7 @@ from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
 from wherry.ledger.append import stored_time
 from wherry.ledger.replay import FAILURE, RUN, has_failed
+from wherry.ledger.schema import damage_of, stored_number, stored_word
 from wherry.storage.ages import age_of
 from wherry.storage.durable import replace
 from wherry.storage.sidecar import read_sidecar
@@ -232,11 +233,11 @@ class _Tally:
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
         """Increase a counter."""
-        self.totals[name, tuple(labels.items())] += value  # pyright: ignore[reportArgumentType]  seconds are floats
+        self.totals[name, _checked(labels)] += stored_number(value)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge; the last value counts."""
-        self.last[name, tuple(labels.items())] = value
+        self.last[name, _checked(labels)] = stored_number(value)
 
     def forget(self, name: str, **labels: str) -> None:
         """Remove the samples of an earlier statement with these labels."""
@@ -244,6 +245,10 @@ class _Tally:
         self.last = {
             key: value for key, value in self.last.items() if key[0] != name or not wanted <= {*key[1]}
         }
+
+
+def _checked(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, stored_word(value)) for name, value in labels.items())
 
 
 def ledger_samples(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
@@ -254,7 +259,8 @@ def ledger_samples(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
     for kind in ("conversion", "verification"):
         tally.add("wherry_failures_total", 0, stage=kind)  # so that the counter exists from the first scrape
     for statement in statements(ledger):
-        _count(tally, statement)
+        with damage_of(statement.seq):
+            _count(tally, statement)
     tally.set("wherry_ledger_statements", head(ledger).seq)
     rows = sorted([*tally.totals.items(), *tally.last.items()], key=lambda row: (*HELP,).index(row[0][0]))
     return [MetricSample(name, labels, value) for (name, labels), value in rows], tally.sources
