@@ -27,6 +27,7 @@ from attacks import (
     bombs,
     controls,
     counts,
+    digits,
     folders,
     heads,
     jobs,
@@ -219,6 +220,7 @@ def hostile_files(place: Path) -> list[Case]:
             *ambiguous.cases(place),
             *folders.cases(place),
             *counts.cases(place),
+            *digits.cases(place),
             *records.cases(place),
             *jobs.cases(place),
         ]
