@@ -69,7 +69,7 @@ def texts(sound: Any, forms: tuple[str, ...] = tuple(FORMS)) -> Iterator[tuple[s
 
 
 def _heads() -> Iterator[Case]:
-    for name, text in texts(heads._HEADER):
+    for name, text in texts(heads.HEADER):
         yield Case(f"digits-safetensors/{name}", write_file("model.safetensors", heads.safetensors(text)))
     for form, digits in FORMS.items():
         for kind, shape in enumerate((f"({digits},)", f"({digits}, {digits})", f"(0, {digits})")):
@@ -80,13 +80,13 @@ def _heads() -> Iterator[Case]:
 
 
 def _arrays() -> Iterator[Case]:
-    for version, sound in ((2, arrays._ZARRAY), (3, arrays._ZARR3)):
+    for version, sound in ((2, arrays.ZARRAY), (3, arrays.ZARR3)):
         for name, text in texts(sound):
             yield Case(f"digits-zarr/{version}-{name}", _array(text, version))
     for form, digits in FORMS.items():
         quoted = {"fill_value": digits, "dtype": f"<f{digits}"}
         for field, value in quoted.items():
-            text = json.dumps({**arrays._ZARRAY, field: value}).encode()
+            text = json.dumps({**arrays.ZARRAY, field: value}).encode()
             yield Case(f"digits-zarr/2-{field}-{form}", _array(text, 2))
 
 
@@ -133,7 +133,7 @@ def _orbax() -> Iterator[Case]:
 
 def _item(files: dict[str, bytes]) -> Callable[[Path], Path]:
     """An Orbax item of one array with other files."""
-    make = arrays.orbax_array(arrays._ZARRAY, bytes(16))
+    make = arrays.orbax_array(arrays.ZARRAY, bytes(16))
 
     def write(folder: Path) -> Path:
         found = make(folder)
@@ -223,7 +223,7 @@ def _run(step: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         place = folder / "run" / step
         place.mkdir(parents=True)
-        (place / "model.safetensors").write_bytes(heads.safetensors(json.dumps(heads._HEADER).encode()))
+        (place / "model.safetensors").write_bytes(heads.safetensors(json.dumps(heads.HEADER).encode()))
         return place
 
     return make
@@ -231,7 +231,7 @@ def _run(step: str) -> Callable[[Path], Path]:
 
 def _beside(name: str, text: bytes | None = None) -> Callable[[Path], Path]:
     """A run with a step, and a file beside it and in it."""
-    data = heads.safetensors(json.dumps(heads._HEADER).encode()) if text is None else text
+    data = heads.safetensors(json.dumps(heads.HEADER).encode()) if text is None else text
 
     def make(folder: Path) -> Path:
         found = _run("global_step1")(folder)
