@@ -10,6 +10,7 @@ and their sums to README.md. Exit code 1: something was found.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +27,14 @@ from attacks import (
     archives,
     arrays,
     bombs,
+    bundles,
     controls,
     counts,
+    digits,
     folders,
     heads,
     jobs,
+    ledgers,
     mutate,
     parsers,
     pickles,
@@ -39,16 +44,18 @@ from attacks import (
     report,
     scanners,
     server,
+    servers,
+    texts,
     verbs,
 )
 from attacks.case import Case, require_unique
 from attacks.crew import examine_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 INFRA = Path(__file__).resolve().parents[1]
-PHASES = ("files", "bombs", "mutations", "parsers", "scanners")
+PHASES = ("files", "bombs", "servers", "mutations", "parsers", "scanners")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -137,13 +144,7 @@ def run_attack(asked: argparse.Namespace, scratch: Path) -> report.Results:
     crew = Crew(asked, scratch, place)
     crew.require_noticed()
     say("the fork server is warm, and notices what it must")
-    if "files" in phases:
-        names = [name for name in asked.verbs.split(",") if name] or list(verbs.VERBS)
-        crew.run(found, "files", choose_cases(hostile_files(place), asked), names)
-    if "bombs" in phases:
-        crew.run(
-            found, "bombs", [case for case in bombs.cases() if asked.match in case.name], list(verbs.LOOKING)
-        )
+    run_once(asked, found, crew, place)
     until = time.monotonic() + 60 * asked.minutes
     seed = asked.seed
     while True:
@@ -160,6 +161,26 @@ def run_attack(asked: argparse.Namespace, scratch: Path) -> report.Results:
     if "scanners" in phases:
         found.scanners.extend(scanners.compare_scanners(scratch, list(pickles.cases())))
     return found
+
+
+def run_once(asked: argparse.Namespace, found: report.Results, crew: Crew, place: Path) -> None:
+    """The parts whose cases are the same ones each time."""
+    phases = asked.only or PHASES
+    if "files" in phases:
+        names = [name for name in asked.verbs.split(",") if name] or list(verbs.VERBS)
+        crew.run(found, "files", choose_cases(hostile_files(place), asked), names)
+    if "bombs" in phases:
+        crew.run(found, "bombs", matching(bombs.cases(), asked), list(verbs.LOOKING))
+    if "servers" in phases:
+        with servers.running() as port:
+            crew.serving(port).run(
+                found, "servers", matching(servers.cases(port), asked), list(servers.VERBS)
+            )
+
+
+def matching(cases: Iterable[Case], asked: argparse.Namespace) -> list[Case]:
+    """Those whose names contain the words that were asked for."""
+    return [case for case in cases if asked.match in case.name]
 
 
 class Crew:
@@ -190,6 +211,12 @@ class Crew:
             ],
         )
 
+    def serving(self, port: int) -> Crew:
+        """This crew, whose children may connect to a server that lies."""
+        found = copy.copy(self)
+        found._server = replace(self._server, port=port)
+        return found
+
     def require_noticed(self) -> None:
         """See `controls`."""
         controls.require_noticed(self._server)
@@ -219,6 +246,10 @@ def hostile_files(place: Path) -> list[Case]:
             *ambiguous.cases(place),
             *folders.cases(place),
             *counts.cases(place),
+            *digits.cases(place),
+            *texts.cases(),
+            *ledgers.cases(),
+            *bundles.cases(),
             *records.cases(place),
             *jobs.cases(place),
         ]
@@ -227,7 +258,7 @@ def hostile_files(place: Path) -> list[Case]:
 
 def choose_cases(cases: list[Case], asked: argparse.Namespace) -> list[Case]:
     """Those that match, as many as were asked for: of each kind as many as of any other, while it has some."""
-    left = [case for case in cases if asked.match in case.name]
+    left = matching(cases, asked)
     random.Random(asked.seed).shuffle(left)
     if asked.cases is None or asked.cases >= len(left):
         return left

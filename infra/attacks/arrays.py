@@ -24,7 +24,7 @@ def _json(document: Any) -> bytes:
 
 # ---- Arrays of zarr and their codecs
 
-_ZARRAY = {
+ZARRAY = {
     "zarr_format": 2,
     "shape": [4],
     "chunks": [4],
@@ -35,7 +35,7 @@ _ZARRAY = {
     "compressor": None,
     "dimension_separator": ".",
 }
-_ZARR3 = {
+ZARR3 = {
     "zarr_format": 3,
     "node_type": "array",
     "shape": [4],
@@ -134,15 +134,15 @@ def codec_chunks() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
 def _zarr() -> Iterator[Case]:
     for codec, (metadata, chunks) in codec_chunks().items():
         for number, chunk in enumerate(chunks):
-            document = {**_ZARRAY, "compressor": metadata or None}
+            document = {**ZARRAY, "compressor": metadata or None}
             yield Case(f"zarr-{codec}/chunk-{number}", orbax_array(document, chunk), evil=codec == "pickle")
             giant = {**document, "shape": [1 << 40], "chunks": [1 << 40]}
             yield Case(f"zarr-{codec}/giant-{number}", orbax_array(giant, chunk), evil=codec == "pickle")
             if codec in ("zstd", "gzip", "blosc"):
                 yield Case(f"zarr3-{codec}/chunk-{number}", orbax_array(_zarr3(codec), chunk, 3))
-    for number, document in lies.documents(_ZARRAY, 120, "zarray"):
+    for number, document in lies.documents(ZARRAY, 120, "zarray"):
         yield Case(f"zarr/metadata-{number}", orbax_array(document, bytes(16)))
-    for number, document in lies.documents(_ZARR3, 160, "zarr3"):
+    for number, document in lies.documents(ZARR3, 160, "zarr3"):
         yield Case(f"zarr3/metadata-{number}", orbax_array(document, bytes(16), 3))
 
 
@@ -152,7 +152,7 @@ def _zarr3(codec: str) -> dict[str, Any]:
         if codec == "blosc"
         else {"level": 1}
     )
-    return {**_ZARR3, "codecs": [_ZARR3["codecs"][0], {"name": codec, "configuration": configuration}]}
+    return {**ZARR3, "codecs": [ZARR3["codecs"][0], {"name": codec, "configuration": configuration}]}
 
 
 # ---- OCDBT

@@ -23,12 +23,12 @@ class Case:
 
     Attributes:
         name: unique; the kind, a slash, and what is wrong with it.
-        make: writes it into an empty folder, and returns the path to examine.
+        make: writes it into an empty folder, and returns the path to examine, or the URL of a server that lies.
         evil: whether a loader that believes it would run code or call a function.
     """
 
     name: str
-    make: Callable[[Path], Path]
+    make: Callable[[Path], Path | str]
     evil: bool = False
 
     @property

@@ -24,7 +24,7 @@ def _json(document: Any) -> bytes:
 # ---- safetensors
 
 _ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
-_HEADER = {"__metadata__": {"format": "pt"}, "a": _ENTRY, "b": {**_ENTRY, "data_offsets": [16, 32]}}
+HEADER = {"__metadata__": {"format": "pt"}, "a": _ENTRY, "b": {**_ENTRY, "data_offsets": [16, 32]}}
 
 
 def safetensors(header: bytes, length: int | None = None) -> bytes:
@@ -37,14 +37,14 @@ def _safetensors() -> Iterator[Case]:
         return Case(f"safetensors/{name}", write_file("model.safetensors", data))
 
     for number in (*lies.NUMBERS, -1):
-        yield case(f"length={number}", safetensors(_json(_HEADER), number))
-    for number, document in lies.documents(_HEADER, 160, "safetensors"):
+        yield case(f"length={number}", safetensors(_json(HEADER), number))
+    for number, document in lies.documents(HEADER, 160, "safetensors"):
         yield case(f"header-{number}", safetensors(_json(document)))
     for number, name in enumerate(lies.NAMES):
         yield case(
             f"name-{number}", safetensors(_json({name: _ENTRY, "z": {**_ENTRY, "data_offsets": [16, 32]}}))
         )
-        yield case(f"metadata-{number}", safetensors(_json({**_HEADER, "__metadata__": {name: name}})))
+        yield case(f"metadata-{number}", safetensors(_json({**HEADER, "__metadata__": {name: name}})))
     for number, text in enumerate(
         (
             b'{"a":' * 3000,

@@ -138,7 +138,7 @@ def write_seeds(folder: Path) -> None:
         "a.gguf": heads.gguf(),
         "a.node": arrays.node(0, [(b"w/.zarray", 0, 0), (b"w/0", 0, 0)]),
         "b.node": arrays.node(1, [(b"a", 0, 90), (b"b", 0, 90)]),
-        "a.zarr3": json.dumps(arrays._ZARR3).encode(),
+        "a.zarr3": json.dumps(arrays.ZARR3).encode(),
     }
     for name, data in texts.items():
         (place / name).write_bytes(data)

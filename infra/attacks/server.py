@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks import terminal, verbs
+from attacks import servers, terminal, verbs
 from attacks.case import LEDGER, MARKER, Case, Run
 from attacks.watch import REPORT, Watch
 
@@ -57,6 +57,7 @@ class Server:
         home: a home of wherry that has been used.
         keys: a folder with `private.pem` and `public.pem`.
         native: runs the child of the native level; None to start one each time.
+        port: of the server that lies (`attacks.servers`), in the part where it runs.
     """
 
     scratch: Path
@@ -64,6 +65,7 @@ class Server:
     home: Path
     keys: Path
     native: Callable[..., Any] | None = None
+    port: int = 0
 
     def examine(self, case: Case, names: Sequence[str], *, seconds: float = WALL_SECONDS) -> Iterator[Run]:
         """Run verbs over a case; one row for each, and one more for a payload that left its mark."""
@@ -146,9 +148,12 @@ class Server:
             traceback.print_exc()
             os._exit(UNMADE)
         _stand(folder)
-        places = {"path": str(path), "folder": str(folder), "out": str(home / "out"), "good": str(self.good),
+        if self.port:
+            servers.resolve_here(self.port)
+            os.environ["WHERRY_STORE_TIMEOUT"] = servers.TIMEOUT
+        places = {"path": path, "folder": str(folder), "out": str(home / "out"), "good": str(self.good),
                   "keys": str(self.keys), "routes": str(_routes(home, folder))}  # fmt: skip
-        watch = Watch((str(home),), str(folder))
+        watch = Watch((str(home),), str(folder), self.port)
         watch.install()
         if self.native:
             from wherry.runtime import child
@@ -177,13 +182,13 @@ keep_last = 1
     return file
 
 
-def _make_case(case: Case, folder: Path) -> Path:
-    """The path of the case; made by the first fork alone."""
+def _make_case(case: Case, folder: Path) -> str:
+    """The path or the URL of the case; made by the first fork alone."""
     note = folder.parent / "path"
     if not note.exists():
         folder.mkdir(parents=True)
         note.write_bytes(os.fsencode(case.make(folder)))
-    return Path(os.fsdecode(note.read_bytes()))
+    return os.fsdecode(note.read_bytes())
 
 
 def _stand(folder: Path) -> None:
@@ -291,8 +296,8 @@ def warm(server: Server, cases: Sequence[Case]) -> None:
     with os.fdopen(reading) as pipe:
         names = json.loads(pipe.read() or "[]")
     os.waitpid(child, 0)
-    for name in names:
-        if name.partition(".")[0] not in ("jax", "jaxlib", "torch", "attacks", "__main__"):
+    for name in names:  # not _asyncio before asyncio, whose tasks would not be found
+        if name.partition(".")[0] not in ("jax", "jaxlib", "torch", "attacks", "_asyncio", "__main__"):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     platform.processor()  # starts a program, once; MLflow asks for it

@@ -215,7 +215,14 @@ def test_values():
     assert select("best( loss )").highest is False
     assert select("every 500").steps == 500
     assert select("since 2026-11-01T02:00+02:00").since == moment("2026-11-01")
-    for text in ("every 0", "best()", "newest", "since yesterday"):
+    for text in (
+        "every 0",
+        "best()",
+        "newest",
+        "since yesterday",
+        "every " + "9" * 5000,
+        "since 0001-01-01T00:00+23:59",
+    ):
         with pytest.raises(UsageError):
             select(text)
     assert render("{run}/{step|final}", {"run": "a", "step": None}) == "a/final"

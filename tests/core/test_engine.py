@@ -74,6 +74,11 @@ def test_a_manifest_of_a_newer_schema_is_refused():
         manifest.from_json({"schema": 99})
 
 
+def named(number):
+    """A parameter that pytest cannot print."""
+    return pytest.param(number, id=f"{number.bit_length()} bits")
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("128MiB", 128 << 20), ("5GB", 5 * 10**9), ("7", 7), ("1.5 k", 1536)]
 )
@@ -81,10 +86,22 @@ def test_sizes(text, size):
     assert units.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "MB", "-1", "0", "1 parsec"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "MB", "-1", "0", "1 parsec", "9" * 400, f"{'9' * 5000}.0", *map(named, (10**4000, 16**5000))],
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(UsageError):
         units.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1 year", "9" * 400, f"{'9' * 5000}d", named(16**5000), 1e300, "999999w"]
+)
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(UsageError, match="invalid duration"):
+        units.duration(text)
+    assert units.duration("99999d") == 99999 * 86400
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,10 @@ def test_the_ledger_on_the_command_line(chain, tmp_path):
         assert (code, json.loads(output)["anchored"]) == (0, 3)
     code, output = run(ledger_commands, "check", "--anchor", "0123456789abcdef" * 4)
     assert (code, "NOT in this chain" in output) == (9, True)
-    (tmp_path / "anchor.json").write_text("{}")
-    with pytest.raises(UsageError, match="invalid anchor"):
-        run(ledger_commands, "check", "--anchor", tmp_path / "anchor.json")
+    for text in ("{}", '{"hash": "a", "seq": 1e999}', '{"hash": "a", "seq": "%s"}' % ("9" * 5000)):
+        (tmp_path / "anchor.json").write_text(text)
+        with pytest.raises(UsageError, match="invalid anchor"):
+            run(ledger_commands, "check", "--anchor", tmp_path / "anchor.json")
     with pytest.raises(UsageError, match="invalid anchor"):
         run(ledger_commands, "check", "--anchor", tmp_path / "none.json")
     assert run(ledger_commands, "migrate")[0] == 0

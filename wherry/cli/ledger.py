@@ -172,7 +172,7 @@ def _anchor(text: str) -> Anchor:
     try:
         data: Any = parse_json(read_config(text), "the anchor", limits=SMALL)
         return Anchor(str(data["hash"]), int(data["seq"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, OverflowError, KeyError, TypeError) as error:
         raise UsageError(
             f"invalid anchor {text!r}: expected a hash of at least {_LEAST} hex digits, or a file",
             cure="give the file or the hash that `wherry ledger anchor` printed",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Choice = Literal["latest", "best", "every", "all", "since"]
 FIELDS = ("run", "step", "format", "name", "route", "family", "kind")
 _BEST = re.compile(r"best\(\s*([^,()]+?)\s*(?:,\s*(min|max)\s*)?\)")
-_EVERY = re.compile(r"every\s+(\d+)")
+_EVERY = re.compile(r"every\s+([0-9]{1,18})")
 _SINCE = re.compile(r"since\s+(\S+)")
 _FIELD = re.compile(r"\{(\w*)(?:\|([^{}]*))?\}")
 
@@ -87,11 +87,11 @@ def moment(text: str) -> datetime:
     """
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # the latter: its offset leads out of the years 1 to 9999
         raise UsageError(
             f"invalid date {text!r}", cure="write for example 2026-11-01 or 2026-11-01T02:30+01:00"
         ) from None
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def require_template(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from wherry.errors import UsageError
 
 DEFAULT_MEMORY = "128MiB"  # budget of what is in flight
 _SMALLEST_BUDGET = 1 << 20
+_MOST_BITS = 256  # of a whole number that is printed; str() refuses thousands of digits
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -15,7 +17,10 @@ _FACTORS = {
     **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
     **{unit: 1024**power for power, unit in enumerate(("k", "m", "g", "t"), 1)},
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_NUMBER = (
+    r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*"  # int() refuses thousands of digits, and float() makes infinity
+)
+_SIZE = re.compile(_NUMBER + r"([a-zA-Z]*)\s*")
 
 
 def parse_size(text: str | int) -> int:
@@ -24,13 +29,24 @@ def parse_size(text: str | int) -> int:
     Raises:
         UsageError: it is not a size, or not positive.
     """
-    found = _SIZE.fullmatch(str(text))
+    found = _SIZE.fullmatch(_shown(text))
     if not found or found.group(2).lower() not in _FACTORS:
-        raise UsageError(f"invalid size {text!r}", cure="write for example 128MiB, 2GB or a number of bytes")
+        raise UsageError(
+            f"invalid size {_shown(text)!r}", cure="write for example 128MiB, 2GB or a number of bytes"
+        )
     size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
     if size <= 0:
         raise UsageError(f"invalid size {text!r}: it must be positive", cure="write for example 128MiB")
     return size
+
+
+def _shown(text: str | float) -> str:
+    """The text of a setting, which is no longer than any that is valid."""
+    return (
+        "a number of many digits"
+        if isinstance(text, int) and text.bit_length() > _MOST_BITS
+        else str(text)[:80]
+    )
 
 
 def parse_budget(text: str | int) -> int:
@@ -72,7 +88,8 @@ def show_seconds(seconds: float) -> str:
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*")
+_DURATION = re.compile(_NUMBER + r"([smhdw]?)\s*")
+_LONGEST = 365_000 * 86400  # seconds; a date cannot be much further back
 
 
 def duration(text: str | float) -> float:
@@ -81,10 +98,11 @@ def duration(text: str | float) -> float:
     Raises:
         UsageError: it is not a duration.
     """
-    found = _DURATION.fullmatch(str(text))
-    if found is None:
-        raise UsageError(f"invalid duration {text!r}", cure="write for example 900, 15m, 2h or 30d")
-    return float(found.group(1)) * _SECONDS[found.group(2)]
+    found = _DURATION.fullmatch(_shown(text))
+    seconds = float(found.group(1)) * _SECONDS[found.group(2)] if found else math.inf
+    if seconds > _LONGEST:
+        raise UsageError(f"invalid duration {_shown(text)!r}", cure="write for example 900, 15m, 2h or 30d")
+    return seconds
 
 
 def short(digest: str) -> str:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _PRIVATE = 0o700
+_SQLITE_SUFFIXES = ("", "-journal", "-wal", "-shm")
+_LONGEST_VALUE = 1 << 20  # bytes; of the values that are read without the ledger: digests, places, versions
+_COMPUTED = """SELECT 1 FROM sqlite_master AS own WHERE type = 'view' OR sql LIKE 'create virtual%' OR type = 'table'
+    AND EXISTS (SELECT 1 FROM pragma_table_xinfo(own.name) WHERE hidden > 1) LIMIT 1"""  # 2, 3: generated columns
 _END_OF_AUTHORITY = re.compile("[/?#]")
 _DATABASES = frozenset({"postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle"})
 
@@ -86,6 +90,12 @@ def _without_user(scheme: str, rest: str) -> str:
     return authority.rpartition("@")[2] + rest[len(authority) :]
 
 
+def irregular_sqlite_file(file: Path) -> Path | None:
+    """A file of a SQLite database that is no regular file, for example a pipe, at which SQLite would wait forever."""
+    found = (file.with_name(f"{file.name}{suffix}") for suffix in _SQLITE_SUFFIXES)
+    return next((one for one in found if one.exists() and not one.is_file()), None)
+
+
 @contextmanager
 def sqlite_to_read(file: Path, timeout: float = 5) -> Generator[sqlite3.Connection]:
     """A connection that only reads a SQLite file; it creates none, and begins no transaction by itself.
@@ -95,12 +105,18 @@ def sqlite_to_read(file: Path, timeout: float = 5) -> Generator[sqlite3.Connecti
         timeout: seconds to wait for a writer.
 
     Raises:
-        sqlite3.Error: the file does not exist, or is no database.
+        sqlite3.Error: the file does not exist, or is no database of stored tables alone: a view, for example, can be
+            endless.
     """
     import sqlite3
 
+    if irregular_sqlite_file(file):
+        raise sqlite3.DatabaseError("not a regular file")
     named = f"{file.as_uri()}?mode=ro"
     with closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        if connection.execute(_COMPUTED).fetchone():
+            raise sqlite3.DatabaseError("it computes rows or values, which can take forever")
         yield connection
 
 

@@ -68,6 +68,8 @@ def entry_at(uri: str) -> LedgerEntry:
         return _from_nodes(uri) if file is None else _from_sqlite(file, uri)
     except WherryError as error:
         return LedgerEntry(unread=error.what)
+    except (TypeError, AttributeError):  # SQLite stores values of any type in any column
+        return LedgerEntry(unread="the ledger holds invalid values")
 
 
 def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
@@ -77,7 +79,11 @@ def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
     try:
         with sqlite_to_read(file) as connection:
             return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
-    except sqlite3.Error:  # of an older schema, in use, or no ledger at all: opening it tells
+    except (
+        sqlite3.Error,
+        TypeError,
+        AttributeError,
+    ):  # of an older schema, in use, or no ledger: opening it tells
         return _from_nodes(uri)
 
 

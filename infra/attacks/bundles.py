@@ -1,0 +1,199 @@
+"""Evidence that was changed under an index that agrees: pages, programs, names, attributes and hidden bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import stat
+import struct
+import warnings
+import zipfile
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attacks import digits, lies
+from attacks.archives import write_file
+from attacks.case import MARKER, Case
+from attacks.records import GOLDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Contents = dict[str, bytes]
+
+_PROGRAM, _PAGE, _LEDGER, _REPORT, _INDEX = (
+    "__main__.py",
+    "report.md",
+    "ledger.jsonl",
+    "report.json",
+    "index.json",
+)
+_HIDDEN = b"PK\3\4 a file for another reader"
+_CODE = f"open({MARKER!r}, 'w')\n".encode()
+_REPORTS = 40  # lying reports, under an index that agrees
+_PAGES = (b"", b"# Audit of 2 checkpoints: no errors\n", b"# Audit \x1b]0;title\x07\n", b"\x9b31m", b"x" * (9 << 20),
+          b"# Audit\n\nthe bundle is complete and consistent\n", b"[red]MARKUP[/red]", b"\xff\xfe")  # fmt: skip
+_NAMES = (
+    *lies.NAMES, "manifests/../../../../tmp/evil", "manifests/../sitecustomize.py", "manifests/__init__.py",
+    "manifests/x.pth", "manifests/C:\\x", f"manifests/{'a' * 64}.json\n", f"manifests/{'A' * 64}.json",
+    f"manifests/md5-{'a' * 64}.json", "REPORT.json", "report.json ", "hashlib.py", "json/__init__.py", "zipfile.py",
+)  # fmt: skip
+_MODES = {"link": stat.S_IFLNK | 0o777, "folder": stat.S_IFDIR | 0o755, "setuid": stat.S_IFREG | 0o4755,
+          "fifo": stat.S_IFIFO, "device": stat.S_IFCHR}  # fmt: skip
+_FINDINGS: tuple[tuple[str, dict[str, str] | None, int], ...] = (
+    ("controls", {"severity": "\x1b[2J", "kind": "a\nb: forged"}, 1), ("milder", {"severity": "note"}, 1),
+    ("long", {"kind": "x" * 1_000_000}, 1), ("many", {"severity": "error"}, 30_000), ("none", None, 9000),
+)  # fmt: skip
+# Offset and form of a field of the header before the ledger, and its value.
+_LOCAL = ((4, "<H", 99), (6, "<H", 1), (6, "<H", 8), (8, "<H", 0), (14, "<I", 7), (18, "<I", 1 << 20), (22, "<I", 1),
+          (26, "<H", 3), (28, "<H", 4), (30, "<c", b"m"))  # fmt: skip
+_LISTED = ((8, "<H", 1), (8, "<H", 0x800), (10, "<H", 0), (10, "<H", 12), (16, "<I", 7), (20, "<I", 0), (24, "<I", 0),
+           (24, "<I", 0xFFFFFFF0), (34, "<H", 9), (42, "<I", 0), (42, "<I", 0xFFFFFFF0))  # fmt: skip
+
+
+def _golden(number: int) -> Contents:
+    with zipfile.ZipFile(GOLDEN / f"bundle-{number}.zip") as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def listed(contents: Contents) -> Contents:
+    """The contents under an index that agrees."""
+    index = json.loads(contents[_INDEX])
+    index["files"] = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in contents.items()
+        if name != _INDEX
+    }
+    return {**contents, _INDEX: json.dumps(index).encode()}
+
+
+def packed(contents: Contents, change: Callable[[zipfile.ZipInfo], object] | None = None) -> bytes:
+    """An archive; `change` alters what it says of each file."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        warnings.simplefilter("ignore")
+        for name, data in contents.items():
+            info = zipfile.ZipInfo(name.encode("utf-8", "replace").decode())
+            info.compress_type = zipfile.ZIP_DEFLATED
+            if change:
+                change(info)
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def built(
+    contents: Contents, *, gap: bytes = b"", tail: bytes = b"", local: Any = None, entry: Any = None
+) -> bytes:
+    """An archive written byte by byte: with bytes before the list or behind a stream, or with other fields."""
+    out, directory = bytearray(), bytearray()
+    for name, data in contents.items():
+        chosen = name == _LEDGER
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        stream = packer.compress(data) + packer.flush() + (tail if chosen else b"")
+        sizes = (0, 33, zlib.crc32(data), len(stream), len(data), len(name), 0)
+        head = bytearray(struct.pack("<4s3H2H3I2H", b"PK\3\4", 20, 0, 8, *sizes)) + name.encode()
+        row = bytearray(struct.pack("<4s4H2H3I5H2I", b"PK\1\2", 20, 20, 0, 8, *sizes, 0, 0, 0, 0, len(out)))
+        for record, field in ((head, local), (row, entry)):
+            if field and chosen:
+                struct.pack_into(field[1], record, field[0], field[2])
+        directory += row + name.encode()
+        out += head + stream
+    out += gap
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(contents), len(contents), len(directory), len(out), 0)
+    return bytes(out + directory + end)
+
+
+# ---- What is changed
+
+
+def _members(sound: Contents) -> Iterator[tuple[str, bytes]]:
+    for number, page in enumerate(_PAGES):
+        yield f"page-{number}", packed(listed({**sound, _PAGE: page}))
+    for name in (_PROGRAM, "README.txt"):
+        yield f"code-{name}", packed(listed({**sound, name: _CODE}))
+        yield f"code-behind-{name}", packed(listed({**sound, name: sound[name] + _CODE}))
+    for number, name in enumerate(_NAMES):
+        yield f"name-{number}", packed(listed({**sound, name: _CODE}))
+        yield f"unlisted-{number}", packed({**sound, name: _CODE})
+    for name in (_PROGRAM, _PAGE, _LEDGER, _INDEX, _REPORT):
+        yield f"without-{name}", packed({other: data for other, data in sound.items() if other != name})
+        yield f"twice-{name}", _twice(sound, name)
+
+
+def _twice(sound: Contents, name: str) -> bytes:
+    """An archive with two files of a name."""
+    buffer = io.BytesIO(packed(sound))
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "a") as archive:
+        warnings.simplefilter("ignore")
+        archive.writestr(name, _CODE)
+    return buffer.getvalue()
+
+
+def _attributes(sound: Contents) -> Iterator[tuple[str, bytes]]:
+    for name, mode in _MODES.items():
+        for file in (_PAGE, _PROGRAM):
+            yield f"{name}-{file}", packed(sound, partial(_set, file, {"external_attr": mode << 16}))
+    for name, options in {
+        "comment": {"comment": b"\x1b]0;title\x07"},
+        "extra": {"extra": struct.pack("<HH4s", 0x7075, 4, b"name")},
+        "bzip2": {"compress_type": zipfile.ZIP_BZIP2},
+        "lzma": {"compress_type": zipfile.ZIP_LZMA},
+        "stored": {"compress_type": zipfile.ZIP_STORED},
+        "dos-folder": {"external_attr": 0x10},
+    }.items():
+        for file in (_LEDGER, _PROGRAM):
+            yield f"{name}-{file}", packed(sound, partial(_set, file, options))
+
+
+def _set(file: str, options: dict[str, Any], info: zipfile.ZipInfo) -> None:
+    for name, value in options.items() if info.filename == file else ():
+        setattr(info, name, value)
+
+
+def _bytes(sound: Contents) -> Iterator[tuple[str, bytes]]:
+    for number, data in enumerate((b"\0", _HIDDEN, bytes(1 << 20))):
+        yield f"gap-{number}", built(sound, gap=data)
+        yield f"tail-{number}", built(sound, tail=data)
+        yield f"before-{number}", data + built(sound)
+        yield f"behind-{number}", built(sound) + data
+    for field in _LOCAL:
+        yield f"local-{field[0]}-{field[2]}", built(sound, local=field)
+    for field in _LISTED:
+        yield f"entry-{field[0]}-{field[2]}", built(sound, entry=field)
+
+
+def _documents(sound: Contents) -> Iterator[tuple[str, bytes]]:
+    report = json.loads(sound[_REPORT])
+    for number, found in lies.documents(report, _REPORTS, "report"):
+        yield f"report-{number}", _reported(sound, json.dumps(found).encode("utf-8", "surrogatepass"))
+    for form, text in digits.FORMS.items():
+        yield f"digits-report-{form}", _reported(sound, digits.everywhere(report, text))
+        index = digits.everywhere(json.loads(sound[_INDEX]), text)
+        yield f"digits-index-{form}", packed({**sound, _INDEX: index})
+        lines = [digits.everywhere(json.loads(line), text) for line in sound[_LEDGER].splitlines()]
+        yield f"digits-ledger-{form}", packed(listed({**sound, _LEDGER: b"\n".join([*lines, b""])}))
+    for name in (_REPORT, "anchor.json", _INDEX):
+        text = sound[name].rstrip()[:-1] + b', "schema": 2}'
+        yield f"stated-twice-{name}", packed({**listed({**sound, name: text}), name: text})
+    for name, row, count in _FINDINGS:
+        changed = {**report, "findings": [row and {**_finding(report), **row}] * count}
+        yield f"findings-{name}", _reported(sound, json.dumps(changed).encode())
+
+
+def _finding(report: dict[str, Any]) -> dict[str, Any]:
+    return (report["findings"] or [{}])[0]
+
+
+def _reported(sound: Contents, text: bytes) -> bytes:
+    return packed(listed({**sound, _REPORT: text}))
+
+
+def cases() -> Iterator[Case]:
+    """Every bundle: of evidence with findings, which wherry renders again."""
+    sound = _golden(2)
+    for make in (_members, _attributes, _bytes, _documents):
+        for name, data in make(sound):
+            evil = name.startswith(("code", "name", "unlisted", "twice"))
+            yield Case(f"bundle-forged/{name}", write_file("evidence.zip", data), evil)

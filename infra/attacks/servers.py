@@ -1,0 +1,278 @@
+"""Web servers that lie about what they have: other bytes, other sizes, answers without end, redirects to this machine.
+
+`python -m attacks.servers` serves every lie on a port of 127.0.0.1, which it prints. The name `files.example` leads
+there too, so that a redirect to this machine comes from elsewhere. A connection to any other port counts as executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from attacks import digits, heads
+from attacks.case import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+HOST = "files.example"
+HERE = "127.0.0.1"
+FILE = "m.safetensors"
+TIMEOUT = "3"  # of a store, in seconds: a silent server ends by it
+VERBS = (
+    "detect",
+    "inspect",
+    "inspect digest",
+    "verify digest",
+    "plan",
+    "convert torch",
+    "fetch",
+    "audit check",
+)
+_HEADER = json.dumps({"w": {"dtype": "F32", "shape": [4096], "data_offsets": [0, 16384]}}).encode()
+BODY = heads.safetensors(_HEADER)[:-32] + bytes(range(256)) * 64
+_DATA = len(BODY) - 16384  # where the tensor begins
+_PAUSE = 0.4  # between bytes of a slow answer
+_OTHER = 9  # a port at which no server of the attack listens
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A range that was asked for; the whole file if none was."""
+
+    start: int
+    stop: int
+
+    @property
+    def range(self) -> str:
+        """As an answer states it."""
+        return f"bytes {self.start}-{self.stop - 1}/{len(BODY)}"
+
+    @property
+    def data(self) -> bytes:
+        """The bytes themselves."""
+        return BODY[self.start : self.stop]
+
+
+def answer(status: object, headers: dict[str, object] | None = None, body: bytes = b"") -> bytes:
+    """A whole answer of HTTP, with the length of its body unless another is stated."""
+    stated = {"Content-Length": len(body), "Connection": "close", **(headers or {})}
+    lines = [
+        f"HTTP/1.1 {status}",
+        *(f"{name}: {value}" for name, value in stated.items() if value is not None),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogatepass") + body
+
+
+def part(asked: Asked, body: bytes | None = None, **headers: object) -> bytes:
+    """A range, in which one thing may be another."""
+    found = {
+        "Content-Range": asked.range,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return answer("206 Partial Content", found, asked.data if body is None else body)
+
+
+def _redirect(location: str, _asked: Asked) -> Iterable[bytes]:
+    return [answer("302 Found", {"Location": location})]
+
+
+def _stated(headers: dict[str, object], asked: Asked) -> Iterable[bytes]:
+    return [part(asked, **headers)]
+
+
+def _status(status: str, headers: dict[str, object], _asked: Asked) -> Iterable[bytes]:
+    return [answer(status, headers)]
+
+
+def _packed(encoding: str, asked: Asked) -> Iterable[bytes]:
+    """300 MB of zeros, compressed."""
+    return [part(asked, gzip.compress(bytes(300 << 20), 1), Content_Encoding=encoding)]
+
+
+def _endless(begin: bytes, each: bytes, _asked: Asked) -> Iterator[bytes]:
+    yield from itertools.chain([begin], itertools.repeat(each))
+
+
+def _slow(asked: Asked) -> Iterator[bytes]:
+    """A byte at a time, and no end."""
+    yield part(asked, b"", Content_Length=1 << 40)
+    for number in itertools.count():
+        time.sleep(_PAUSE)
+        yield asked.data[number % len(asked.data) :][:1]
+
+
+def _silent(_asked: Asked) -> Iterator[bytes]:
+    time.sleep(60)
+    yield b""
+
+
+def _changing(asked: Asked) -> Iterable[bytes]:
+    """Other bytes, under another tag, each time."""
+    return [
+        part(asked, bytes([time.monotonic_ns() & 255]) * len(asked.data), ETag=f'"{time.monotonic_ns()}"')
+    ]
+
+
+_NUMBERS = ("-1", "x", "0", "1", f"{2**40}", f"{2**63}", digits.LONG, "7, 8", "\u0663")
+_PACKINGS = ("gzip", "deflate", "br", "zstd", "gzip, gzip", "x")
+_STATUSES = ("304", "401 x", "416", "418 \x1b]0;title\x07", "500", "999", "x", digits.LONG)
+_TARGETS = {
+    "metadata": "http://169.254.169.254/latest/meta-data/iam", "metadata-name": "http://metadata.google.internal/",
+    "file": "file:///etc/passwd", "ftp": "ftp://127.0.0.1/x", "store": "gs://bucket/x", "data": "data:,x",
+    "local": f"http://{HERE}:{_OTHER}/x", "relative": f"//{HERE}:{_OTHER}/x", "name": f"http://localhost:{_OTHER}/x",
+    "six": f"http://[::1]:{_OTHER}/x", "mapped": f"http://[::ffff:7f00:1]:{_OTHER}/x", "zero": f"http://0:{_OTHER}/x",
+    "decimal": f"http://2130706433:{_OTHER}/x", "short": f"http://127.1:{_OTHER}/x", "hex": f"http://0x7f.1:{_OTHER}/",
+    "octal": f"http://0177.0.0.1:{_OTHER}/x", "user": f"http://{HOST}@{HERE}:{_OTHER}/x", "dot": "http://localhost.:9/",
+    "other": f"http://127.9.9.9:{_OTHER}/x", "nothing": "", "itself": FILE, "longer": f"x/{FILE}",
+    "port": "http://files.example:99999999/", "wide": "http://１２７.0.0.1:9/", "controls": "/\x1b]0;title\x07",
+}  # fmt: skip
+# What is answered from a byte on, or to every question.
+LIES: dict[str, Callable[[Asked], Iterable[bytes]]] = {
+    "sound": lambda asked: [part(asked)],
+    "whole": lambda _asked: [answer("200 OK", {}, BODY)],
+    "shifted": lambda asked: [part(Asked(asked.start + 3, asked.stop + 3))],
+    "other": lambda asked: [part(asked, BODY[3:] + BODY[:3])],
+    "more": lambda asked: [part(asked, asked.data + bytes(1 << 20))],
+    "fewer": lambda asked: [part(asked, asked.data[:-1])],
+    "nothing": lambda asked: [part(asked, b"")],
+    "cut": lambda asked: [part(asked, asked.data[:-1], Content_Length=len(asked.data))],
+    "no-content": lambda _asked: [answer("204 No Content")],
+    "closed": lambda _asked: [],
+    "junk": lambda _asked: [b"\xff" * 4096],
+    "page": lambda _asked: [answer("200 OK", {"Content-Type": "text/html"}, b"<a href='/x'>x</a>" * 100)],
+    "changing": _changing,
+    "slow": _slow,
+    "silent": _silent,
+    **{f"packed-{number}": partial(_packed, name) for number, name in enumerate(_PACKINGS)},
+    "endless": partial(
+        _endless, answer("206 x", {"Content-Length": 1 << 60, "Content-Range": "bytes 0-9/9"}), b"x" * 65536
+    ),
+    "endless-whole": partial(_endless, answer("200 OK", {"Content-Length": None}), b"x" * 65536),
+    "endless-chunks": partial(
+        _endless, answer("200 OK", {"Content-Length": None, "Transfer-Encoding": "chunked"}), b"4\r\nxxxx\r\n" * 9000
+    ),
+    "endless-chunk": partial(
+        _endless, answer("200 OK", {"Content-Length": None, "Transfer-Encoding": "chunked"}), b"f" * 65536
+    ),
+    "endless-headers": partial(_endless, b"HTTP/1.1 200 OK\r\n", b"X-Name: value\r\n" * 4000),
+    "endless-header": partial(_endless, b"HTTP/1.1 200 OK\r\nX-Name: ", b"x" * 65536),
+    "endless-status": partial(_endless, b"HTTP/1.1 200 ", b"x" * 65536),
+    "endless-continue": partial(_endless, b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
+    **{f"length-{number}": partial(_stated, {"Content_Length": text}) for number, text in enumerate(_NUMBERS)},
+    **{f"range-{number}": partial(_stated, {"Content_Range": f"bytes {text}-{text}/{text}"}) for number, text in
+       enumerate(_NUMBERS)},
+    "unsaid": partial(_stated, {"Content_Range": None}),
+    "range-junk": partial(_stated, {"Content_Range": "\x1b]0;title\x07"}),
+    "tag": partial(_stated, {"ETag": "\x1b]0;title\x07", "Last_Modified": "zzz"}),
+    "parts": partial(_stated, {"Content_Type": "multipart/byteranges; boundary=x", "Content_Range": None}),
+    **{f"redirect-{name}": partial(_redirect, target) for name, target in _TARGETS.items()},
+    **{f"status-{number}": partial(_status, text, {}) for number, text in enumerate(_STATUSES)},
+    **{f"later-{number}": partial(_status, "503 Busy", {"Retry-After": text}) for number, text in enumerate(_NUMBERS)},
+}  # fmt: skip
+_FROM = {"first": 0, "data": _DATA}  # the first byte about which the server lies
+_EVERY = "every"  # it lies about every name, and to every question
+
+
+# ---- The server
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers `/LIE/WHERE/m.safetensors`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_words: Any) -> None:
+        """Nothing is told."""
+
+    def do_HEAD(self) -> None:
+        """The size, which is true."""
+        lie, where, name = self._place()
+        if where == _EVERY:
+            self._write(LIES[lie](Asked(0, len(BODY))))
+        elif name == FILE:
+            self._write([answer("200 OK", {"Content-Length": len(BODY), "Accept-Ranges": "bytes"})])
+        else:
+            self._write([answer("404 Not Found")])
+
+    def do_GET(self) -> None:
+        """A range."""
+        lie, where, name = self._place()
+        first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
+        asked = Asked(int(first or 0), min(int(last or len(BODY)) + 1, len(BODY)))
+        if name != FILE and where != _EVERY:
+            self._write([answer("404 Not Found")])
+        else:
+            honest = asked.start < _FROM.get(where, 0)
+            self._write((LIES["sound"] if honest else LIES[lie])(asked))
+
+    def _place(self) -> tuple[str, str, str]:
+        _, lie, where, *_, name = self.path.partition("?")[0].split("/")
+        return (lie if lie in LIES else "sound"), where, name
+
+    def _write(self, pieces: Iterable[bytes]) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                self.wfile.write(piece)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[int]:
+    """A process that serves every lie; its port."""
+    command = [sys.executable, "-m", "attacks.servers"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield int((process.stdout or sys.stdin).readline())
+        finally:
+            process.kill()
+
+
+# ---- In the child
+
+
+def resolve_here(port: int) -> None:
+    """From now on, the name of the server leads to this machine, in this process."""
+    resolve = socket.getaddrinfo
+
+    def found(host: Any, at: Any, *values: Any, **named: Any) -> Any:
+        if host == HOST:
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HERE, int(at or port)))]
+        return resolve(host, at, *values, **named)
+
+    socket.getaddrinfo = found
+
+
+def cases(port: int) -> Iterator[Case]:
+    """Every lie, from the first byte on, about the tensors only, and to every question."""
+    for lie in LIES:
+        for where in (*_FROM, _EVERY):
+            url = f"http://{HOST}:{port}/{lie}/{where}/{FILE}"
+            yield Case(f"server-{where}/{lie}", partial(_named, url))
+
+
+def _named(url: str, _folder: Path) -> str:
+    return url
+
+
+def main() -> None:
+    """Serve until it is killed."""
+    server = ThreadingHTTPServer((HERE, 0), Handler)
+    server.daemon_threads = True
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
