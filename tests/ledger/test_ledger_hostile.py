@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import closing, nullcontext
@@ -184,3 +185,12 @@ def test_numbers_of_a_conversion_are_numbers(tmp_path):
             pytest.raises(CorruptError, match=r"statement 1: .*expected a number"),
         ):
             read(ledger)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path, suffix, make):
+    make(tmp_path / f"ledger.db{suffix}")
+    refused = pytest.raises(StorageError, match="a file of the ledger is not a regular file")
+    with refused, open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}"):
+        pytest.fail("it was opened")

@@ -33,7 +33,7 @@ from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, SILENT
 from wherry.remote.waits import waiting
-from wherry.storage.home import ensure_home, sqlite_file, without_secrets
+from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def _connect(url: str) -> tuple[Engine, str, Backend]:
         driver = make_url(url).drivername
         if driver not in _SQLITE:
             raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
+        if (other := irregular_sqlite_file(file)) is not None:
+            raise StorageError("a file of the ledger is not a regular file", uri=str(other), cure=_CURE)
         return _sqlite_engine(url, str(file), os.getpid()), str(file), Sqlite()
     if url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
         from wherry.ledger.postgres import connect
