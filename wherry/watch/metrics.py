@@ -233,11 +233,11 @@ class _Tally:
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
         """Increase a counter."""
-        self.totals[name, _checked(labels)] += stored_number(value)
+        self.totals[name, _label_key(labels)] += stored_number(value)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge; the last value counts."""
-        self.last[name, _checked(labels)] = stored_number(value)
+        self.last[name, _label_key(labels)] = stored_number(value)
 
     def forget(self, name: str, **labels: str) -> None:
         """Remove the samples of an earlier statement with these labels."""
@@ -247,7 +247,7 @@ class _Tally:
         }
 
 
-def _checked(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _label_key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, stored_word(value)) for name, value in labels.items())
 
 
