@@ -150,7 +150,7 @@ class Server:
         _stand(folder)
         if self.port:
             servers.resolve_here(self.port)
-            os.environ["WHERRY_STORE_TIMEOUT"] = servers.TIMEOUT
+            os.environ["WHERRY_STORAGE_TIMEOUT"] = servers.TIMEOUT
         places = {"path": path, "folder": str(folder), "out": str(home / "out"), "good": str(self.good),
                   "keys": str(self.keys), "routes": str(_routes(home, folder))}  # fmt: skip
         watch = Watch((str(home),), str(folder), self.port)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HOST = "files.example"
 HERE = "127.0.0.1"
 FILE = "m.safetensors"
-TIMEOUT = "3"  # of a store, in seconds: a silent server ends by it
+TIMEOUT = "1s"  # of a store: a silent server ends by it, and retries within twice as long
 VERBS = (
     "detect",
     "inspect",
