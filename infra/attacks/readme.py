@@ -12,6 +12,7 @@ START, END = "<!-- attack:start -->", "<!-- attack:end -->"
 _PARTS = {
     "files": "hostile files",
     "bombs": "bombs",
+    "servers": "web servers that lie",
     "mutations": "mutations of sound checkpoints",
     "parsers": "inputs of single parsers",
 }

@@ -112,7 +112,7 @@ def test_a_server_without_ranges_gives_the_beginning():
     ],
 )
 def test_a_lie_about_a_range_is_an_error_and_leaves_nothing(lie, what, tmp_path, monkeypatch):
-    monkeypatch.setenv("WHERRY_STORE_TIMEOUT", "5")
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "5s")
     with Server(lie, from_byte=HEADER) as server, pytest.raises(StorageError, match=what):
         wherry.convert(server.url, tmp_path / "out", to="npz", lineage=False)
     assert not (tmp_path / "out").exists()
@@ -124,6 +124,8 @@ def test_a_lie_about_a_range_is_an_error_and_leaves_nothing(lie, what, tmp_path,
         ("127.0.0.1", True, False), ("[::1]", True, False), ("::ffff:127.0.0.1", True, False), ("0.0.0.0", True, False),
         ("localhost", True, False), ("LOCALHOST.", True, False), ("metadata.google.internal", True, False),
         ("169.254.169.254", False, True), ("fe80::1", False, True), ("huggingface.co", False, False),
+        ("127.1", True, False), ("0x7f.1", True, False), ("2130706433", True, False), ("0177.0.0.1", True, False),
+        ("0", True, False), ("127.0.0.1.", True, False), ("0xa9fea9fe", False, True), ("2852039166", False, True),
         ("10.0.0.5", False, False), ("8.8.8.8", False, False),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,13 @@ def is_link_local(host: str) -> bool:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host states by number, in any form that resolvers take: 127.1, 0x7f.1 and 2130706433 too."""
+    text = host.strip("[]").rstrip(".")
     try:
-        found = ipaddress.ip_address(host.strip("[]"))
+        found = ipaddress.ip_address(text)
     except ValueError:
-        return None
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(text))
+        except (OSError, UnicodeError):
+            return None
     return getattr(found, "ipv4_mapped", None) or found
