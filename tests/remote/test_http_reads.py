@@ -33,7 +33,7 @@ class Server:
 
             def do_HEAD(self):
                 known = self.path.split("?")[0].endswith("/m.safetensors")
-                self.send_response(200 if known else 404)
+                self.send_response(416 if outer.lie == "beyond" else 200 if known else 404)
                 self.send_header("Content-Length", str(len(BODY)) if known else "0")
                 self.send_header("Accept-Ranges", "bytes")
                 self.end_headers()
@@ -82,6 +82,7 @@ LIES = {
         gzip.compress(bytes(50 << 20)),
     ),
     "metadata": lambda start, stop: (302, {"Location": "http://169.254.169.254/latest/meta-data/iam"}, b""),
+    "beyond": lambda start, stop: (416, {}, b""),
     "file": lambda start, stop: (302, {"Location": "file:///etc/passwd"}, b""),
 }
 
@@ -116,6 +117,11 @@ def test_a_lie_about_a_range_is_an_error_and_leaves_nothing(lie, what, tmp_path,
     with Server(lie, from_byte=HEADER) as server, pytest.raises(StorageError, match=what):
         wherry.convert(server.url, tmp_path / "out", to="npz", lineage=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_range_is_refused_although_none_was_requested():
+    with Server("beyond") as server, pytest.raises(StorageError, match="refuses a range, although none was"):
+        wherry.detect(server.url)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def parse_size(text: str | int) -> int:
     Raises:
         UsageError: it is not a size, or not positive.
     """
-    found = _SIZE.fullmatch(_shown(text))
+    found = _SIZE.fullmatch(_short_text(text))
     if not found or found.group(2).lower() not in _FACTORS:
         raise UsageError(
-            f"invalid size {_shown(text)!r}", cure="write for example 128MiB, 2GB or a number of bytes"
+            f"invalid size {_short_text(text)!r}", cure="write for example 128MiB, 2GB or a number of bytes"
         )
     size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
     if size <= 0:
@@ -40,7 +40,7 @@ def parse_size(text: str | int) -> int:
     return size
 
 
-def _shown(text: str | float) -> str:
+def _short_text(text: str | float) -> str:
     """The text of a setting, which is no longer than any that is valid."""
     return (
         "a number of many digits"
@@ -98,10 +98,12 @@ def duration(text: str | float) -> float:
     Raises:
         UsageError: it is not a duration.
     """
-    found = _DURATION.fullmatch(_shown(text))
+    found = _DURATION.fullmatch(_short_text(text))
     seconds = float(found.group(1)) * _SECONDS[found.group(2)] if found else math.inf
     if seconds > _LONGEST:
-        raise UsageError(f"invalid duration {_shown(text)!r}", cure="write for example 900, 15m, 2h or 30d")
+        raise UsageError(
+            f"invalid duration {_short_text(text)!r}", cure="write for example 900, 15m, 2h or 30d"
+        )
     return seconds
 
 

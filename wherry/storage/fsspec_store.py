@@ -16,7 +16,7 @@ from wherry.errors import (
     missing_extra,
 )
 from wherry.remote import azure, http_reads, hub
-from wherry.remote.buffer_fill import BufferFill
+from wherry.remote.buffer_fill import RANGE_CURE, BufferFill
 from wherry.remote.errors import bucket_not_found, library_errors, one_line, translate_error
 from wherry.remote.failures import FORBIDDEN
 from wherry.remote.filesystems import (
@@ -76,7 +76,9 @@ class FsspecStore:
             EOFError: a range begins at the end of the file, or after it.
             WherryError: see `translated`.
         """
-        return self._attempt(path, lambda seconds: self._once(path, name, seconds, *args, **kwargs), nbytes)
+        once = partial(self._once, path, name)
+        ranged = "start" in kwargs
+        return self._attempt(path, lambda seconds: once(seconds, *args, **kwargs), nbytes, ranged=ranged)
 
     def request(self, path: str, function: Callable[[Any], Awaitable[_T]], nbytes: int = 0) -> _T:
         """Await a function of the asynchronous file system, as often as the policy allows.
@@ -114,7 +116,7 @@ class FsspecStore:
                 refresh_login(self.fs, seconds)
                 return once(seconds)
 
-        return self._attempt(path, named, nbytes)
+        return self._attempt(path, named, nbytes, ranged=True)
 
     def run(self, path: str, call: Callable[[], _T], nbytes: int = 0) -> _T:
         """Call a function in a thread, as often as the policy allows.
@@ -133,7 +135,7 @@ class FsspecStore:
             with self._named_errors(path):
                 return in_thread(call, seconds)
 
-        return self._attempt(path, once, nbytes)
+        return self._attempt(path, once, nbytes, ranged=nbytes > 0)
 
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a cached listing of fsspec."""
@@ -291,16 +293,17 @@ class FsspecStore:
 
         self._attempt(path, once, 0)
 
-    def _attempt(self, path: str, once: Callable[[float], Any], nbytes: int) -> Any:
+    def _attempt(self, path: str, once: Callable[[float], Any], nbytes: int, *, ranged: bool = False) -> Any:
         if protocol_of(self.protocol).in_process:
             return once(self.policy.timeout)
-        result = call_with_retries(
-            once,
-            f"{self.protocol}://{path}",
-            self.policy,
-            nbytes=nbytes,
-            known=self._bucket(path) in _answered,
-        )
+        uri, known = f"{self.protocol}://{path}", self._bucket(path) in _answered
+        try:
+            result = call_with_retries(once, uri, self.policy, nbytes=nbytes, known=known)
+        except EOFError as error:
+            if ranged:
+                raise
+            what = "the store refuses a range, although none was requested"
+            raise StorageError(what, uri=uri, cure=RANGE_CURE) from error
         _answered.add(self._bucket(path))
         return result
 
