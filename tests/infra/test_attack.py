@@ -43,6 +43,15 @@ def test_a_short_run_notices_the_controls_and_finds_nothing(tmp_path, record_pro
     record_property("hostile runs", found["runs"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+def test_a_short_run_against_web_servers_finds_nothing(tmp_path):
+    code, found, _said = attacked(tmp_path, "--only", "servers", "--match", "server-data/range-")
+    assert found["cases"]["servers"] >= 9
+    assert found["runs"] == found["cases"]["servers"] * len(found["verbs"])
+    assert (code, found["faults"], found["found"]) == (0, 0, [])
+    assert found["codes"]["10"] > 10  # what no server may answer
+
+
 def test_single_parsers_by_chance_find_nothing(tmp_path, attacks):
     from attacks import parsers, prepare
 
@@ -90,13 +99,15 @@ def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkey
 
 
 def test_every_maker_makes_what_it_is_called(tmp_path, attacks):
-    from attacks import archives, arrays, case, heads, pickles
+    from attacks import archives, arrays, bundles, case, heads, ledgers, pickles, texts
 
-    found = case.require_unique([*pickles.cases(), *archives.cases(), *heads.cases(), *arrays.cases()])
+    makers = (pickles, archives, heads, arrays, texts, ledgers, bundles)
+    found = case.require_unique([one for maker in makers for one in maker.cases()])
     kinds = Counter(one.kind for one in found)
     assert len(found) >= 2000
     assert {"pickle", "torch-zip", "torch-legacy", "npz", "safetensors", "gguf", "flax", "numpy", "ocdbt", "zarr-zstd",
-            "zarr-gzip", "zarr-blosc", "tf-bundle", "dcp", "corpus"} <= set(kinds)  # fmt: skip
+            "zarr-gzip", "zarr-blosc", "tf-bundle", "dcp", "corpus", "ledger-forged",
+            "bundle-forged"} <= set(kinds)  # fmt: skip
     for number, one in enumerate(found[:: len(found) // 60]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -177,7 +188,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_results(attacks, tmp_path):
 
 def test_the_results_are_of_a_whole_attack():
     data = json.loads((ROOT / "infra" / "attack-results.json").read_text())
-    assert set(data["cases"]) == {"files", "bombs", "mutations"}
+    assert set(data["cases"]) == {"files", "bombs", "servers", "mutations"}
+    assert data["cases"]["servers"] >= 200
     assert data["cases"]["files"] >= 2000
     assert len({row["verb"] for row in data["verbs"] if row["phase"] == "files"}) >= 66
     assert data["cases"]["bombs"] >= 40
