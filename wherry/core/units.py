@@ -17,9 +17,8 @@ _FACTORS = {
     **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
     **{unit: 1024**power for power, unit in enumerate(("k", "m", "g", "t"), 1)},
 }
-_NUMBER = (
-    r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*"  # int() refuses thousands of digits, and float() makes infinity
-)
+# int() refuses thousands of digits, and float() makes infinity of hundreds.
+_NUMBER = r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*"
 _SIZE = re.compile(_NUMBER + r"([a-zA-Z]*)\s*")
 
 

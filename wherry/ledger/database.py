@@ -45,7 +45,7 @@ _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
 _FORM_POLICY = "wherry_form"  # of infra/postgres/roles.sql: of wherry's statements, it refuses only times
 # Functions of a schema must not be harmful, and a replaced row is a deleted one for triggers.
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "recursive_triggers=ON")
-_LONGEST_VALUE = 16 << 20  # bytes of a value of SQLite; a statement about 100,000 tensors has a few MB
+_LONGEST_VALUE = 32 << 20  # bytes of a value of SQLite: a verification that 200,000 tensors failed
 _VERSION_AND_OBJECTS = (
     "SELECT user_version, type, name, tbl_name FROM pragma_user_version LEFT JOIN sqlite_master ON true"
 )
