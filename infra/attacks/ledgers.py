@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MODEL = "model.safetensors"
 _SEALED = 90
-_LONG_VALUE = 80 << 20  # bytes; wherry reads no value of more than 64 MiB
+_LONG_VALUE = 80 << 20  # bytes; wherry reads no value of more than 32 MiB
 _ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 _LONG = "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)"
 TIMES = (
@@ -193,7 +193,7 @@ def _values() -> Iterator[tuple[str, Change]]:
         )
     for column in ("body", "kind", "time"):
         yield f"gigantic-{column}", _long_values(1, _LONG_VALUE, column)
-        yield f"large-{column}", _long_values(6, 60 << 20, column)
+        yield f"large-{column}", _long_values(12, 31 << 20, column)
 
 
 # ---- Statements that lie, in a chain that is sound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+import tracemalloc
 from contextlib import closing, nullcontext
 
 import pytest
@@ -15,6 +16,7 @@ from wherry.cli import cli
 from wherry.errors import CorruptError, HostileError, StorageError
 from wherry.ledger import database
 from wherry.ledger import schema as tables
+from wherry.ledger import statements as statements_room
 from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
 from wherry.ledger.replay import replay
 from wherry.watch.metrics import ledger_samples
@@ -194,3 +196,30 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path, suffix, make):
     refused = pytest.raises(StorageError, match="a file of the ledger is not a regular file")
     with refused, open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}"):
         pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize("most", [1, 200, 10**9])
+def test_pages_of_statements_hold_so_much_text_and_every_statement_comes_once(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(statements_room, "_PAGE", 7)
+    monkeypatch.setattr(statements_room, "_PAGE_TEXT", most)
+    with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        for number in range(14):
+            record_event(ledger, "note", None, {"text": f"{number:060}"})
+        reads = []
+        monkeypatch.setattr(ledger, "read", lambda: reads.append(1) or type(ledger).read(ledger))
+        assert [one.seq for one in statements_room.statements(ledger)] == [*range(1, 15)]
+    assert len(reads) == {1: 15, 200: 8, 10**9: 3}[most]
+
+
+def test_long_statements_are_read_one_by_one(tmp_path):
+    """20 statements of 8 MB: neither the check nor a replay holds more than a few."""
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        for number in range(20):
+            record_event(ledger, "note", None, {"text": f"{number}" * (8 << 20)})
+    for read in (check_chain, replay):
+        with open_ledger(f"sqlite:///{path}") as ledger:
+            tracemalloc.start()
+            read(ledger)
+            assert tracemalloc.get_traced_memory()[1] < 100 << 20
+            tracemalloc.stop()

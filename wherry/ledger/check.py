@@ -18,7 +18,7 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, CursorResult, RowMapping, select
 
 from wherry.core.units import short
 from wherry.errors import CorruptError
@@ -104,7 +104,13 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
 
 def _statements(connection: Connection) -> Iterator[RowMapping]:
     query = select(tables.statement).order_by(tables.statement.c.seq)
-    return iter(connection.execution_options(yield_per=_PAGE).execute(query).mappings())
+    return iter(_streamed(connection, query).mappings())
+
+
+def _streamed(connection: Connection, query: Any) -> CursorResult[Any]:
+    """Rows as they are read: SQLite's driver steps from one to the next, that of PostgreSQL would fetch all at once."""
+    options = {} if connection.dialect.name == "sqlite" else {"yield_per": _PAGE}
+    return connection.execution_options(**options).execute(query)
 
 
 def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
@@ -185,7 +191,7 @@ def _mark(values: Any) -> int:
 
 def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
     for table in tables.KEYS:
-        for row in connection.execution_options(yield_per=_PAGE).execute(select(table)):
+        for row in _streamed(connection, select(table)):
             fault = expected.fault(table, tuple(row))
             if fault:
                 return f"{_row_text(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"

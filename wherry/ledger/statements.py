@@ -13,11 +13,12 @@ from wherry.ledger import schema as tables
 from wherry.ledger.append import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from wherry.ledger.database import Ledger
 
-_PAGE = 500  # statements read in one transaction
+_PAGE = 500  # statements read in one transaction, at most
+_PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,22 @@ def statements(
         query = query if kinds is None else query.where(table.c.kind.in_(kinds))
         query = query if last is None else query.where(table.c.time <= last)
         with ledger.read() as connection:
-            page = connection.execute(query).all()
+            page, more = _page(connection.execute(query))
         yield from (_statement(row) for row in page)
-        if len(page) < _PAGE:
+        if not more:
             return
         after = page[-1].seq
+
+
+def _page(rows: Iterable[Row[Any]]) -> tuple[list[Row[Any]], bool]:
+    """The first rows, so many as are read at once but one at least, and whether others can follow."""
+    page, size = list[Row[Any]](), 0
+    for row in rows:
+        page.append(row)
+        size += len(row.body) + len(row.kind) + len(row.time)
+        if size > _PAGE_TEXT:
+            return page, True
+    return page, len(page) == _PAGE
 
 
 def head(ledger: Ledger) -> ChainHead:
