@@ -211,6 +211,15 @@ def test_pages_of_statements_hold_so_much_text_and_every_statement_comes_once(tm
     assert len(reads) == {1: 15, 200: 8, 10**9: 3}[most]
 
 
+def test_a_long_time_is_never_kept(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+    altered(url, f"UPDATE statement SET time = '{'9' * 1000}'")
+    with open_ledger(url) as ledger, pytest.raises(CorruptError, match="invalid times: '9{40}' goes on"):
+        replay(ledger)
+
+
 def test_long_statements_are_read_one_by_one(tmp_path):
     """20 statements of 8 MB: neither the check nor a replay holds more than a few."""
     path = tmp_path / "ledger.db"

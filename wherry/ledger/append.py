@@ -116,7 +116,7 @@ def stored_time(text: str) -> datetime:
         CorruptError: the text is not a time with an offset, which wherry never stores.
     """
     try:
-        found = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text[:80])  # an error repeats the text
     except ValueError as error:
         raise tables.damage_error(f"times: {text[:40]!r}") from error
     if found.tzinfo is None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wherry.ledger.database import Ledger
 
 _PAGE = 500  # statements read in one transaction, at most
+_LONGEST_TIME = 40  # characters
 _PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
 
 
@@ -137,5 +138,7 @@ def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
 
 
 def _statement(row: Row[Any]) -> Statement:
+    if len(row.time) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
+        raise tables.damage_error(f"times: {row.time[:_LONGEST_TIME]!r} goes on")
     body = body_of(row.schema, row.body)
     return Statement(row.seq, row.kind, row.schema, row.time, row.hash, row.prev, body, row.content, row.body)
