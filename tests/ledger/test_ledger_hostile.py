@@ -216,7 +216,7 @@ def test_a_long_time_is_never_kept(tmp_path):
     with open_ledger(url) as ledger:
         record_conversion(ledger, conversion("a", "b"))
     altered(url, f"UPDATE statement SET time = '{'9' * 1000}'")
-    with open_ledger(url) as ledger, pytest.raises(CorruptError, match="invalid times: '9{40}' goes on"):
+    with open_ledger(url) as ledger, pytest.raises(CorruptError, match=r"invalid times: '9{40}' goes on"):
         replay(ledger)
 
 
