@@ -104,10 +104,10 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
 
 def _statements(connection: Connection) -> Iterator[RowMapping]:
     query = select(tables.statement).order_by(tables.statement.c.seq)
-    return iter(_streamed(connection, query).mappings())
+    return iter(_stream(connection, query).mappings())
 
 
-def _streamed(connection: Connection, query: Any) -> CursorResult[Any]:
+def _stream(connection: Connection, query: Any) -> CursorResult[Any]:
     """Rows as they are read: SQLite's driver steps from one to the next, that of PostgreSQL would fetch all at once."""
     options = {} if connection.dialect.name == "sqlite" else {"yield_per": _PAGE}
     return connection.execution_options(**options).execute(query)
@@ -191,7 +191,7 @@ def _mark(values: Any) -> int:
 
 def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
     for table in tables.KEYS:
-        for row in _streamed(connection, select(table)):
+        for row in _stream(connection, select(table)):
             fault = expected.fault(table, tuple(row))
             if fault:
                 return f"{_row_text(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"
