@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 import pytest
 from click.testing import CliRunner
 
-from tests.support.ledger import altered, conversion
+from tests.support.ledger import altered, conversion, run_sql
 from wherry.cli import cli
 from wherry.errors import CorruptError, HostileError, StorageError
 from wherry.ledger import database
@@ -31,15 +31,8 @@ LONG = "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)"
 def file(tmp_path):
     """An empty file with the version of a ledger."""
     path = tmp_path / "ledger.db"
-    run(path, f"PRAGMA user_version = {tables.SCHEMA}")
+    run_sql(path, f"PRAGMA user_version = {tables.SCHEMA}")
     return path
-
-
-def run(path, *statements):
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
 
 
 def require_refusal(path, what):
@@ -51,7 +44,7 @@ def require_refusal(path, what):
 def test_views_in_the_place_of_tables_are_refused(file, view):
     for name, table in tables.metadata.tables.items():
         columns = ", ".join(f'x AS "{column.name}"' for column in table.c)
-        run(file, f'CREATE VIEW "{name}" AS {view.format(columns)}')
+        run_sql(file, f'CREATE VIEW "{name}" AS {view.format(columns)}')
     started = time.process_time()
     command = ["ledger", "check", "--ledger", f"sqlite:///{file}"]
     done = CliRunner().invoke(cli, command, standalone_mode=False)
@@ -60,7 +53,7 @@ def test_views_in_the_place_of_tables_are_refused(file, view):
 
 
 def test_an_endless_view_is_named(file):
-    run(file, f'CREATE VIEW "statement" AS {ENDLESS.format("x AS seq")}')
+    run_sql(file, f'CREATE VIEW "statement" AS {ENDLESS.format("x AS seq")}')
     require_refusal(file, "a view that wherry does not create: 'statement'")
 
 
@@ -68,7 +61,7 @@ def test_a_table_of_another_program_is_named(tmp_path):
     path = tmp_path / "ledger.db"
     with open_ledger(f"sqlite:///{path}"):
         pass
-    run(path, "CREATE TABLE other (x)")
+    run_sql(path, "CREATE TABLE other (x)")
     require_refusal(path, "a table that wherry does not create: 'other'")
 
 
@@ -77,7 +70,7 @@ def test_a_trigger_that_drops_statements_is_refused(tmp_path):
     path = tmp_path / "ledger.db"
     with open_ledger(f"sqlite:///{path}") as ledger:
         record_event(ledger, "note", None, {"text": "kept"})
-    run(
+    run_sql(
         path,
         "CREATE TRIGGER quiet BEFORE INSERT ON statement WHEN NEW.kind = 'note' BEGIN SELECT RAISE(IGNORE); END",
     )
@@ -88,7 +81,7 @@ def test_a_trigger_that_appears_while_it_is_open_is_found(tmp_path):
     path = tmp_path / "ledger.db"
     with open_ledger(f"sqlite:///{path}") as ledger:
         record_event(ledger, "note", None, {"text": "kept"})
-        run(path, "CREATE TRIGGER quiet BEFORE INSERT ON edge BEGIN SELECT RAISE(IGNORE); END")
+        run_sql(path, "CREATE TRIGGER quiet BEFORE INSERT ON edge BEGIN SELECT RAISE(IGNORE); END")
         assert "does not create these triggers: quiet" in (check_chain(ledger).altered or "")
 
 
@@ -136,7 +129,7 @@ def test_a_generated_column_is_refused(tmp_path, how):
     with open_ledger(f"sqlite:///{path}"):
         pass
     columns = ", ".join(name for name in (one.name for one in tables.location.c) if name != "seen")
-    run(
+    run_sql(
         path,
         "DROP TABLE location",
         f"CREATE TABLE location ({columns}, seen AS (printf('%.*c', 9, 'x')) {how})",

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.ledger import run_sql
 from wherry.config.digests import _last_target
 from wherry.core.receipt import CheckpointRef
 from wherry.ledger.record import open_ledger, record_sighting
@@ -36,13 +37,6 @@ def file(tmp_path, monkeypatch):
     return path
 
 
-def run(path, *statements):
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
-
-
 def test_a_sound_ledger_has_its_entry(file):
     assert entry_at(URI).node == NODE
     assert irregular_sqlite_file(file) is None
@@ -54,7 +48,7 @@ def test_a_view_in_the_place_of_a_table_is_never_read(file, table, kind):
     with closing(sqlite3.connect(file)) as connection:
         names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
     columns = ", ".join(f'x AS "{name}"' for name in names)
-    run(file, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {VIEWS[kind].format(columns)}")
+    run_sql(file, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {VIEWS[kind].format(columns)}")
     started = time.process_time()
     assert "a view that wherry does not create" in (entry_at(URI).unread or "")
     assert _last_target() is None
@@ -69,14 +63,14 @@ def test_a_view_in_the_place_of_a_table_is_never_read(file, table, kind):
     ],
 )
 def test_what_is_computed_is_never_read(file, table):
-    run(file, "DROP TABLE location", f"CREATE {table}")
+    run_sql(file, "DROP TABLE location", f"CREATE {table}")
     with pytest.raises(sqlite3.Error, match="computes"), sqlite_to_read(file):
         pytest.fail("it was opened")
 
 
 @pytest.mark.parametrize(("table", "column"), [("location", "fingerprint"), ("checkpoint", "weights_digest")])
 def test_a_value_of_another_type_is_no_bug(file, table, column):
-    run(file, f"UPDATE {table} SET {column} = x'00'")
+    run_sql(file, f"UPDATE {table} SET {column} = x'00'")
     assert "invalid values" in (entry_at(URI).unread or "")
 
 

@@ -68,6 +68,14 @@ def filled(url):
         record_delivery(ledger, "openlineage", 3)
 
 
+def run_sql(path, *statements):
+    """Run SQL on a file of SQLite, as any program may."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
 def altered(url, *statements):
     """Run SQL past the triggers, as somebody with the rights of the database's owner would, who puts them back."""
     if url.startswith("postgresql"):
