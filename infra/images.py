@@ -74,25 +74,30 @@ def pinned_files(infra: Path, pins: Mapping[str, str]) -> Iterator[tuple[Path, s
         SystemExit: no file refers to one of the images; the images that files refer to are named.
     """
     texts = {path: path.read_text("utf-8") for pattern in _PINNED for path in sorted(infra.glob(pattern))}
+    _require_known(pins, texts)
+    yield from ((path, pin(text, pins)) for path, text in texts.items() if pin(text, pins) != text)
+
+
+def _require_known(pins: Mapping[str, str], texts: Mapping[Path, str]) -> None:
     for reference in pins:
         if all(pin(text, {reference: "x"}) == text for text in texts.values()):
             known = {image for text in texts.values() for image in (*unpinned(text), *_BASE.findall(text))}
             raise SystemExit(
                 f"no file refers to the image {reference}; they refer to {', '.join(sorted(known))}"
             )
-    yield from ((path, pin(text, pins)) for path, text in texts.items() if pin(text, pins) != text)
 
 
 def released(infra: Path, pins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Name and pinned text of each file of a release.
 
     Raises:
-        SystemExit: an image would have no digest; its file and the image are named.
+        SystemExit: an image would have no digest, with its file; or no file of the release refers to an image.
     """
     own = infra / WITH_OWN_IMAGES
     files = [path for pattern in RELEASED for path in infra.glob(pattern)]
     if unpinned(own.read_text("utf-8")) & set(pins):
         files.append(own)
+    _require_known(pins, {file: file.read_text("utf-8") for file in files})
     for file in sorted(files):
         name, text = str(file.relative_to(infra)), pin(file.read_text("utf-8"), pins)
         left = sorted(unpinned(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -147,6 +148,13 @@ def test_an_image_without_a_digest_ends_the_release(images):
     }
 
 
+def test_a_release_refuses_an_image_that_no_file_refers_to(images):
+    with pytest.raises(
+        SystemExit, match="no file refers to the image wherry:latst; they refer to postgres:16"
+    ):
+        dict(images.released(INFRA, {**PINS, "wherry:latst": PINS["wherry:latest"]}))
+
+
 def test_the_archive_has_the_same_bytes_for_the_same_files(images):
     import io
     import tarfile
@@ -222,6 +230,27 @@ def test_the_dockerfile_installs_nothing_else():
     assert "--require-hashes --no-deps -r requirements.txt" in locked
     assert apart.split()[-3:] == ["--no-deps", "-r", "apart.txt"]
     assert ours.split()[-2:] == ["--no-deps", '"${wheel}"']
+
+
+def test_the_first_stage_of_the_dockerfile_has_what_the_wheel_is_built_from(tmp_path):
+    import shutil
+    import subprocess
+    import sys
+
+    stage = (INFRA / "docker" / "Dockerfile").read_text().partition("\nFROM ${BASE}")[0]
+    for words in re.findall(r"^COPY ((?!.* /install/$).*)$", stage, re.MULTILINE):
+        *sources, target = words.split()
+        for name in sources:
+            into = tmp_path / target / ("" if (ROOT / name).is_dir() else Path(name).name)
+            into.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, into)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", "made", "."], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [path.suffix for path in (tmp_path / "made").iterdir()] == [".whl"]
 
 
 @pytest.mark.slow

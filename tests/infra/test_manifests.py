@@ -50,7 +50,7 @@ def selected(selector):
 def openings(rules, side):
     """Every pair of place and port that rules open; `anywhere` and `any port` where a rule does not say."""
     return {
-        (place(peer) if peer else ANYWHERE, port.get("port", "any port"))
+        (place(peer) if peer is not None else ANYWHERE, port.get("port", "any port"))
         for rule in rules
         for peer in rule.get(side) or [None]
         for port in rule.get("ports") or [{}]
@@ -87,6 +87,15 @@ def test_network_policies_open_these_and_nothing_else():
             {(place, port) for place in METADATA for port in (80, 988)},
         ),
     }
+
+
+def test_ports_are_single_ones_of_tcp_and_names_are_also_asked_for_by_udp():
+    specs = [row["spec"] for row in of_kind("NetworkPolicy").values()]
+    rules = [rule for spec in specs for side in ("ingress", "egress") for rule in spec.get(side, [])]
+    stated = [port for rule in rules for port in rule.get("ports", [])]
+    assert all(set(port) == {"protocol", "port"} for port in stated), "no range"
+    assert {port["protocol"] for port in stated} == {"TCP", "UDP"}
+    assert [port["port"] for port in stated if port["protocol"] == "UDP"] == [53]
 
 
 def test_the_metadata_server_is_opened_only_by_a_file_of_its_own():

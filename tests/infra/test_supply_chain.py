@@ -101,6 +101,7 @@ def test_jobs_of_the_pools_have_no_privileges():
     for file in sorted((INFRA / "pools").glob("wherry-kubernetes-*.json")):
         spec = json.loads(file.read_text())["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in spec["containers"]:
             assert container["securityContext"] == {
