@@ -39,6 +39,13 @@ _WORKSPACE = "default"  # the workspace of everything where workspaces are not e
 _CLIENT_SETTINGS = ("MLFLOW_ENABLE_WORKSPACES", "MLFLOW_WORKSPACE")
 _DELETED = "Deleted_Internal"  # stage of a deleted version
 
+_TABLES = (
+    "alembic_version",
+    "registered_models",
+    "registered_model_aliases",
+    "model_versions",
+    "model_version_tags",
+)
 _REVISION = "SELECT version_num FROM alembic_version"
 _ELSEWHERE = "SELECT 1 FROM registered_models WHERE workspace <> ? LIMIT 1"
 _MODEL = "SELECT 1 FROM registered_models WHERE workspace = ? AND name = ?"
@@ -68,7 +75,7 @@ def look_up(
         return None
     uri = without_secrets(registry_uri)
     try:
-        with sqlite_to_read(file) as connection:
+        with sqlite_to_read(file, _TABLES) as connection:
             connection.execute("BEGIN")  # one snapshot for all queries
             return _find_version(connection, name, version, alias, uri) if _is_plain(connection) else None
     except (

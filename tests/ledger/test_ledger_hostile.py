@@ -186,7 +186,7 @@ def test_numbers_of_a_conversion_are_numbers(tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path, suffix, make):
     make(tmp_path / f"ledger.db{suffix}")
-    refused = pytest.raises(StorageError, match="a file of the ledger is not a regular file")
+    refused = pytest.raises(StorageError, match="the ledger cannot be used: not a regular file")
     with refused, open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}"):
         pytest.fail("it was opened")
 

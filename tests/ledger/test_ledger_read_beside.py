@@ -50,7 +50,8 @@ def test_a_view_in_the_place_of_a_table_is_never_read(file, table, kind):
     columns = ", ".join(f'x AS "{name}"' for name in names)
     run_sql(file, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {VIEWS[kind].format(columns)}")
     started = time.process_time()
-    assert "a view that wherry does not create" in (entry_at(URI).unread or "")
+    if table != "conversion":  # of which a checkpoint's entry has nothing
+        assert "a view that wherry does not create" in (entry_at(URI).unread or "")
     assert _last_target() is None
     assert time.process_time() - started < 2
 
@@ -59,12 +60,12 @@ def test_a_view_in_the_place_of_a_table_is_never_read(file, table, kind):
     "table",
     [
         "TABLE location (uri, fingerprint AS (printf('%.*c', 900000000, 'x')))",
-        "VIRTUAL TABLE a USING fts5(b)",
+        "VIRTUAL TABLE Location USING fts5(uri, fingerprint)",
     ],
 )
 def test_what_is_computed_is_never_read(file, table):
     run_sql(file, "DROP TABLE location", f"CREATE {table}")
-    with pytest.raises(sqlite3.Error, match="computes"), sqlite_to_read(file):
+    with pytest.raises(sqlite3.Error, match="computes"), sqlite_to_read(file, ["location"]):
         pytest.fail("it was opened")
 
 
@@ -80,5 +81,5 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, suffix):
     place.unlink(missing_ok=True)
     os.mkfifo(place)
     assert irregular_sqlite_file(file) == place
-    with pytest.raises(sqlite3.Error, match="not a regular file"), sqlite_to_read(file):
+    with pytest.raises(sqlite3.Error, match="not a regular file"), sqlite_to_read(file, []):
         pytest.fail("it was opened")

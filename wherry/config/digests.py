@@ -95,6 +95,6 @@ def _last_in(file: Path) -> str | None:
     """The same of a SQLite ledger, without SQLAlchemy, whose import would delay the first byte by 0.2 s."""
     if not file.exists():
         return None
-    with sqlite_to_read(file) as connection:
+    with sqlite_to_read(file, ("conversion",)) as connection:
         row = connection.execute(_LAST).fetchone()
     return row[0] if row else None

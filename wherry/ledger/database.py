@@ -165,7 +165,7 @@ def _connect(url: str) -> tuple[Engine, str, Backend]:
         if driver not in _SQLITE:
             raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
         if (other := irregular_sqlite_file(file)) is not None:
-            raise StorageError("a file of the ledger is not a regular file", uri=str(other), cure=_CURE)
+            raise StorageError("the ledger cannot be used: not a regular file", uri=str(other), cure=_CURE)
         return _sqlite_engine(url, str(file), os.getpid()), str(file), Sqlite()
     if url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
         from wherry.ledger.postgres import connect

@@ -16,13 +16,13 @@ from wherry.errors import storage_error
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator
 
 _PRIVATE = 0o700
 _SQLITE_SUFFIXES = ("", "-journal", "-wal", "-shm")
 _LONGEST_VALUE = 1 << 20  # bytes; of the values that are read without the ledger: digests, places, versions
-_COMPUTED = """SELECT 1 FROM sqlite_master AS own WHERE type = 'view' OR sql LIKE 'create virtual%' OR type = 'table'
-    AND EXISTS (SELECT 1 FROM pragma_table_xinfo(own.name) WHERE hidden > 1) LIMIT 1"""  # 2, 3: generated columns
+_COMPUTED = """SELECT lower(name) FROM sqlite_master AS own WHERE type = 'view' OR sql LIKE 'create virtual%'
+    OR type = 'table' AND EXISTS (SELECT 1 FROM pragma_table_xinfo(own.name) WHERE hidden > 1)"""  # generated columns
 _END_OF_AUTHORITY = re.compile("[/?#]")
 _DATABASES = frozenset({"postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle"})
 
@@ -97,16 +97,17 @@ def irregular_sqlite_file(file: Path) -> Path | None:
 
 
 @contextmanager
-def sqlite_to_read(file: Path, timeout: float = 5) -> Generator[sqlite3.Connection]:
+def sqlite_to_read(file: Path, tables: Collection[str], timeout: float = 5) -> Generator[sqlite3.Connection]:
     """A connection that only reads a SQLite file; it creates none, and begins no transaction by itself.
 
     Args:
         file: the file.
+        tables: names of the tables that will be read, in lower case.
         timeout: seconds to wait for a writer.
 
     Raises:
-        sqlite3.Error: the file does not exist, or is no database of stored tables alone: a view, for example, can be
-            endless.
+        sqlite3.Error: the file does not exist, is no database, or computes what one of the tables has: a view, for
+            example, can be endless.
     """
     import sqlite3
 
@@ -115,7 +116,7 @@ def sqlite_to_read(file: Path, timeout: float = 5) -> Generator[sqlite3.Connecti
     named = f"{file.as_uri()}?mode=ro"
     with closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-        if connection.execute(_COMPUTED).fetchone():
+        if {name for (name,) in connection.execute(_COMPUTED)}.intersection(tables):
             raise sqlite3.DatabaseError("it computes rows or values, which can take forever")
         yield connection
 

@@ -34,6 +34,7 @@ _NODE = (
     "checkpoint_digest", "weights_digest", "format", "format_version", "kind", "step", "tensors", "parameters",
     "nbytes",
 )  # fmt: skip
+_TABLES = ("location", "checkpoint", "tombstone")
 _PLACE = f"""
     SELECT {", ".join(f"node.{name}" for name in _NODE)}, place.uri, place.fingerprint, place.seen,
         CASE WHEN stone.statement >= place.statement THEN 1 ELSE 0 END
@@ -77,7 +78,7 @@ def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
     if not file.exists():
         return LedgerEntry()
     try:
-        with sqlite_to_read(file) as connection:
+        with sqlite_to_read(file, _TABLES) as connection:
             return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
     except (
         sqlite3.Error,
