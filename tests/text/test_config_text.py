@@ -2,6 +2,7 @@
 
 import os
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_deep_nesting_is_the_users_error_or_hostile(kind):
 def test_a_tag_with_another_value_is_the_users_error(value):
     with pytest.raises(UsageError, match=r"invalid config file c\.yml"):
         parse_config("c.yml", f"x: {value}\n".encode())
+
+
+def test_a_float_to_the_base_of_60_that_is_too_large_is_the_users_error():
+    with pytest.raises(UsageError, match=r"invalid config file c\.yml"):
+        parse_config("c.yml", b"x: 1" + b":59" * 9000 + b".5\n")
+
+
+@pytest.mark.parametrize("text", ["a" * (4 << 20), "\\n" * (2 << 20)], ids=["long", "escaped"])
+def test_a_long_text_needs_little_more_memory_than_itself(text):
+    tracemalloc.start()
+    parse_toml(f'"{text}" = 1'.encode(), "it")
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
 
 
 def test_a_value_of_gin_that_python_refuses_is_text():

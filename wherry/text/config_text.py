@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 TOML = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
 YAML = JsonLimits(nbytes=4 << 20, nodes=1 << 15)
 _MOST_PARTS = 200  # of a dotted key
-_NO_KEY = re.compile(  # strings and comments
-    rb"""\"\"\"(?s:.)*?\"\"\"|"""
-    rb"""'''(?s:.)*?'''|\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|#[^\n]*"""
+_NO_KEY = (
+    re.compile(  # strings and comments; possessive, as a repeated group holds 100 bytes for each character
+        rb"""\"\"\"(?s:.)*?\"\"\"|"""
+        rb"""'''(?s:.)*?'''|\"[^\"\\\n]*+(?:\\.[^\"\\\n]*+)*+\"|'[^'\n]*'|#[^\n]*"""
+    )
 )
 _BEFORE_TOML, _BEFORE_YAML = b"=,[{.", b":,-?[{\n"  # each value, key or part of a key follows one of them
 
@@ -116,7 +118,8 @@ def parse_config_text(
         LookupError,
         AttributeError,
         TypeError,
-    ) as error:  # PyYAML, of a tag whose value is of another type
+        OverflowError,
+    ) as error:  # PyYAML, of a tag whose value is of another type, and of a float to the base of 60
         raise ValueError(f"a value does not fit its tag: {error}") from error
 
 

@@ -25,7 +25,7 @@ _DEEPEST = 200
 _LONGEST = 1 << 24
 _LONGEST_KEPT = 1 << 20
 _TOKEN = re.compile(
-    r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\*|None|CustomNode|PyTreeDef|-?\d+|[{}\[\]():,])"""
+    r"""\s*('[^'\\]*+(?:\\.[^'\\]*+)*+'|"[^"\\]*+(?:\\.[^"\\]*+)*+"|\*|None|CustomNode|PyTreeDef|-?\d+|[{}\[\]():,])"""
 )
 
 
@@ -154,7 +154,7 @@ def _closing(text: str, start: int) -> int:
     while at < len(text):
         letter = text[at]
         if letter in "'\"":
-            end = re.compile(rf"{letter}(?:[^{letter}\\]|\\.)*{letter}").match(text, at)
+            end = re.compile(rf"{letter}[^{letter}\\]*+(?:\\.[^{letter}\\]*+)*+{letter}").match(text, at)
             if end is None:
                 break
             at = end.end()
