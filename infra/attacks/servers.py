@@ -13,6 +13,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -232,7 +233,12 @@ class Handler(BaseHTTPRequestHandler):
 def running() -> Iterator[int]:
     """A process that serves every lie; its port."""
     command = [sys.executable, "-m", "attacks.servers"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    streams: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    with subprocess.Popen(command, text=True, **streams) as process:
         try:
             yield int((process.stdout or sys.stdin).readline())
         finally:
@@ -267,11 +273,12 @@ def _named(url: str, _folder: Path) -> str:
 
 
 def main() -> None:
-    """Serve until it is killed."""
+    """Serve until it is killed, or the process that started it has ended."""
     server = ThreadingHTTPServer((HERE, 0), Handler)
     server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
-    server.serve_forever()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
