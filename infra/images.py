@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 # What a release has of infra: the files that start something, and what they refer to.
 RELEASED = ("docker/compose.yaml", "kubernetes/*.yaml", "kubernetes/*/*.yaml", "units/kubernetes.yaml", "pools/*.json",
             "postgres/roles.sql", "prefect.yaml", "automations.yaml")  # fmt: skip
-WITH_OWN_IMAGES = (
-    "prefect.devices.yaml"  # in a release only where one of its images, for accelerators, is named
-)
+# Its images, for accelerators, are built apart: a release has it only where one of them is named.
+WITH_OWN_IMAGES = "prefect.devices.yaml"
 _PINNED = (*RELEASED, WITH_OWN_IMAGES, "docker/Dockerfile")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _IMAGE = re.compile(r'\bimage"?:\s*(?:\{\s*"default":\s*)?"?([^\s",{}]+)')
