@@ -17,6 +17,7 @@ new tables with it. So it reads the bodies of all schemas:
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from importlib import import_module
@@ -28,10 +29,11 @@ from sqlalchemy import select
 from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.core.receipt import utc_now
+from wherry.errors import WherryError
 from wherry.ledger import schema as tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from sqlalchemy import Connection, RowMapping, Table
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 # Fields of bodies, at any depth, that hold digests of checkpoints.
 _DIGESTS = ("checkpoint_digest", "weights_digest")
 _WITHOUT_ALGORITHM = 2  # the last schema whose bodies have digests without their algorithm
+_LARGEST_NUMBER = 1 << 63
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 
 
@@ -122,6 +125,46 @@ def stored_time(text: str) -> datetime:
     if found.tzinfo is None:
         raise tables.damage_error(f"times: {text[:40]!r} has no offset")
     return found
+
+
+@contextmanager
+def damage_of(seq: int) -> Generator[None]:
+    """Turn what the contents of an invalid statement lead to into the error that names it.
+
+    Raises:
+        CorruptError: the statement lacks something that those of its kind have, or it has another type.
+    """
+    try:
+        yield
+    except WherryError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise tables.damage_error(f"statement {seq}: {error!r:.200}") from error
+
+
+def stored_number(value: Any) -> Any:
+    """A number from a statement.
+
+    Raises:
+        TypeError: it is something else.
+        OverflowError: it is beyond 64 bits, so that sums of it could exceed a float.
+    """
+    if type(value) not in (int, float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    if abs(value) > _LARGEST_NUMBER:
+        raise OverflowError("a number beyond 64 bits")
+    return value
+
+
+def stored_word(value: Any) -> str:
+    """A string from a statement.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(value) is not str:
+        raise TypeError(f"expected a string, got {type(value).__name__}")
+    return value
 
 
 def _with_digests(value: Any, change: Callable[[str], str]) -> Any:

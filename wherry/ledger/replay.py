@@ -318,7 +318,7 @@ def has_failed(outcome: Mapping[str, Any]) -> bool:
 
 def _product(seq: int, body: Mapping[str, Any]) -> ProductNote:
     """A note about a target; what it does not state is None."""
-    from wherry.ledger.schema import stored_number, stored_word
+    from wherry.ledger.append import stored_number, stored_word
 
     fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
     for name, value in fields.items():
@@ -351,7 +351,7 @@ class _Draft:
         Raises:
             CorruptError: it lacks something that statements of its kind have.
         """
-        from wherry.ledger.schema import damage_of
+        from wherry.ledger.append import damage_of
 
         with damage_of(statement.seq):
             self._take(statement)
@@ -389,7 +389,7 @@ class _Draft:
             self._conversions.append(self._conversion(row, statement.body))
 
     def _conversion(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> ConversionRecord:
-        from wherry.ledger.schema import stored_number
+        from wherry.ledger.append import stored_number
 
         fields = intern_row(row)
         fields["options"] = self._options.setdefault(row["options"], body["options"])
@@ -420,7 +420,7 @@ class _Draft:
 
     def _take_note(self, statement: Statement) -> None:
         """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
-        from wherry.ledger.schema import stored_word
+        from wherry.ledger.append import stored_word
 
         body: dict[str, Any] = intern_row(statement.body)
         if body.get("about") == PRODUCT and body.keys() >= _NEEDED:

@@ -14,7 +14,6 @@ collation would be slower and could not serve prefixes).
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -32,15 +31,12 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from wherry.errors import CorruptError, WherryError
+from wherry.errors import CorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from sqlalchemy import Dialect
 
 SCHEMA = 3
-_LARGEST = 1 << 63
 GENESIS = "0" * 64  # the previous hash of the first statement
 
 
@@ -50,46 +46,6 @@ def damage_error(what: str) -> CorruptError:
         f"the ledger holds invalid {what}",
         cure="list the altered statements with `wherry ledger check`, then restore the ledger from a backup",
     )
-
-
-@contextmanager
-def damage_of(seq: int) -> Generator[None]:
-    """Turn what the contents of an invalid statement lead to into the error that names it.
-
-    Raises:
-        CorruptError: the statement lacks something that those of its kind have, or it has another type.
-    """
-    try:
-        yield
-    except WherryError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise damage_error(f"statement {seq}: {error!r:.200}") from error
-
-
-def stored_number(value: Any) -> Any:
-    """A number from a statement.
-
-    Raises:
-        TypeError: it is something else.
-        OverflowError: it is beyond 64 bits, so that sums of it could exceed a float.
-    """
-    if type(value) not in (int, float):
-        raise TypeError(f"expected a number, got {type(value).__name__}")
-    if abs(value) > _LARGEST:
-        raise OverflowError("a number beyond 64 bits")
-    return value
-
-
-def stored_word(value: Any) -> str:
-    """A string from a statement.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if type(value) is not str:
-        raise TypeError(f"expected a string, got {type(value).__name__}")
-    return value
 
 
 class _TypedValues:

@@ -17,7 +17,7 @@ from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import weights_digest
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.units import short
-from wherry.errors import WherryError
+from wherry.errors import CorruptError, WherryError
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
 from wherry.storage.home import sqlite_file, sqlite_to_read
@@ -69,8 +69,6 @@ def entry_at(uri: str) -> LedgerEntry:
         return _from_nodes(uri) if file is None else _from_sqlite(file, uri)
     except WherryError as error:
         return LedgerEntry(unread=error.what)
-    except (TypeError, AttributeError):  # SQLite stores values of any type in any column
-        return LedgerEntry(unread="the ledger holds invalid values")
 
 
 def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
@@ -80,11 +78,7 @@ def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
     try:
         with sqlite_to_read(file, _TABLES) as connection:
             return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
-    except (
-        sqlite3.Error,
-        TypeError,
-        AttributeError,
-    ):  # of an older schema, in use, or no ledger: opening it tells
+    except sqlite3.Error:  # of an older schema, in use, or no ledger at all: opening it tells
         return _from_nodes(uri)
 
 
@@ -101,7 +95,10 @@ def _entry(row: Any) -> LedgerEntry:
         return LedgerEntry()
     *node, uri, fingerprint, seen, _gone = row
     fields = dict(zip(_NODE, node, strict=True))
-    return LedgerEntry(reference_from_json({**fields, "uri": uri, "fingerprint": fingerprint}), seen)
+    try:
+        return LedgerEntry(reference_from_json({**fields, "uri": uri, "fingerprint": fingerprint}), seen)
+    except (TypeError, AttributeError) as error:  # SQLite stores values of any type in any column
+        raise CorruptError(f"the ledger holds invalid values: {error}", uri=uri) from error
 
 
 def known_node(uri: str) -> CheckpointRef | None:
