@@ -392,7 +392,13 @@ def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
 def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
     monkeypatch.setattr(pins.time, "time", lambda: source.stat().st_ctime + 3)
-    monkeypatch.setattr(pins.time, "sleep", lambda _seconds: pytest.fail("waited"))
+    really = time.sleep
+
+    def sleep(seconds):
+        assert threading.current_thread() is not threading.main_thread(), "waited"
+        really(seconds)
+
+    monkeypatch.setattr(pins.time, "sleep", sleep)
     wherry.convert(source, tmp_path / "out", to="huggingface")
     found, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(source)
     assert found.keys() == wanted.keys()

@@ -21,23 +21,15 @@ import psutil
 import yaml
 
 from tests.support import e2e_programs
-from tests.support.e2e import get, post, site, start_mlflow, start_prefect, start_worker
+from tests.support.e2e import get, patch, post, site, start_mlflow, start_prefect, start_worker
 from tests.support.infra import INFRA
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 POOL = "wherry-process"
 FLOWS = {"nightly-convert", "post-training-export", "promote", "audit", "convert-checkpoint", "work"}
 
-DRIFT = """
-import httpx, sys
-drifted = {"is_paused": True, "concurrency_limit": 7, "base_job_template": {}}
-httpx.patch(sys.argv[1], json=drifted).raise_for_status()
-"""
-
-RESUME = """
-import httpx, sys
-httpx.patch(sys.argv[1], json={"is_paused": False, "concurrency_limit": None}).raise_for_status()
-"""
+DRIFT = {"is_paused": True, "concurrency_limit": 7, "base_job_template": {}}
+RESUME = {"is_paused": False, "concurrency_limit": None}
 
 CONFIG = """
 [mlflow]
@@ -125,7 +117,7 @@ def test_the_shipped_files_deploy_and_deploying_again_mends_drift_only(place):
     assert {*first["pools"].values(), *first["automations"].values()} == {"created"}
     pool = f"{place.environment['PREFECT_API_URL']}/work_pools/wherry-process"
     wanted = get(pool)["base_job_template"]
-    place.run(sys.executable, "-c", DRIFT, pool)
+    patch(pool, DRIFT)
     again = deploy(place)
     assert again["deployments"] == first["deployments"]
     assert again["pools"].pop("wherry-process") == "updated"
@@ -133,7 +125,7 @@ def test_the_shipped_files_deploy_and_deploying_again_mends_drift_only(place):
     mended = get(pool)
     assert mended["base_job_template"] == wanted
     assert (mended["is_paused"], mended["concurrency_limit"]) == (True, 7), "what an operator set is kept"
-    place.run(sys.executable, "-c", RESUME, pool)  # the other tests run in it
+    patch(pool, RESUME)  # the other tests run in it
     assert {row["name"] for row in rows(place, "flows")} == FLOWS
     _as_stated(place)
 

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 300.0
+BUSY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between two tries of a server that is busy."""
+
 _LOOPBACK = "127.0.0.1"
 
 
@@ -219,17 +223,39 @@ def get(url: str) -> Any:
 
 def post(url: str, body: Any) -> Any:
     """JSON (or text) of a POST."""
+    return _answer(_with_json(url, "POST", body))
+
+
+def patch(url: str, body: Any) -> Any:
+    """JSON (or text) of a PATCH."""
+    return _answer(_with_json(url, "PATCH", body))
+
+
+def _with_json(url: str, method: str, body: Any) -> urllib.request.Request:
     data = json.dumps(body).encode()
-    return _answer(urllib.request.Request(url, data, {"Content-Type": "application/json"}))
+    return urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
 
 
 def _answer(request: urllib.request.Request) -> Any:
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            text = response.read().decode()
+        text = _text(request)
     except urllib.error.HTTPError as error:
         raise OSError(f"{request.full_url}: {error.code} {error.read().decode()[:500]}") from error
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _text(request: urllib.request.Request) -> str:
+    """The body of the answer; 503 is asked again, as Prefect's own client does: its SQLite file was locked."""
+    for pause in (*BUSY_PAUSES, None):
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or pause is None:
+                raise
+            error.close()
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
