@@ -12,6 +12,7 @@ import pickle
 import struct
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,18 @@ def write_dcp_lies(folder: Path) -> None:
                 place.write_bytes(pickle.dumps(found))
 
 
+def _receipt() -> bytes:
+    from wherry.core.receipt import CheckpointRef, Receipt
+
+    digest, time = "sha256:" + "0" * 64, "2026-01-01T00:00:00+00:00"
+    one = CheckpointRef("/a", "dcp", "2.9", digest, digest, "f", step=1)
+    made = Receipt(
+        one, one, "plan", started=time, finished=time, verification={"ok": True, "level": "digest"},
+        parents=[{"checkpoint": asdict(one), "weight": 0.5}],
+    )  # fmt: skip
+    return json.dumps(made.to_json()).encode()
+
+
 def write_seeds(folder: Path) -> None:
     """Small sound inputs of the parsers for which no checkpoint has a file."""
     import numpy as np
@@ -133,6 +146,7 @@ def write_seeds(folder: Path) -> None:
         "a.path": b"params/layers.0/'a b'/w",
         "b.path": b"a\\/b",
         "a.treedef": b"PyTreeDef({'params': {'layers': [*, (*, *)], 'w': CustomNode(namedtuple[State], [*, None])}})",
+        "a.receipt": _receipt(),
         "a.lease": b'{"host": "h", "pid": 1, "namespace": "n", "start": 1, "token": "01234567"}',
         "a.journal": b'{"plan": "x"}\n{"done": [["a/b", 0, 8, [0], "AAAA", [[0, 8, 1]]]]}\n',
         "a.gguf": heads.gguf(),

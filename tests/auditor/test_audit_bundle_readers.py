@@ -86,6 +86,21 @@ def test_a_wide_end_that_agrees_is_none(bundle):
     assert not check_bundle(bundle).ok
 
 
+@pytest.mark.parametrize("version", [0, 10, 46, 63, 0x0114])
+def test_a_file_of_another_version_of_the_format_is_found(bundle, version):
+    """Some readers refuse it, some read on: which one is not for the maker of the bundle to choose."""
+    data = bytearray(bundle.read_bytes())
+    with zipfile.ZipFile(bundle) as archive:
+        info = archive.getinfo("report.md")
+    struct.pack_into("<H", data, info.header_offset + 4, version)
+    bundle.write_bytes(data)
+    assert check_bundle(bundle).problems == ["report.md: the header before it differs from the list of files"]
+    at = data.rindex(b"report.md") - 46  # its entry in the list of files
+    struct.pack_into("<H", data, at + 6, version)
+    bundle.write_bytes(data)
+    assert not check_bundle(bundle).ok
+
+
 @pytest.mark.parametrize("where", ["before", "after", "between"])
 def test_bytes_that_belong_to_no_file_are_found(bundle, where):
     """A program for another reader, or the holes of a sparse file that would be read for hours."""
@@ -205,8 +220,8 @@ def test_text_of_a_size_that_no_report_has_is_refused(bundle, monkeypatch):
 
 
 def test_the_program_of_the_last_release_stays_known(bundle):
-    """The digest of `check.py` before it compared what two readers find."""
+    """The digest of the program before it compared the versions of the format."""
     from wherry.auditor.bundle import FORMER_PROGRAMS
 
-    assert "d9d6dae6b1e321161f0d2013a855e678337e58e90f94a1a07ba8d5e155b99e48" in FORMER_PROGRAMS
+    assert "e3b050b8ba3250f7859f2accb1d3aa466bde3bb4b533c03ff999b102baad78c5" in FORMER_PROGRAMS
     assert wherry.__version__

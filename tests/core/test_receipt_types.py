@@ -66,6 +66,24 @@ def test_a_receipt_has_the_types_of_its_fields(field, value):
             from_json(data)
 
 
+@pytest.mark.parametrize("schema", [None, "1", 1.0, True, [], 2**70], ids=repr)
+def test_a_schema_is_an_integer_that_is_supported(schema):
+    with pytest.raises(CorruptError, match="schema"):
+        from_json({**RECEIPT.to_json(), "schema": schema})
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 7, {}, {"schema": 1, "source": []}], ids=repr)
+def test_what_is_no_receipt_is_an_error(data):
+    with pytest.raises(CorruptError, match="invalid receipt"):
+        from_json(data)
+
+
+@pytest.mark.parametrize("parents", [[1], [{}], [{"checkpoint": None}], ["x"]], ids=repr)
+def test_the_parents_of_a_receipt_are_checkpoints(parents):
+    with pytest.raises(CorruptError, match="invalid receipt"):
+        from_json({**RECEIPT.to_json(), "parents": parents})
+
+
 @pytest.mark.parametrize("verification", [{"ok": True}, {"ok": True, "level": 3}], ids=repr)
 def test_a_verification_has_a_level(verification):
     with pytest.raises(CorruptError, match="level"):

@@ -45,6 +45,7 @@ FORMER_PROGRAMS = frozenset(
         "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
         "424358752058e778e852b7db642925dc55678fbc061cde50b650b32440623c08",
         "d9d6dae6b1e321161f0d2013a855e678337e58e90f94a1a07ba8d5e155b99e48",
+        "e3b050b8ba3250f7859f2accb1d3aa466bde3bb4b533c03ff999b102baad78c5",
     }
 )
 _STAMP = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the digest of a bundle does not depend on it

@@ -32,6 +32,7 @@ _END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"),
 _LOCAL, _ENTRY, _EXTRA = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<HHQQ")
 _TOLD = 12  # bytes of the wide end that its own length does not count
 _MOST = 0xFFFFFFFF
+_VERSIONS = (20, 45)  # of the format: with compressed data, and with sizes or places above 4 GiB
 _WIDE = (0xFFFF, _MOST, _MOST)  # in the plain end, where only the wide one has the number
 _PLAIN_MAX = (1 << 31) - 1  # above it Python writes sizes and places into the extra field
 _REGULAR = (stat.S_IFREG | 0o777) << 16  # the attributes that a regular file may have
@@ -85,7 +86,7 @@ def _is_plain(info: zipfile.ZipInfo) -> bool:
     known = info.compress_type == zipfile.ZIP_DEFLATED or (
         info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     )
-    return known and info.filename == info.orig_filename
+    return known and info.filename == info.orig_filename and info.extract_version in _VERSIONS
 
 
 def _is_extra_of(info: zipfile.ZipInfo) -> bool:
@@ -125,8 +126,10 @@ def _begin(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
     head = file.read(_LOCAL.size + len(name) + _EXTRA.size)
     if len(head) < _LOCAL.size or not head.startswith(b"PK\3\4"):
         return None
-    flags, method, _time, _date, crc, *stated, named, extra = _LOCAL.unpack_from(head)[2:]
+    version, flags, method, _time, _date, crc, *stated, named, extra = _LOCAL.unpack_from(head)[1:]
     if (flags, method, crc, named) != (info.flag_bits, info.compress_type, info.CRC, len(name)):
+        return None
+    if version not in _VERSIONS or version > info.extract_version:
         return None
     wide = _EXTRA.pack(1, 16, info.file_size, info.compress_size) if extra else b""
     same = stated == ([_MOST, _MOST] if extra else [*sizes]) and extra == len(wide)

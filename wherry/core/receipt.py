@@ -216,9 +216,8 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
     Raises:
         CorruptError: it is not a receipt, or this version of wherry does not support its schema.
     """
-    if data.get("schema", 0) > SCHEMA:
-        raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="upgrade wherry")
     try:
+        _require_schema(data.get("schema", 0), uri)
         stated = {name: value for name, value in data.items() if name != "schema"}
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
@@ -228,8 +227,15 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         for parent in stated.get("parents", []):
             reference_from_json(parent["checkpoint"])
         return Receipt(**stated)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
+
+
+def _require_schema(schema: Any, uri: str) -> None:
+    if type(schema) is not int:
+        raise TypeError(f"expected an integer as 'schema', got {schema!r}")
+    if schema > SCHEMA:
+        raise CorruptError(f"unsupported receipt schema {schema}", uri=uri, cure="upgrade wherry")
 
 
 def _require_times(stated: Mapping[str, Any]) -> None:
