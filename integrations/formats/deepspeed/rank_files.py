@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
-from wherry.errors import IncompleteError, NotFoundError, UnsupportedError
+from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.formats.file_names import is_deepspeed_shard
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.deepspeed.pickles import read_pickle
 from wherry.layout.runs import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from wherry.formats.reader import Extent
     from wherry.storage.location import Entry, Location
@@ -82,12 +82,40 @@ def files_by_rank(folder: Location, names: Sequence[str], pattern: re.Pattern[st
 
     Raises:
         IncompleteError: the file of a rank is missing.
+        CorruptError: a rank has two files.
     """
-    found = {int(match[1] or 0): name for name in names if (match := pattern.fullmatch(name))}
-    missing = sorted(set(range(max(found, default=0) + 1)) - set(found))
-    if missing:
-        raise IncompleteError(f"the file of rank {missing[0]} is missing", uri=folder.uri, cure=CURE)
+    rows = ((int(match[1] or 0), name) for name in names if (match := pattern.fullmatch(name)))
+    return open_ranks(folder, rows)
+
+
+def open_ranks(folder: Location, rows: Iterable[tuple[int, str]]) -> list[RankFile]:
+    """Open the file of each rank, in the order of the ranks, which are contiguous from 0.
+
+    Args:
+        folder: of the files.
+        rows: rank and name of each file.
+
+    Raises:
+        IncompleteError: the file of a rank is missing.
+        CorruptError: a rank has two files.
+    """
+    found: dict[int, str] = {}
+    for rank, name in rows:
+        if found.setdefault(rank, name) != name:
+            raise CorruptError(
+                f"rank {rank} has two files: {found[rank]} and {name}",
+                uri=folder.uri, cure="remove the one that is not of this step",
+            )  # fmt: skip
+    missing = first_gap(found)
+    if missing is not None:
+        raise IncompleteError(f"the file of rank {missing} is missing", uri=folder.uri, cure=CURE)
     return [open_file(folder.join(found[rank])) for rank in sorted(found)]
+
+
+def first_gap(ranks: Collection[int]) -> int | None:
+    """The first number from 0 that is missing below the last rank; also 0 if there are none."""
+    gap = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
+    return gap if gap <= max(ranks, default=0) else None
 
 
 def open_file(location: Location) -> RankFile:
@@ -106,11 +134,12 @@ def shapes_of(model: RankFile, group: str | None = None) -> Iterator[tuple[str, 
 
     Raises:
         UnsupportedError: a parameter has no dimensions.
+        CorruptError: a shape is not one of non-negative integers.
     """
     found: dict[tuple[str, str], list[int]] = {}
-    for (one, name, _axis), extent in model.values("param_shapes").items():
+    for (one, name), extent in _extents(model, "param_shapes", 2):
         if group in (None, one):
-            found.setdefault((one, name), []).append(int(extent))
+            found.setdefault((one, name), []).append(extent)
     scalars = [path for path in model.manifest.empties if path[:1] == ("param_shapes",)]
     if scalars:
         raise UnsupportedError(
@@ -120,6 +149,24 @@ def shapes_of(model: RankFile, group: str | None = None) -> Iterator[tuple[str, 
     yield from ((name, tuple(shape)) for (_one, name), shape in found.items())
 
 
+def groups_of(model: RankFile) -> set[str]:
+    """The groups of the trained parameters."""
+    return {group for (group, _name), _extent in _extents(model, "param_shapes", 2)}
+
+
+def _extents(model: RankFile, root: str, depth: int) -> Iterator[tuple[KeyPath, int]]:
+    """The extents of a table of shapes, each with the key path of its parameter, which has so many parts."""
+    for path, extent in model.values(root).items():
+        if not path and extent is None:
+            continue  # no table
+        if len(path) != depth + 1 or type(extent) is not int or extent < 0:
+            raise CorruptError(
+                f"invalid shape in {root}: expected non-negative integers, got {extent!r}",
+                uri=model.location.uri, path=render(path), cure=CURE,
+            )  # fmt: skip
+        yield path[:-1], extent
+
+
 def frozen_parameters(
     models: Sequence[RankFile], *, in_parts: bool
 ) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
@@ -127,10 +174,11 @@ def frozen_parameters(
 
     Raises:
         IncompleteError: one is missing in the file of a rank.
+        CorruptError: its parts do not have the sizes that its shape needs.
     """
     shapes: dict[str, list[int]] = {}
-    for (name, _axis), extent in models[0].values("frozen_param_shapes").items():
-        shapes.setdefault(name, []).append(int(extent))
+    for (name,), extent in _extents(models[0], "frozen_param_shapes", 1):
+        shapes.setdefault(name, []).append(extent)
     for name, shape in shapes.items():
         path = ("frozen_param_fragments", name)
         parts = models if in_parts else models[:1]
@@ -139,8 +187,21 @@ def frozen_parameters(
                 f"the frozen parameter {name} is missing", uri=models[0].location.uri, cure=CURE
             )
         spec = TensorSpec((name,), tuple(shape), models[0].manifest.tensors[path].dtype)
+        _require_parts(spec, [one.manifest.tensors[path] for one in parts], models[0])
         pieces = tuple(extent for one in parts for extent in one.extents[path])
         yield spec, tuple(cut(pieces, Span(0, spec.nbytes)))
+
+
+def _require_parts(spec: TensorSpec, parts: Sequence[TensorSpec], model: RankFile) -> None:
+    """Each rank has an equal part; the last are padded."""
+    size = -(-spec.size // len(parts))
+    wrong = next((one for one in parts if (one.size, one.dtype) != (size, spec.dtype)), None)
+    if wrong is not None:
+        raise CorruptError(
+            f"the frozen parameter {spec.name} of shape {list(spec.shape)} has a part of {wrong.size} elements "
+            f"of {wrong.dtype}, expected {size} of {spec.dtype}",
+            uri=model.location.uri, path=spec.name, cure=CURE,
+        )  # fmt: skip
 
 
 def buffers_of(model: RankFile) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
@@ -166,7 +227,18 @@ def others_of(model: RankFile, known: Container[KeyPath]) -> Iterator[tuple[Tens
 def with_shared(
     model: RankFile, specs: dict[KeyPath, TensorSpec], places: dict[KeyPath, tuple[Extent, ...]]
 ) -> None:
-    """Add the second names of parameters."""
-    for (name,), source in model.values("shared_params").items():
+    """Add the second names of parameters.
+
+    Raises:
+        CorruptError: the table has no names of parameters.
+    """
+    for path, source in model.values("shared_params").items():
+        if not path and source is None:
+            continue  # no table
+        if len(path) != 1 or not isinstance(source, str):
+            raise CorruptError(
+                f"invalid shared_params: expected names of parameters, got {source!r}",
+                uri=model.location.uri, path=render(path), cure=CURE,
+            )  # fmt: skip
         if (source,) in specs:
-            specs[name,], places[name,] = replace(specs[source,], path=(name,)), places[source,]
+            specs[path], places[path] = replace(specs[source,], path=path), places[source,]

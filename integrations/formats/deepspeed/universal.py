@@ -34,7 +34,8 @@ from wherry.integrations.formats.deepspeed.rank_files import (
     STEP,
     WEIGHTS,
     RankFile,
-    files_by_rank,
+    first_gap,
+    open_ranks,
     read_latest,
     shapes_of,
 )
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 _LATEST, _ZERO, _REST = "latest_universal", "zero", "optimizer_state.pt"
-_MODEL = re.compile(r"(zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _STEPS = "global_steps"
 
 
@@ -116,15 +117,17 @@ def open_universal(location: Location, detection: Detection) -> Opened:
 
 def _models(folder: Location, names: Sequence[str]) -> list[list[RankFile]]:
     """The model states of each tensor-parallel or pipeline rank; of ZeRO 3, those of all ranks of each."""
-    ranks = sorted({int(match[2]) for name in names if (match := _MODEL.fullmatch(name))})
-    missing = next((rank for rank in range(max(ranks, default=0) + 1) if rank not in ranks), None)
+    found: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+    for name in names:
+        if match := _MODEL.fullmatch(name):
+            found[int(match[2])].append((int(match[1] or 0), name))
+    missing = first_gap(found)
     if missing is not None:
         raise IncompleteError(
             f"file not found: mp_rank_{missing:02d}_model_states.pt, which has the shapes of the parameters",
             uri=folder.uri, cure=AGAIN,
         )  # fmt: skip
-    patterns = [re.compile(rf"(?:zero_pp_rank_(\d+)_)?mp_rank_0*{rank}_model_states\.pt") for rank in ranks]
-    return [files_by_rank(folder, names, pattern) for pattern in patterns]
+    return [open_ranks(folder, found[rank]) for rank in sorted(found)]
 
 
 def _shapes(models: Sequence[Sequence[RankFile]]) -> dict[str, list[tuple[int, ...]]]:

@@ -43,6 +43,7 @@ from wherry.integrations.formats.deepspeed.rank_files import (
     buffers_of,
     files_by_rank,
     frozen_parameters,
+    groups_of,
     others_of,
     read_latest,
     shapes_of,
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _LATEST = "latest"
-_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
-_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_00_optim_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_00_model_states\.pt")
 _STATE, _WHOLE_STAGE = "optimizer_state_dict", 3
 _PARTS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
 
@@ -180,14 +181,25 @@ def _cut_groups(
     ranks: Sequence[RankFile], model: RankFile
 ) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
     """Stages 1 and 2: each group is one vector over all ranks."""
-    for (group,) in ranks[0].below(_STATE, _PARTS[2]):
+    groups = [path[0] for path in ranks[0].below(_STATE, _PARTS[2]) if len(path) == 1]
+    _require_groups(groups, model)
+    for group in groups:
         vector, at = _vector(ranks, (_STATE, _PARTS[2], group)), 0
         for name, shape in shapes_of(model, group):
             spec = TensorSpec((name,), shape, FLOAT)
             yield spec, tuple(cut(vector, Span(at, at + spec.nbytes)))
             at += spec.nbytes
         step = 2 * len(ranks) * 4  # vectors are padded to a multiple of twice the number of ranks
-        _require_used(sum(extent.length for extent in vector), -(-at // step) * step, ranks[0], step)
+        _require_used(sum(extent.length for extent in vector), at, ranks[0], step)
+
+
+def _require_groups(groups: Sequence[str], model: RankFile) -> None:
+    """Every parameter is in the vector of a group."""
+    rest = groups_of(model).difference(groups)
+    if rest:
+        raise CorruptError(
+            f"the optimizer has no vector of the parameters of group {min(rest)}", uri=model.location.uri, cure=CURE
+        )  # fmt: skip
 
 
 def _cut_each(ranks: Sequence[RankFile], model: RankFile) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
@@ -214,11 +226,12 @@ def _cut_each(ranks: Sequence[RankFile], model: RankFile) -> Iterator[tuple[Tens
         )
         at += part
     for vector, one in zip(vectors, ranks, strict=True):
-        _require_used(sum(extent.length for extent in vector), at, one, 0)
+        _require_used(sum(extent.length for extent in vector), at, one, 1)
 
 
-def _require_used(there: int, used: int, rank: RankFile, slack: int) -> None:
-    if not used - slack <= there <= used + slack:
+def _require_used(there: int, used: int, rank: RankFile, step: int) -> None:
+    """Compare the bytes of a vector with those of its parameters, both padded to a multiple of `step` bytes."""
+    if -(-there // step) != -(-used // step):
         raise CorruptError(
             f"the shapes of the parameters need {used} bytes of a vector of {there}",
             uri=rank.location.uri,
