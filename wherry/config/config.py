@@ -17,19 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
-from wherry.config.lines import line_of, where
+from wherry.config.lines import lines_of, where
 from wherry.config.values import origin, stated_fields
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 from wherry.text.config_text import parse_toml
+from wherry.text.limits import beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
     from pydantic import ValidationError
 
+    from wherry.config.lines import Path as FieldPath
     from wherry.config.schema import Route, Section, Settings
     from wherry.config.values import FieldStatement
 
@@ -54,6 +56,7 @@ VARIABLES = {
     "child.memory": "WHERRY_CHILD_MEMORY",
     "child.disk": "WHERRY_CHILD_DISK",
 }
+_MOST_ENVIRONMENTS = 100
 _LISTS = ("shared_paths", "links")
 _SECRET = ("notify.webhook",)
 # Fields of routes, policies and [audit] that may be relative paths.
@@ -71,7 +74,7 @@ class Config:
         routes: in the order of the file.
         origins: setting → origin of its value.
         stated: the fields that routes state.
-        text: the contents of the file.
+        lines: the line of each key and table of the file.
     """
 
     file: str | None
@@ -80,14 +83,15 @@ class Config:
     routes: tuple[Route, ...]
     origins: Mapping[str, str]
     stated: tuple[FieldStatement, ...] = ()
-    text: str = field(default="", repr=False)
+    lines: Mapping[FieldPath, int] = field(default_factory=dict, repr=False)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Each setting and each stated field of a route, with value and origin; secrets are masked."""
+        values = self.settings.model_dump()
         for name, source in self.origins.items():
-            yield name, mask_secret(name, value_at(self.settings.model_dump(), name)), source
+            yield name, mask_secret(name, value_at(values, name)), source
         for one in self.stated:
-            yield one.name, mask_secret(one.name, one.value), origin(one, self.text, self.file)
+            yield one.name, mask_secret(one.name, one.value), origin(one, self.lines, self.file)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, env: str | None = None) -> Config:
@@ -128,11 +132,11 @@ def _load(
             f"unknown environment {env!r}: missing table [env.{env}]", uri=str(file), cure=known
         )
     origins: dict[str, str] = {}
-    merged = merge({}, data)
-    _note(origins, data, text, file, ())
+    merged, lines = merge({}, data), lines_of(text)
+    _note(origins, data, lines, file, ())
     if env is not None and env in sections:
         merged = merge(merged, sections[env])
-        _note(origins, sections[env], text, file, ("env", env))
+        _note(origins, sections[env], lines, file, ("env", env))
     for name, value in variables:
         if value:
             _put(merged, name, value.split(os.pathsep) if name in _LISTS else value)
@@ -145,14 +149,16 @@ def _load(
     ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
     fields = stated_fields(merged, sections.get(env or "", {}), ("env", env or ""))
     routes = tuple(contents.routes.values())
-    return Config(str(file) if file else None, env, settings, routes, ordered, fields, text)
+    return Config(str(file) if file else None, env, settings, routes, ordered, fields, lines)
 
 
 def _environments(sections: Any, text: str, file: Path | None) -> dict[str, dict[str, Any]]:
     names = sections if isinstance(sections, dict) else {}
+    if exceeds(len(names), _MOST_ENVIRONMENTS):  # each is merged with the whole file, and validated
+        raise beyond("the configuration", scale_limit(_MOST_ENVIRONMENTS), "environments", uri=str(file))
     odd = [name for name, values in names.items() if not isinstance(values, dict)]
     if odd or not isinstance(sections, dict):
-        at = where(text, ("env", *odd[:1]), None)
+        at = where(lines_of(text), ("env", *odd[:1]), None)
         raise UsageError(
             f"{at}: expected a table",
             uri=str(file),
@@ -247,20 +253,23 @@ def _validate(kind: Any, data: dict[str, Any], text: str, file: Path | None, env
         raise _refusal(error, text, file, env) from error
 
 
+_MOST_FAULTS = 20  # that an error names
 # pydantic's type of fault → what is wrong.
 _FAULTS = {"extra_forbidden": "unknown field", "missing": "required field not found"}
 
 
 def _refusal(error: ValidationError, text: str, file: Path | None, env: str | None) -> WherryError:
-    """All faults in one error, with the cure of the first one."""
-    lines: list[str] = []
-    cure = ""
-    for fault in _first_causes(error.errors()):
+    """The first faults in one error, with the cure of the first one."""
+    places, lines, cure = lines_of(text), list[str](), ""
+    faults = _first_causes(error.errors())
+    for fault in faults[:_MOST_FAULTS]:
         at = tuple(fault["loc"])
         cause = fault.get("ctx", {}).get("error")
         what = cause.what if isinstance(cause, WherryError) else _FAULTS.get(fault["type"], fault["msg"])
         cure = cure or (cause.cure or "" if isinstance(cause, WherryError) else _advice(fault))
-        lines.append(f"{where(text, at, env)}: {what}")
+        lines.append(f"{where(places, at, env)}: {what}")
+    if len(faults) > _MOST_FAULTS:
+        lines.append(f"{len(faults) - _MOST_FAULTS} more")
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
     return UsageError(
         "; ".join(lines), uri=str(file) if file else None,
@@ -270,14 +279,8 @@ def _refusal(error: ValidationError, text: str, file: Path | None, env: str | No
 
 def _first_causes(faults: list[Any]) -> list[Any]:
     """Faults without those that only report a fault below them."""
-    deep = [fault["loc"] for fault in faults]
-    return [
-        fault
-        for fault in faults
-        if not any(
-            len(other) > len(fault["loc"]) and other[: len(fault["loc"])] == fault["loc"] for other in deep
-        )
-    ]
+    above = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    return [fault for fault in faults if fault["loc"] not in above]
 
 
 def _advice(fault: Any) -> str:
@@ -306,11 +309,15 @@ def _kinds(section: type[Section]) -> Iterator[type[Section]]:
 
 
 def _note(
-    origins: dict[str, str], data: Mapping[str, Any], text: str, file: Path | None, at: tuple[str, ...]
+    origins: dict[str, str],
+    data: Mapping[str, Any],
+    lines: Mapping[FieldPath, int],
+    file: Path | None,
+    at: tuple[str, ...],
 ) -> None:
     section = f" [{'.'.join(at)}]" if at else ""
     for name in _leaves(data):
-        line = line_of(text, (*at, *name.split(".")))
+        line = lines.get((*at, *name.split(".")))
         origins[name] = f"{file}:{line}{section}" if line else f"{file}{section}"
 
 

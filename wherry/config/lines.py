@@ -10,24 +10,33 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?")
-_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+# Possessive: a line of thousands of spaces would be tried in every division.
+_HEADER = re.compile(r"\s*+(\[\[?+)([^\]]++)\]\]?+\s*+(?:#.*)?")
+_KEY = re.compile(
+    r"\s*+((?:[\w-]++|\"[^\"]*+\"|'[^']*+')(?:\s*+\.\s*+(?:[\w-]++|\"[^\"]*+\"|'[^']*+'))*+)\s*+="
+)
 _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 _FENCES = ('"""', "'''")
 
 Path = tuple[str | int, ...]
 
 
-def where(text: str, at: Path, env: str | None) -> str:
-    """A field for display: `line 12, routes.night.targets[0].format`."""
+def where(lines: Mapping[Path, int], at: Path, env: str | None) -> str:
+    """A field for display: `line 12, routes.night.targets[0].format`.
+
+    Args:
+        lines: those of the file; see `lines_of`.
+        at: the path of the field.
+        env: the environment whose table overrides fields.
+    """
     name = dotted_name(at)
-    line = (line_of(text, ("env", env, *at)) if env else None) or line_of(text, at)
+    line = (lines.get(("env", env, *at)) if env else None) or lines.get(at)
     short = at
     while line is None and len(short) > 1:
         short = short[:-1]
-        line = (line_of(text, ("env", env, *short)) if env else None) or line_of(text, short)
+        line = (lines.get(("env", env, *short)) if env else None) or lines.get(short)
     return f"line {line}, {name}" if line else name
 
 
@@ -36,9 +45,12 @@ def dotted_name(at: Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
 
 
-def line_of(text: str, at: Path) -> int | None:
-    """The line, from 1, of a key or table; None where the file has no such line."""
-    return next((number for number, path in _paths(text) if path == at), None)
+def lines_of(text: str) -> dict[Path, int]:
+    """The line, from 1, of each key and table."""
+    found: dict[Path, int] = {}
+    for number, path in _paths(text):
+        found.setdefault(path, number)
+    return found
 
 
 def _paths(text: str) -> Iterator[tuple[int, Path]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wherry.config.lines import dotted_name, line_of
+from wherry.config.lines import dotted_name
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
@@ -174,20 +174,17 @@ def stated_fields(
     return tuple(FieldStatement(at, value, section if _has(over, at) else ()) for at, value in fields)
 
 
-def origin(field: FieldStatement, text: str, file: str | None) -> str:
+def origin(field: FieldStatement, lines: Mapping[Path, int], file: str | None) -> str:
     """Origin of a field: file, line and the environment's table.
 
     Args:
         field: one of `stated_fields`.
-        text: the contents of the file.
+        lines: those of the file.
         file: its path.
     """
-    line, short = None, (*field.section, *field.at)
-    while line is None and len(short) > len(field.section):
-        line, short = (
-            line_of(text, short),
-            short[:-1],
-        )  # a key of an inline table is on the line of the table
+    whole = (*field.section, *field.at)
+    sizes = range(len(whole), len(field.section), -1)  # a key of an inline table is on the line of the table
+    line = next((lines[whole[:size]] for size in sizes if whole[:size] in lines), None)
     section = f" [{dotted_name(field.section)}]" if field.section else ""
     return f"{file}:{line}{section}" if line else f"{file}{section}"
 
