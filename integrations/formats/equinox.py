@@ -20,9 +20,11 @@ from wherry.integrations.containers.flat.strides import PlacedTensor, StridedRea
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
 from wherry.storage.location import Entry
 from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL
+from wherry.text.limits import SMALL, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wherry.core.keypath import KeyPath
     from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 SUFFIX = ".eqx"
 VERSION = ".npy records, no names"
 _LONGEST_LINE = 1 << 20
+_WINDOW = 1 << 16  # bytes
+_MOST_RECORDS = 120_000
+_MOST_ODD = 10_000  # records whose header is not written as numpy writes it
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -55,15 +60,29 @@ def _records_seen(glimpse: Glimpse, *, named: bool) -> str | None:
     if named:
         return f"starts with a .npy record, and its name ends in {SUFFIX}"
     try:
-        first = _record(glimpse.location, 0, 0)
+        first = _record(_Window(glimpse.location), 0, 0)
     except WherryError:
         return None  # a single unsupported array is not a checkpoint, whatever it holds
     more = glimpse.size > first.length + first.nbytes
     return "starts with a .npy record, and more follow" if more else None
 
 
-def _record(location: Location, start: int, number: int) -> NpyHeader:
-    return read_header(lambda a, b: location.read(start + a, start + b), location.uri, f"record {number}")
+class _Window:
+    """Reads of a file that serve short records from one larger read."""
+
+    def __init__(self, location: Location) -> None:
+        self.uri, self._location = location.uri, location
+        self._start, self._held = 0, b""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of the file, fewer at its end."""
+        if not self._start <= start <= stop <= self._start + len(self._held):
+            self._start, self._held = start, self._location.read(start, max(stop, start + _WINDOW))
+        return self._held[start - self._start : stop - self._start]
+
+
+def _record(window: _Window, start: int, number: int) -> NpyHeader:
+    return read_header(lambda a, b: window.read(start + a, start + b), window.uri, f"record {number}")
 
 
 def _open(location: Location, detection: Detection) -> Opened:
@@ -72,20 +91,8 @@ def _open(location: Location, detection: Detection) -> Opened:
     custom, position = _hyperparameters(location)
     specs: dict[KeyPath, TensorSpec] = {}
     placed: dict[KeyPath, PlacedTensor] = {}
-    while position < entry.size:
-        path, header = (str(len(specs)),), _record(location, position, len(specs))
-        if header.dtype in ("str", "bytes"):
-            raise UnsupportedError(
-                f"unsupported string in record {path[0]}",
-                uri=location.uri,
-                cure="remove it from the saved tree",
-            )
-        start, position = position + header.length, position + header.length + header.nbytes
-        if position > entry.size:
-            raise CorruptError(
-                f"record {path[0]} is truncated: expected {position} bytes in the file, got {entry.size}",
-                uri=location.uri, cure="restore the file",
-            )  # fmt: skip
+    for start, header in _records(location, position, entry.size):
+        path = (str(len(specs)),)
         specs[path] = TensorSpec(path, header.shape, header.dtype)
         placed[path] = PlacedTensor(
             location, start, header.nbytes, 0, header.shape, header.strides, header.dtype, header.big_endian
@@ -94,6 +101,37 @@ def _open(location: Location, detection: Detection) -> Opened:
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(specs)} records, identified only by their numbers")
     return Opened(detection.seen(seen), manifest, StridedReader(location, placed, (member,)))
+
+
+def _records(location: Location, position: int, size: int) -> Iterator[tuple[int, NpyHeader]]:
+    """Each record: where its elements begin, and its header."""
+    window, number, odd = _Window(location), 0, 0
+    while position < size:
+        header = _record(window, position, number)
+        odd += not header.plain
+        _require_few(number + 1, odd, location)
+        start, position = position + header.length, position + header.length + header.nbytes
+        _require_whole(header, number, position, size, location)
+        yield start, header
+        number += 1
+
+
+def _require_few(records: int, odd: int, location: Location) -> None:
+    for count, most, what in ((records, _MOST_RECORDS, "records"), (odd, _MOST_ODD, "unusual headers")):
+        if exceeds(count, most):
+            raise beyond(location.name, scale_limit(most), what, uri=location.uri)
+
+
+def _require_whole(header: NpyHeader, number: int, stop: int, size: int, location: Location) -> None:
+    if header.dtype in ("str", "bytes"):
+        raise UnsupportedError(
+            f"unsupported string in record {number}", uri=location.uri, cure="remove it from the saved tree"
+        )
+    if stop > size:
+        raise CorruptError(
+            f"record {number} is truncated: expected {stop} bytes in the file, got {size}",
+            uri=location.uri, cure="restore the file",
+        )  # fmt: skip
 
 
 def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:

@@ -34,6 +34,10 @@ _MAX_RANK = 64  # numpy's own limit
 _MAX_EXTENT = (1 << 63) - 1  # also numpy's
 _MOST_DIGITS = 10  # of the size of an element
 _KEYS = {"descr", "fortran_order", "shape"}
+_PLAIN = re.compile(
+    r"\{'descr': '([^'\\]{1,16})', 'fortran_order': (True|False), "
+    r"'shape': \(((?:[0-9]{1,19}, ?)*+(?:[0-9]{1,19})?)\), \} *\n?"
+)
 _LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
 _DESCR = re.compile(r"([<>|=]?)([A-Za-z])(\d*)(?:\[.*\])?")
 
@@ -73,6 +77,7 @@ class NpyHeader(NamedTuple):
         version: `1.0`, `2.0` or `3.0`.
         descr: the dtype as numpy wrote it.
         crc: CRC-32 of the header's bytes.
+        plain: whether the header is written as numpy writes it; another takes ten times as long to read.
     """
 
     dtype: str
@@ -84,6 +89,7 @@ class NpyHeader(NamedTuple):
     version: str
     descr: str
     crc: int
+    plain: bool = True
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -150,7 +156,8 @@ def _extent(head: bytes, uri: str, name: str) -> tuple[int, int]:
 def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name: str) -> NpyHeader:
     try:
         source = text.decode("utf-8" if version == "3.0" else "latin-1")
-        said: Any = ast.literal_eval(_LONG.sub("", source.strip()))
+        plain = _plain_literal(source)
+        said: Any = plain or ast.literal_eval(_LONG.sub("", source.strip()))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise CorruptError(
             f"invalid header in {name}: not a Python literal",
@@ -171,7 +178,21 @@ def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name:
     extents = _extents(said["shape"], uri, name)
     dtype, big, width = _element(said["descr"], extents, uri, name)
     nbytes = width * math.prod(extents)
-    return NpyHeader(dtype, extents, fortran, big, length, nbytes, version, str(said["descr"]), crc)
+    return NpyHeader(
+        dtype, extents, fortran, big, length, nbytes, version, str(said["descr"]), crc, plain is not None
+    )
+
+
+def _plain_literal(source: str) -> dict[str, Any] | None:
+    """The header as numpy writes it; None if it is written in another way."""
+    found = _PLAIN.fullmatch(source)
+    if found is None:
+        return None
+    descr, fortran, shape = found.groups()
+    extents = [one for one in shape.replace(" ", "").split(",") if one]
+    if (len(extents) == 1) != shape.endswith(",") or any(one[0] == "0" != one for one in extents):
+        return None  # `(3)` is no tuple, and `07` no number
+    return {"descr": descr, "fortran_order": fortran == "True", "shape": tuple(map(int, extents))}
 
 
 def _extents(shape: Any, uri: str, name: str) -> tuple[int, ...]:
