@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.command import command
 from tests.support.families import SIZES, carried, made, same
-from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError
+from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError, WherryError
 from wherry.families import adapter_families, convert_layout, families, load_family
 from wherry.families.templates import form_choices
 
@@ -260,6 +260,23 @@ def test_another_rank_or_alpha_than_the_stated_one_is_refused(base, tmp_path):
     place.write_text(place.read_text().replace('"lora_alpha": 12', '"lora_alpha": 13'))
     with pytest.raises(MismatchError, match=r"an alpha of 13, but the metadata of the step 12"):
         wherry.convert(tmp_path / "0", tmp_path / "back", to="huggingface", lineage=False)
+
+
+@pytest.mark.parametrize(
+    "alpha", ["x", [1], {}, True, float("inf"), float("nan"), 10**400], ids=lambda one: repr(one)[:9]
+)
+def test_an_alpha_of_the_metadata_that_is_no_number_is_refused(base, alpha, tmp_path):
+    source, _tensors = save_peft(tmp_path / "peft")
+    wherry.convert(source, tmp_path / "0", to="maxtext", config=base, lineage=False)
+    (tmp_path / "0" / "items" / "assets" / "adapter_config.json").unlink()
+    around = json.loads((tmp_path / "0" / "_CHECKPOINT_METADATA").read_text())
+    around["custom_metadata"]["lora"]["lora_alpha"] = alpha
+    (tmp_path / "0" / "_CHECKPOINT_METADATA").write_text(json.dumps(around))
+    with pytest.raises(WherryError) as caught:
+        wherry.convert(
+            tmp_path / "0", tmp_path / "back", to="huggingface", config=base, options=APART, lineage=False
+        )
+    assert "bug" not in str(caught.value)
 
 
 def test_projections_of_another_system_are_refused_by_name(base, tmp_path):

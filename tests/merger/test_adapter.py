@@ -214,3 +214,55 @@ def test_the_command(base, tmp_path):
     why = command("lineage", "why", tmp_path / "out").stdout
     assert str(base) in why
     assert str(adapter) in why
+
+
+@pytest.mark.parametrize("table", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize(
+    "patterns",
+    [{"(": 2}, {"(a*)*b": 2}, {"(([a-z0-9_.]*)*)*!": 2}, {"(a|a)(a|a)": 2}, {".*.*.*q": 2}, {"q" * 1001: 2},
+     {"[z-a]": 2}, {"(?P<x>q)": 2}, {r"(q)\1": 2}, {"(?=q)q": 2}, {"q{9,}": 2}, [1], "x", 3,
+     {"q": "2"}, {"q": [2]}, {"q": None}, {"q": True}, {"q": {}}, {"q": float("nan")}, {"q": 10**400}],
+    ids=lambda one: repr(one)[:40],
+)  # fmt: skip
+def test_patterns_that_may_run_for_ever_and_values_that_are_no_numbers_are_refused(
+    base, table, patterns, tmp_path
+):
+    tensors = pair(np.random.default_rng(3), "model.layers.0.q", 8, 8)
+    adapter = save_adapter(tmp_path / "adapter", tensors, **{table: patterns})
+    with pytest.raises(UnrepresentableError, match=table if type(patterns) is not dict else None):
+        merged(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["r", "lora_alpha"])
+@pytest.mark.parametrize(
+    "value",
+    [None, "2", True, [2], float("nan"), float("inf"), 10**400, -(10**400)],
+    ids=lambda one: repr(one)[:20],
+)
+def test_a_rank_or_an_alpha_that_is_no_number_is_refused(base, name, value, tmp_path):
+    tensors = pair(np.random.default_rng(3), "model.layers.0.q", 8, 8)
+    adapter = save_adapter(tmp_path / "adapter", tensors, **{name: value})
+    with pytest.raises(UnrepresentableError, match=rf"{name} is .*, not a"):
+        merged(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, -2, 2.0])
+def test_a_rank_is_a_positive_integer(base, rank, tmp_path):
+    adapter = save_adapter(
+        tmp_path / "adapter",
+        pair(np.random.default_rng(3), "model.layers.0.q", 8, 8),
+        r=rank,
+        use_rslora=True,
+    )
+    with pytest.raises(UnrepresentableError, match="not a positive integer"):
+        merged(base, adapter, tmp_path)
+
+
+def test_an_alpha_of_zero_for_a_module_is_zero(base, tmp_path):
+    """Not the alpha of the other modules: PEFT takes what the table states."""
+    tensors = pair(np.random.default_rng(3), "model.layers.0.q", 8, 8)
+    adapter = save_adapter(tmp_path / "adapter", tensors, alpha_pattern={"q": 0})
+    _receipt, found = merged(base, adapter, tmp_path)
+    np.testing.assert_array_equal(
+        found["model.layers.0.q.weight"], made(1, shapes=SHAPES)["model.layers.0.q.weight"]
+    )

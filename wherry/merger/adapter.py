@@ -29,6 +29,7 @@ from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, 
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
+from wherry.view.peft_patterns import ModulePatterns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +71,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     recipes: dict[KeyPath, Recipe] = {
         path: UnchangedTensor(at(_BASE, path)) for path in base.manifest.tensors
     }
+    patterns = {name: ModulePatterns(config.get(name)) for name in PATTERNS}
     pairs, whole = _modules(adapter, dora=bool(config.get(DORA)))
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
         path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
@@ -78,7 +80,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     for module, pair in pairs.items():
         path = _weight_of(module, base, adapter)
         (under,) = recipes[path].sources
-        matrix = replace(_low_rank(path, pair, module, config, base, adapter), base=under)
+        matrix = replace(_low_rank(path, pair, module, config, patterns, base, adapter), base=under)
         recipes[path] = matrix if pair.magnitude is None else _magnitudes(path, pair, matrix, base, adapter)
     sources = [{"uri": base.uri, "role": "base"}, {"uri": adapter.uri, "role": "adapter"}]
     return MergedView(
@@ -139,28 +141,23 @@ def _low_rank(
     pair: LowRankPair,
     module: str,
     config: Mapping[str, Any],
+    patterns: Mapping[str, ModulePatterns],
     base: Checkpoint,
     adapter: Checkpoint,
 ) -> LowRank:
     weight, tensors = base.manifest.tensors[path], adapter.manifest.tensors
     down, up = tensors[pair.down], tensors[pair.up]
     transposed = bool(config.get("fan_in_fan_out")) != pair.embedding
-    rank = _pattern(config.get("rank_pattern"), module) or config["r"]
+    rank = patterns["rank_pattern"].value(module, config["r"])
     shapes = [len(one.shape) for one in (weight, down, up)]
     if shapes != [2, 2, 2] or not all(is_summable(one.dtype) for one in (weight, down, up)):
         raise _unfit(f"{module} is no matrix of floating point, in the base or in the adapter", adapter)
     outs, ins = reversed(weight.shape) if transposed else weight.shape
     _require_shape(down, (rank, ins), adapter)
     _require_shape(up, (outs, rank), adapter)
-    alpha = _pattern(config.get("alpha_pattern"), module) or config["lora_alpha"]
+    alpha = patterns["alpha_pattern"].value(module, config["lora_alpha"])
     scale = scale_of(config, rank, alpha)
     return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
-
-
-def _pattern(patterns: Mapping[str, Any] | None, module: str) -> Any:
-    """The value of the first pattern that a module's name ends with, as PEFT finds it."""
-    rows = (patterns or {}).items()
-    return next((value for key, value in rows if re.match(rf"(.*\.)?({key})$", module)), None)
 
 
 def _weight_of(module: str, base: Checkpoint, adapter: Checkpoint) -> KeyPath:

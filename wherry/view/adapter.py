@@ -18,7 +18,7 @@ from wherry.families import load_family, system_of_format, system_of_tree
 from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
 from wherry.view.model import ADAPTER, json_beside
-from wherry.view.peft import LORA, SCALE, START, refusal
+from wherry.view.peft import LORA, SCALE, START, is_alpha, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,14 +69,20 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
 
     Raises:
         UnrepresentableError: the adapter is of a kind that no layout has; what it states is named.
-        MismatchError: PEFT's file and MaxText's metadata contradict each other.
+        MismatchError: PEFT's file and MaxText's metadata contradict each other, or MaxText's alpha is no number.
     """
     config, notes = json_beside(checkpoint, ADAPTER), _notes(checkpoint)
     reason = refusal(config, SCALE) if config is not None else None
     if reason is not None:
         raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
     _require_no_experts(checkpoint)
-    stated = [one for one in (_alpha(config), notes.get(ALPHA)) if one]
+    noted = notes.get(ALPHA)
+    if noted is not None and not is_alpha(noted):
+        raise MismatchError(
+            f"the alpha in the metadata of the step is {noted!r}, not a number",
+            uri=checkpoint.uri, cure="correct it, or export the adapter again",
+        )  # fmt: skip
+    stated = [one for one in (_alpha(config), noted) if one]
     if len(stated) > 1 and not math.isclose(*stated):
         raise MismatchError(
             f"{ADAPTER} states an alpha of {stated[0]}, but the metadata of the step {stated[1]}",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from wherry.view.peft_patterns import pattern_refusal
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -22,6 +24,7 @@ _IGNORED = frozenset({
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
     "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
 })  # fmt: skip
+_MOST_RANK, _MOST_ALPHA = 1 << 31, 1e30
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
 
 
@@ -43,10 +46,36 @@ def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
     if stated:
         why = ": adapters of experts that are one parameter" if "target_parameters" in stated else ""
         return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported{why}"
-    for name in ("r", "lora_alpha"):
-        if isinstance(config.get(name), bool) or not isinstance(config.get(name), int | float):
-            return f"{name} is {config.get(name)!r}, not a number"
+    return _number_refusal(config, read)
+
+
+def _number_refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
+    """Which rank or alpha is none; None if all are."""
+    tables = {name: config.get(name) for name in PATTERNS.intersection(read)}
+    for name in sorted(tables):
+        if reason := pattern_refusal(name, tables[name]):
+            return reason
+    ranks, alphas = (
+        {whole: config.get(whole)}
+        | {f"{name} of {key}": one for key, one in (tables.get(name) or {}).items()}
+        for whole, name in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern"))
+    )
+    for name, value in ranks.items():
+        if type(value) is not int or not 0 < value <= _MOST_RANK:
+            return f"{name} is {value!r}, not a positive integer"
+    for name, value in alphas.items():
+        if not is_alpha(value):
+            return f"{name} is {value!r}, not a number"
     return None
+
+
+def is_alpha(value: object) -> bool:
+    """Whether a value is a finite number, of a size that floats have."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -_MOST_ALPHA <= value <= _MOST_ALPHA
+    )
 
 
 def scale_of(config: Mapping[str, Any], rank: float, alpha: float) -> float:

@@ -21,6 +21,7 @@ from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
 from wherry.text.json_document import parse_json
+from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,6 +77,7 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
     """
     index = DcpIndex(writer="torch HuggingFaceStorageWriter")
     placed: dict[StoredItem, PlacedTensor] = {}
+    found: dict[str, _Pieces] = {}
     for entry in files:
         place = location.join(entry.name)
         header = safetensors.parse(place)
@@ -83,28 +85,41 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
         for slot in header.slots:
             chunk = Chunk(offsets.get(slot.name, (0,) * len(slot.shape)), slot.shape)
             stored = StoredItem(entry.name, slot.start, slot.stop - slot.start)
-            _add(index, slot, chunk, stored, place)
+            _add(found, slot, chunk, place)
+            index.stored.setdefault((slot.name, chunk.offsets), stored)
             placed[stored] = _place_tensor(slot, place)
+            if exceeds(len(placed), MOST_CHUNKS):
+                raise beyond(location.name, scale_limit(MOST_CHUNKS), "pieces", uri=location.uri)
+    for name, one in found.items():
+        index.tensors[name] = DescribedTensor(one.dtype, tuple(one.shape), tuple(one.chunks))
     return SavedShards(location, index, placed)
 
 
-def _add(index: DcpIndex, slot: HeaderEntry, chunk: Chunk, stored: StoredItem, place: Location) -> None:
-    dtype, known = TO_OURS[slot.dtype], index.tensors.get(slot.name)
+@dataclass(slots=True)
+class _Pieces:
+    """The pieces of a tensor that were found until now, in order, and the shape that they need."""
+
+    dtype: str
+    shape: list[int]
+    chunks: dict[Chunk, None]
+
+
+def _add(found: dict[str, _Pieces], slot: HeaderEntry, chunk: Chunk, place: Location) -> None:
+    dtype = TO_OURS[slot.dtype]
     if dtype == PACKED:
         raise UnsupportedError(
             "unsupported piece of packed four-bit floats", uri=place.uri, path=render((slot.name,))
         )
-    ends = tuple(start + extent for start, extent in zip(*chunk, strict=True)) if _fits(chunk) else None
-    if ends is None or (known and (known.dtype != dtype or len(known.shape) != len(ends))):
+    ends = [start + extent for start, extent in zip(*chunk, strict=True)] if _fits(chunk) else None
+    known = found.setdefault(slot.name, _Pieces(dtype, ends or [], {}))
+    if ends is None or known.dtype != dtype or len(known.shape) != len(ends):
         raise CorruptError(
             f"conflicting descriptions of the tensor in {place.name} and another file",
             uri=place.uri,
             path=render((slot.name,)),
         )
-    shape = tuple(map(max, known.shape, ends)) if known else ends
-    chunks = tuple(dict.fromkeys((*(known.chunks if known else ()), chunk)))
-    index.tensors[slot.name] = DescribedTensor(dtype, shape, chunks)
-    index.stored.setdefault((slot.name, chunk.offsets), stored)
+    known.shape = [*map(max, known.shape, ends)]
+    known.chunks[chunk] = None
 
 
 def _fits(chunk: Chunk) -> bool:

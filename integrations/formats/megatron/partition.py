@@ -74,9 +74,14 @@ def chunks_of(
     how = division(name, uri) if len(parts) > 1 else EQUAL
     if how == EQUAL:
         return first.shape, [(Chunk((0,) * len(first.shape), first.shape), first)]
+    axis = 1 if how == INPUTS else 0
+    if len(first.shape) <= axis:
+        raise CorruptError(
+            f"{name} of shape {list(first.shape)} has no axis {axis}, which the ranks divide", uri=uri, path=name,
+            cure="copy all ranks again",
+        )  # fmt: skip
     if how == GATED and gated:
         return _whole(first.shape, 0, len(parts)), list(_gates_and_ups(parts))
-    axis = 1 if how == INPUTS else 0
     return _whole(first.shape, axis, len(parts)), list(_along(parts, axis, 0, first.shape[axis]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import wherry
 from tests.support.formats import assert_as_expected, canonical, expected, opened, place
 from tests.support.ranks import two_ranks
-from wherry.errors import CorruptError, IncompleteError
+from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.testing.readers import check_reader
 
 torch = pytest.importorskip("torch")
@@ -106,3 +107,31 @@ def test_consolidated_by_torch_is_a_hugging_face_folder(corpus):
     row = expected("hf-dcp-writer-consolidated")
     assert_as_expected(opened(place("hf-dcp-writer-consolidated"), "huggingface"), row)
     assert wherry.detect(place("hf-dcp-writer-consolidated")).format == "huggingface"
+
+
+def test_many_pieces_of_a_tensor_are_collected_in_linear_time():
+    from wherry.integrations.containers.safetensors.header import HeaderEntry
+    from wherry.integrations.formats.dcp import shards
+    from wherry.integrations.formats.dcp.metadata import Chunk
+    from wherry.storage.stores import locate
+
+    found, count, where = {}, 100_000, locate("/tmp")
+    began = time.process_time()
+    for at in range(count):
+        shards._add(found, HeaderEntry("a", "U8", (1,), 0, 1), Chunk((at,), (1,)), where)
+    assert time.process_time() - began < 5
+    assert (found["a"].shape, len(found["a"].chunks)) == ([count], count)
+
+
+def test_pieces_are_limited(tmp_path, monkeypatch):
+    from wherry.integrations.formats.dcp import shards
+
+    monkeypatch.setattr(shards, "MOST_CHUNKS", 3)
+    for at in range(4):
+        stated = {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [at]}})}
+        name = f"shard-{at + 1:05d}-model-00001-of-00001.safetensors"
+        safetensors.save_file({"a": np.ones(1, "u1")}, tmp_path / name, metadata=stated)
+        if at == 2:
+            assert wherry.detect(tmp_path).verdict == "ok"
+    with pytest.raises(HostileError, match="limit of 3 pieces"):
+        wherry.open(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 import wherry
 from tests.support.families import made
 from tests.support.torch import torch
+from wherry.errors import CorruptError
 from wherry.families import families_of_system, load_family
 from wherry.families.templates import form_choices
 from wherry.integrations.formats.megatron.partition import EQUAL, GATED, INPUTS, OUTPUTS, division
@@ -53,3 +54,26 @@ def part(key, array, rank):
     """What one of two ranks has."""
     how = next((one for end, one in SERIAL.items() if key.endswith(end)), EQUAL)
     return array if how == EQUAL else np.split(array, 2, axis=0 if how == OUTPUTS else 1)[rank]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("decoder.layers.0.mlp.linear_fc1.weight", ()),
+        ("decoder.layers.0.mlp.linear_fc1.bias", ()),
+        ("decoder.layers.0.self_attention.linear_proj.weight", (3,)),
+        ("embedding.word_embeddings.weight", ()),
+    ],
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_parameter_without_the_axis_that_ranks_divide_is_corrupt(name, shape, gated, tmp_path):
+    from argparse import Namespace
+
+    args = Namespace(swiglu=gated, tensor_model_parallel_size=2, pipeline_model_parallel_size=1)
+    for rank in range(2):
+        place = tmp_path / "iter_0000001" / f"mp_rank_{rank:02d}"
+        place.mkdir(parents=True)
+        model = {name: torch.ones(shape)}
+        torch.save({"args": args, "iteration": 1, "model": model}, place / "model_optim_rng.pt")
+    with pytest.raises(CorruptError, match=r"has no axis [01], which the ranks divide"):
+        wherry.open(tmp_path / "iter_0000001")
