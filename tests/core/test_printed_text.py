@@ -287,3 +287,21 @@ def test_a_traceback_obeys_the_same_rules(monkeypatch, capsys):
     assert not set(said) & set("\x1b\x07")
     assert "hunter2" not in said
     assert KEY not in said
+
+
+def test_a_name_in_a_table_is_no_emoji(capsys):
+    print_table(["name"], [["a:warning:b"]])
+    assert "a:warning:b" in capsys.readouterr().out
+
+
+def test_a_long_table_has_every_row_and_nothing_that_a_terminal_obeys(capsys):
+    rows = [[f"name {at}", str(at)] for at in range(2_000)]
+    print_table(["name", "number"], [*rows, ["\x1b]0;title\x07\nforged", f"key {KEY}"]])
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len(lines) == 2_003
+    assert lines[2].split() == ["name", "0", "0"]
+    assert lines[-1].startswith("\\x1b]0;title\\x07\\nforged")
+    assert KEY not in shown
+    starts = {line.rstrip().rindex("   ") for line in lines[:1] + lines[2:-1] if line}
+    assert len(starts) == 1, "columns are aligned"

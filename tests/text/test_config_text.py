@@ -37,14 +37,14 @@ DEEP = {"toml": b"a = " + b"[" * 9000, "yaml": b"a: " + b"[" * 9000, "json": b"[
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.parametrize("kind", ["toml", "yml", "gin", "json"])
-def test_a_bomb_is_refused_within_a_second(name, kind):
+def test_a_bomb_is_refused_in_time(name, kind):
     began = time.process_time()
     caught = None
     try:
         parse_toml(BOMBS[name], "it") if kind == "toml" else parse_config(f"config.{kind}", BOMBS[name])
     except (HostileError, ValueError) as error:
         caught = error
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 5  # seconds, as SECURITY.md promises
     assert caught is not None or kind == "gin"  # which takes as text what it does not know
     fits = {
         "toml": ("tables", "arrays", "keys", "dotted", "dotted, and below the limit of values", "long"),

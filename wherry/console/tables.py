@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress, Progress
 
 
+_MOST_ROWS = 2_000  # of a table that rich lays out
+
+
 def print_json(data: Any) -> None:
     """Print one JSON document on standard output; what a terminal obeys is escaped, which every reader undoes."""
     click.echo(json_escaped(json.dumps(data, indent=2, ensure_ascii=False)))
@@ -38,10 +41,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    shown = [tuple(printable(redact(cell)) for cell in row) for row in rows]
+    if len(shown) > _MOST_ROWS:
+        _print_long(columns, shown)
+        return
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(printable(redact(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(table)
+    for row in shown:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 400
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def _print_long(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The same in aligned lines, which are not wrapped: rich takes 0.5 ms for each row."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in (columns, ["─" * width for width in widths], *rows):
+        click.echo("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Configs that a person passes, as TOML, YAML or JSON: regular files, read within limits before they are parsed.
 
 Parsers of TOML and YAML are written in Python and need ten times as long as that of JSON for as many values, so the
-limits are lower: a file is refused that could take over a second. MaxText's whole config has 1,000 values.
+limits are lower: a file is refused that could take over two seconds. MaxText's whole config has 1,000 values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 TOML = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
-YAML = JsonLimits(nbytes=4 << 20, nodes=1 << 15)
+YAML = JsonLimits(nbytes=2 << 20, nodes=1 << 15)
 _MOST_PARTS = 200  # of a dotted key
 _NO_KEY = (
     re.compile(  # strings and comments; possessive, as a repeated group holds 100 bytes for each character
