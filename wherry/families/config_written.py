@@ -252,11 +252,11 @@ def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) 
     sizes = [
         f"{axis} is {extent} ({system.config.sizes[axis]}), but {names[axis]} in the tensors"
         for axis, extent in told.sizes.items()
-        if names.get(axis, extent) != extent
+        if axis in names and names[axis] != extent
     ]
     facts = [
         f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
         for fact, value in told.facts.items()
-        if fact not in decided and fact not in system.absorbs and names.get(fact, value) != value
+        if fact not in decided and fact not in system.absorbs and fact in names and names[fact] != value
     ]
     return [*sizes, *facts]

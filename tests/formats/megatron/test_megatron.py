@@ -268,3 +268,11 @@ def test_a_damaged_metadata_json_is_no_checkpoint_of_torch(tmp_path, text):
     assert (found.format, found.verdict) == ("megatron", "corrupt")
     with pytest.raises(CorruptError, match=r"metadata\.json"):
         wherry.inspect(step)
+
+
+def test_a_rotary_base_that_is_no_number_is_no_bug(tmp_path):
+    """NaN is unequal to itself, so that the written config seemed to contradict a source that did not state it."""
+    folder = megatron.save_ranks(tmp_path / "a", 2, 1, {**megatron.ARGS, "rotary_base": float("nan")})
+    with pytest.raises(WherryError) as caught:
+        wherry.plan(folder, tmp_path / "out", to="huggingface")
+    assert caught.value.exit_code in (2, 7), caught.value
