@@ -23,6 +23,7 @@ _IGNORED = frozenset({
     "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
 })  # fmt: skip
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
+_LARGEST = 2**63  # of a rank or an alpha
 
 
 def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
@@ -44,9 +45,14 @@ def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
         why = ": adapters of experts that are one parameter" if "target_parameters" in stated else ""
         return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported{why}"
     for name in ("r", "lora_alpha"):
-        if isinstance(config.get(name), bool) or not isinstance(config.get(name), int | float):
+        if not is_number(config.get(name)):
             return f"{name} is {config.get(name)!r}, not a number"
-    return None
+    return None if config["r"] > 0 else f"r is {config['r']!r}, which is no rank"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be the rank or the alpha of an adapter."""
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def scale_of(config: Mapping[str, Any], rank: float, alpha: float) -> float:
