@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests.support.families import SIZES, carried, made, same
 from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError, WherryError
 from wherry.families import adapter_families, convert_layout, families, load_family
 from wherry.families.templates import form_choices
+from wherry.view.adapter import notes_of
 
 RANK, LAYERS, EMBED, GROUPS, HEADS, DIM, FFN = 3, 2, 24, 2, 4, 8, 16
 CONFIG = {
@@ -216,6 +219,81 @@ def test_an_adapter_of_maxtext_gets_a_config_of_peft(base, tmp_path):
 
 
 # ---- Refusals
+
+
+WRONG = ["x", "", [], [1], {}, {"a": 1}, True, 2**70, -(2**70), float("inf"), float("nan")]
+
+
+@pytest.fixture
+def step(base, tmp_path):
+    """An adapter of MaxText that wherry wrote, without PEFT's file."""
+    source, _tensors = save_peft(tmp_path / "peft")
+    wherry.convert(source, tmp_path / "0", to="maxtext", config=base, lineage=False)
+    (tmp_path / "0" / "items" / "assets" / "adapter_config.json").unlink()
+    return tmp_path / "0"
+
+
+def rewritten(file, keys, change):
+    data = table = json.loads(file.read_text())
+    for key in keys:
+        table = table[key]
+    change(table)
+    file.write_text(json.dumps(data))
+
+
+def refused(step, base, tmp_path, **more):
+    with pytest.raises(WherryError):
+        wherry.convert(step, tmp_path / "back", to="huggingface", config=base, lineage=False, **more)
+
+
+@pytest.mark.parametrize("alpha", WRONG, ids=repr)
+def test_an_alpha_in_the_metadata_that_is_no_number_is_refused(step, base, alpha, tmp_path):
+    (step / "wherry.json").unlink()
+    lora = ("custom_metadata", "lora")
+    rewritten(step / "_CHECKPOINT_METADATA", lora, lambda table: table.update(lora_alpha=alpha))
+    refused(step, base, tmp_path, options=APART)
+
+
+@pytest.mark.parametrize("alpha", WRONG, ids=repr)
+def test_a_recorded_alpha_that_is_no_number_is_refused(step, base, alpha, tmp_path):
+    rewritten(step / "_CHECKPOINT_METADATA", ("custom_metadata",), lambda table: table.pop("lora"))
+    facts = ("manifest", "origin", "layout", "facts")
+    rewritten(step / "wherry.json", facts, lambda table: table.update(lora_alpha=alpha))
+    refused(step, base, tmp_path)
+
+
+@pytest.mark.parametrize("alpha", WRONG, ids=repr)
+def test_an_asked_alpha_that_is_no_number_is_refused(step, base, alpha, tmp_path):
+    refused(
+        step, base, tmp_path, options={"lora_alpha": alpha if isinstance(alpha, str) else json.dumps(alpha)}
+    )
+
+
+@pytest.mark.parametrize("custom", ["x", [], [1], 7, True], ids=repr)
+def test_metadata_of_another_form_are_replaced(base, custom, tmp_path):
+    source, _tensors = save_peft(tmp_path / "peft")
+    with wherry.open(source) as checkpoint:
+        checkpoint.manifest = replace(checkpoint.manifest, custom={"checkpoint": custom})
+        projected = convert_layout(
+            checkpoint.manifest, load_family("llama-lora"), "huggingface", "maxtext",
+            config=json.loads(Path(base).read_text()), facts={"lora_alpha": 12},
+        )  # fmt: skip
+        notes = notes_of(projected, checkpoint)
+    assert notes == {"checkpoint": {"lora": {"enable_lora": True, "lora_rank": RANK, "lora_alpha": 12.0}}}
+
+
+@pytest.mark.parametrize("alpha", WRONG, ids=repr)
+def test_an_alpha_of_peft_that_is_no_number_is_refused(base, alpha, tmp_path):
+    source, _tensors = save_peft(tmp_path / "peft", lora_alpha=alpha)
+    with pytest.raises(UnrepresentableError, match=r"lora_alpha is .*, not a number"):
+        wherry.convert(source, tmp_path / "1", to="maxtext", config=base, lineage=False)
+
+
+@pytest.mark.parametrize("rank", [*WRONG, 0, -1, None], ids=repr)
+def test_a_rank_that_is_no_number_is_refused(base, rank, tmp_path):
+    source, _tensors = save_peft(tmp_path / "peft", r=rank, use_rslora=True)
+    with pytest.raises(WherryError, match=r"r is|rank"):
+        wherry.convert(source, tmp_path / "0", to="maxtext", config=base, lineage=False)
 
 
 @pytest.mark.parametrize("to", ["maxtext", "megatron"])

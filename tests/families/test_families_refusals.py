@@ -87,6 +87,11 @@ def test_what_is_not_on_disk_is_asked_for():
         convert_layout(begun.manifest, family, "maxtext", "huggingface", source_options={"ropes": "half"})
     with pytest.raises(UsageError, match="invalid form scan_layers=maybe"):
         convert_layout(begun.manifest, family, "maxtext", "maxtext", options={"scan_layers": "maybe"})
+    for forms in ({"scan_layers": "maybe"}, {"param_scan_axis": "x"}, {"param_scan_axis": "7"}):
+        with pytest.raises(UsageError, match=f"invalid form {next(iter(forms))}="):
+            convert_layout(
+                begun.manifest, family, "maxtext", "huggingface", source_options={"rope": "half", **forms}
+            )
     scanned = convert_layout(begun.manifest, family, "maxtext", "maxtext", options={"scan_layers": "false"})
     assert not scanned.lossy  # the same words and rotary layout on both sides: nothing to ask for
     told = convert_layout(begun.manifest, family, "maxtext", "huggingface", options={"rope": "interleaved"})

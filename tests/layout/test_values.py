@@ -151,3 +151,25 @@ def test_tie():
     assert Tie("embedding").inverse(Tie("embedding").forward(array)) is array
     with pytest.raises(UnrepresentableError):
         Tie("embedding").inverse((array, np.array([1.0, np.nan, 0.0], "float32")))
+
+
+@pytest.mark.parametrize(
+    ("word", "source", "target"),
+    [
+        (None, "float32", "int8"), (None, "bfloat16", "bool"), (None, "int64", "int8"), (None, "complex64", "float32"),
+        (None, "float32", "int4"), (None, "bfloat16", "uint64"), (None, "complex128", "complex64"),
+        (Scale(0.5), "int8", "float32"), (Scale(0.5), "int8", "int8"), (Scale(0.3), "bool", "bfloat16"),
+        (Shift(1.0), "int64", "float32"), (Shift(1.0), "float32", "int64"), (Scale(0.5), "complex64", "complex64"),
+    ],
+)  # fmt: skip
+def test_values_that_are_no_floats_have_no_bound(word, source, target):
+    steps = chain([], [word]) if word else ()
+    with pytest.raises(UnrepresentableError, match="it needs floating point") as raised:
+        loss(steps, source, target, "model.norm.weight")
+    assert raised.value.path == "model.norm.weight"
+
+
+def test_integers_as_floats_are_rounded():
+    assert loss((), "int8", "float32") is None
+    assert loss((), "int64", "float32").relative == 2.0**-24
+    assert loss((), "int8", "int8") is None

@@ -7,7 +7,7 @@ import pytest
 
 import wherry
 from tests.support.object_stores import watched
-from wherry.errors import NotFoundError, UnsupportedError, UsageError
+from wherry.errors import CorruptError, NotFoundError, UnsupportedError, UsageError
 
 
 def state_of(value):
@@ -92,3 +92,14 @@ def test_a_step_in_a_store_that_was_killed_before_its_commit_does_not_count(stor
         assert run.best("loss") is None
         with pytest.raises(NotFoundError):
             run.at(step)
+
+
+@pytest.mark.parametrize("text", ["", "x", "***", "1,5"])
+def test_a_metric_that_is_no_number_is_damage(text, tmp_path):
+    store = wherry.Store(tmp_path / "run", to="orbax")
+    store.save(state_of(1), 1, metrics={"loss": 0.5})
+    assert store.wait(60)
+    file = next((tmp_path / "run").rglob("wherry.json"))
+    file.write_text(file.read_text().replace('"metric.loss": "0.5"', f'"metric.loss": "{text}"'))
+    with pytest.raises(CorruptError, match=r"metric\.loss in the sidecar is"):
+        store.metrics(1)

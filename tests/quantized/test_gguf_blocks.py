@@ -146,3 +146,14 @@ def test_other_blocks_are_refused_by_name(tmp_path):
     plain = save_gguf(tmp_path / "plain.gguf", {})
     with pytest.raises(UsageError, match="no quantised blocks"):
         convert(plain, tmp_path / "a.safetensors", to="safetensors", options={"dequantize": "float32"})
+
+
+@pytest.mark.parametrize("dtype", ["int8", "x", "", "float64", "Q4_0"])
+def test_a_forged_record_of_the_element_type_is_refused(dtype, model, tmp_path):
+    convert(model, tmp_path / "a.safetensors", to="safetensors", options={"dequantize": "float32"})
+    file = tmp_path / "a.safetensors.wherry.json"
+    data = json.loads(file.read_text())
+    data["manifest"]["origin"]["dequantized"] = {"dtype": dtype}
+    file.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="cannot dequantise to"):
+        wherry.verify(tmp_path / "a.safetensors", level="roundtrip", against=str(model))

@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 import wherry
 from tests.support.quantized import FP8, INT4, MXFP4
 from tests.support.torch import torch
-from wherry.errors import CorruptError, IncompleteError, MismatchError, UnrepresentableError, UsageError
+from wherry.errors import (
+    CorruptError,
+    IncompleteError,
+    MismatchError,
+    UnrepresentableError,
+    UsageError,
+    WherryError,
+)
 
 CODES = torch.zeros(64, 64).to(torch.float8_e4m3fn)
 SCALES = torch.ones(4, 4)
@@ -148,3 +155,131 @@ def test_a_text_model_inside_another_config(tmp_path):
     )  # fmt: skip
     wherry.convert(source, tmp_path / "b", **ROUTE)
     assert json.loads((tmp_path / "b" / "config.json").read_text())["text_config"] == {"dtype": "bfloat16"}
+
+
+def fp8(codes, scales):
+    return {"m.weight": codes, "m.weight_scale_inv": scales}
+
+
+PACKED = torch.zeros(4, 2, dtype=torch.int32)
+BLOCKS = torch.zeros(2, 32, 1, 16, dtype=torch.uint8)
+EXPONENTS = torch.zeros(2, 32, 1, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("scales", [(), (1,), (1, 1)])
+def test_codes_without_rows_and_columns_are_refused(rank, scales, tmp_path):
+    tensors = fp8(torch.zeros((1,) * rank).to(torch.float8_e4m3fn), torch.ones(scales))
+    refused(tmp_path, UnrepresentableError, "unsupported fp8 codes of shape", tensors, FP8)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_blocks_without_rows_and_columns_are_refused(rank, tmp_path):
+    tensors = {"e.w_blocks": torch.zeros((1,) * rank, dtype=torch.uint8), "e.w_scales": EXPONENTS[0, 0]}
+    refused(tmp_path, UnrepresentableError, "unsupported mxfp4 codes of shape", tensors, MXFP4)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ],
+)
+def test_scales_of_a_type_that_does_not_scale_are_refused(kind, tmp_path):
+    for name, quantization, tensors in (
+        ("fp8", FP8, fp8(CODES, SCALES.to(kind))),
+        ("mxfp4", MXFP4, {"e.w_blocks": BLOCKS, "e.w_scales": EXPONENTS.to(kind)}),
+        ("int4", INT4, {"m.weight_packed": PACKED, "m.weight_scale": torch.ones(4, 2).to(kind)}),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        refused(place, UnrepresentableError, "unsupported element type", tensors, quantization)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1), (2, 32, 2), (2, 32, 1, 16), (64,)])
+def test_exponents_that_do_not_fit_are_refused(shape, tmp_path):
+    tensors = {"e.w_blocks": BLOCKS, "e.w_scales": torch.zeros(shape, dtype=torch.uint8)}
+    refused(tmp_path, MismatchError, "do not fit codes of shape", tensors, MXFP4)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0, 0)])
+def test_codes_without_elements_keep_their_shape(shape, tmp_path):
+    grid = tuple(-(-extent // 16) for extent in shape)
+    tensors = fp8(torch.zeros(shape).to(torch.float8_e4m3fn), torch.ones(grid))
+    wherry.convert(folder(tmp_path / "a", tensors, FP8), tmp_path / "b", **ROUTE)
+    assert load_file(tmp_path / "b" / "model.safetensors")["m.weight"].shape == shape
+
+
+@pytest.mark.parametrize("size", [2**31, 2**62, 2**63, 2**70])
+def test_a_block_longer_than_the_codes_is_all_of_them(size, tmp_path):
+    codes = torch.full((4, 4), 2.0).to(torch.float8_e4m3fn)
+    stated = {**FP8, "weight_block_size": [size, size]}
+    source = folder(tmp_path / "a", fp8(codes, torch.full((1, 1), 0.5)), stated)
+    wherry.convert(source, tmp_path / "b", **ROUTE)
+    made = load_file(tmp_path / "b" / "model.safetensors")["m.weight"]
+    assert torch.equal(made, torch.ones(4, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("bits", [None, 8.0, 4.0, True, "4", [4], {}, 3, -4, 2**70])
+def test_a_number_of_bits_that_no_code_has_is_refused(bits, tmp_path):
+    tensors = {"m.weight_packed": PACKED, "m.weight_scale": torch.ones(4, 2)}
+    refused(tmp_path, UnrepresentableError, "bits", tensors, group(num_bits=bits))
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [torch.ones(0, dtype=torch.int64), torch.tensor(4), torch.tensor([4, 16, 1]), torch.tensor([4.0, 16.0])],
+)
+def test_a_tensor_that_states_no_shape_is_refused(stated, tmp_path):
+    tensors = {"m.weight_packed": PACKED, "m.weight_scale": torch.ones(4, 2), "m.weight_shape": stated}
+    refused(tmp_path, MismatchError, "expected 2 integers in m.weight_shape", tensors, INT4)
+
+
+@pytest.mark.parametrize("stated", [[2**62, 2**62], [-1, -1], [0, 0], [16, 4]])
+def test_a_stated_shape_that_lies_is_refused(stated, tmp_path):
+    tensors = {
+        "m.weight_packed": PACKED,
+        "m.weight_scale": torch.ones(4, 2),
+        "m.weight_shape": torch.tensor(stated),
+    }
+    refused(tmp_path, CorruptError, "m.weight_shape states the shape", tensors, INT4)
+
+
+WRONG = [0, -1, True, "x", [], {}, [1], 1.5, [1.5, 2], [[1], [2]], None, 2**70, [None, None], {"a": {}}]
+PLACES = [
+    (FP8, ("weight_block_size",)), (FP8, ("quant_method",)), (FP8, ("modules_to_not_convert",)),
+    (MXFP4, ("quant_method",)), (MXFP4, ("modules_to_not_convert",)),
+    *((INT4, place) for place in (
+        ("quant_method",), ("format",), ("ignore",), ("config_groups",), ("config_groups", "group_0"),
+        ("config_groups", "group_0", "weights"),
+        *(("config_groups", "group_0", "weights", name) for name in (
+            "type", "num_bits", "group_size", "strategy", "symmetric", "dynamic", "actorder", "block_structure")),
+    )),
+]  # fmt: skip
+
+
+def changed(table, place, value):
+    first, *rest = place
+    return {**table, first: changed(table.get(first, {}), rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(("quantization", "place"), PLACES, ids=lambda one: str(one)[:60])
+def test_a_config_of_other_types_is_refused_or_read(quantization, place, tmp_path):
+    tensors = {
+        "fp8": fp8(CODES, SCALES), "mxfp4": {"e.w_blocks": BLOCKS, "e.w_scales": EXPONENTS},
+        "compressed-tensors": {"m.weight_packed": PACKED, "m.weight_scale": torch.ones(4, 2)},
+    }[quantization["quant_method"]]  # fmt: skip
+    source = folder(tmp_path / "a", tensors, quantization)
+    for number, value in enumerate(WRONG):
+        config = {"quantization_config": changed(quantization, place, value)}
+        (source / "config.json").write_text(json.dumps(config))
+        try:
+            wherry.convert(source, tmp_path / str(number), **ROUTE)
+        except WherryError:
+            assert not (tmp_path / str(number)).exists()

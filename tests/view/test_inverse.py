@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.families import LLAMA, made
 from wherry.core.request import LayoutRequest
-from wherry.errors import AmbiguousError
+from wherry.errors import AmbiguousError, UnrepresentableError, UnsupportedError, UsageError
 from wherry.families import load_family
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -62,3 +62,47 @@ def test_a_conversion_with_a_config_from_elsewhere_is_checked(narrowed, tmp_path
         wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama"))
     wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama", config=str(config)))
     assert wherry.verify(target, level="roundtrip", against=wide).ok
+
+
+def forged(place, **layout):
+    """The sidecar of a target, with another record of its layout."""
+    file = place / "wherry.json"
+    data = json.loads(file.read_text())
+    origin = data["manifest"]["origin"]
+    origin["layout"] = {**origin["layout"], **layout}
+    file.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [({"family": 1}, "origin.layout.family"), ({"from": {}}, "missing origin.layout.from.system")],
+    ids=str,
+)
+def test_a_layout_of_another_form_is_damage(layout, words, narrowed):
+    forged(narrowed[1], **layout)
+    found = roundtrip(narrowed)
+    assert not found.ok
+    assert words in found.failed[0].reason
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "words"),
+    [
+        ({"family": "x"}, UsageError, "family 'x' was declared in a family file"),
+        ({"to": {"system": "x"}}, UsageError, "family llama has no layouts for x"),
+        ({"from": {"system": "huggingface", "x": "1"}}, UsageError, "unknown option 'x'"),
+        ({"dtype": "int8"}, UnrepresentableError, "cannot cast from float32 to int8"),
+        ({"dtype": "x"}, UnsupportedError, "numpy cannot represent dtype 'x'"),
+    ],
+    ids=str,
+)
+def test_a_layout_that_nobody_writes_is_refused(layout, kind, words, narrowed):
+    forged(narrowed[1], **layout)
+    with pytest.raises(kind, match=words):
+        roundtrip(narrowed)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "int4", "uint64"])
+def test_parameters_are_not_cast_to_integers(dtype, narrowed, tmp_path):
+    with pytest.raises(UnrepresentableError, match=f"from float32 to {dtype}: it needs floating point"):
+        wherry.convert(narrowed[0], tmp_path / "a", to="huggingface", wish=LayoutRequest(dtype=dtype))

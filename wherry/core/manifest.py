@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import with_algorithm
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.origin import require_forms
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import plural, show_size
@@ -165,7 +166,7 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             kind=_require_type(data["kind"], "kind", str),
             companions=tuple(Companion(**row) for row in data["companions"]),
             custom=_require_type(data["custom"], "custom", dict),
-            origin=_require_type(data["origin"], "origin", dict),
+            origin=_origin(data["origin"]),
             digests={spec.path: digest for spec, digest in rows if digest},
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -214,6 +215,11 @@ def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
 def _require_type(value: Any, name: str, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"expected {kinds[0].__name__} as {name!r}, got {type(value).__name__}")
+    return value
+
+
+def _origin(value: Any) -> JsonObject:
+    require_forms(_require_type(value, "origin", dict))
     return value
 
 

@@ -30,7 +30,7 @@ from wherry.families.facts import (
     with_defaults,
 )
 from wherry.families.parse import family_of, merge_tables
-from wherry.families.project import Projection, project, target_manifest
+from wherry.families.project import Projection, check_forms, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
@@ -244,7 +244,7 @@ def convert_layout(
         require_computed(family, one, told, stated_names)
         _require_held(family, one, other, told, stated_names)
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
-    form = {**forms_told(one, told), **_forms(one, given)}
+    form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
     bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike

@@ -110,7 +110,7 @@ def project(
     slots = {"params": system.slots["params"][:1]}
     if tree:
         slots.update({slot: fill_sizes(moment_paths(tree, slot), bound.solved.sizes) for slot in moments})
-    wanted = _check_forms(system, {**({} if tree else system.bare_forms), **(forms or {})})
+    wanted = check_forms(system, {**({} if tree else system.bare_forms), **(forms or {})})
     chosen, kept = _place(bound, system, slots, conventions, wanted, tree)
     pieces = bound.pieces
     targets = {one.spec.path: one for one in place_tensors(bound, system, kept, pieces, dtype, pads or {})}
@@ -204,7 +204,12 @@ def _place(
     raise failures[0]
 
 
-def _check_forms(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
+def check_forms(system: System, given: dict[str, str]) -> dict[str, str]:
+    """The stated forms of a system.
+
+    Raises:
+        UsageError: a form is unknown, or its value is not one of the choices.
+    """
     for name, choice in given.items():
         if name not in system.forms or choice not in system.forms[name].choices:
             options = {key: "|".join(form.choices) for key, form in system.forms.items()}
@@ -310,7 +315,7 @@ def _losses(targets: Mapping[KeyPath, StoredTensor], pieces: Pieces) -> dict[Key
     lossy: dict[KeyPath, words.Bound] = {}
     for path, target in targets.items():
         bounds = [
-            words.loss(words.chain(source, piece.words), dtype, target.spec.dtype)
+            words.loss(words.chain(source, piece.words), dtype, target.spec.dtype, target.spec.name)
             for piece in target.pieces
             for source, dtype in sources[piece.parameter]
         ]

@@ -209,13 +209,35 @@ def apply_steps(steps: Sequence[WordStep], values: np.ndarray, target: str) -> n
         return wider.astype(dtypes.numpy_dtype(target))
 
 
-def loss(steps: Sequence[WordStep], source: str, target: str) -> Bound | None:
-    """The error bound of a round trip through a chain; None if it is exact."""
+def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None = None) -> Bound | None:
+    """The error bound of a round trip through a chain; None if it is exact.
+
+    Args:
+        steps: the chain; an empty one is a cast.
+        source: element type of the stored values.
+        target: element type of the result.
+        name: the tensor, for messages.
+
+    Raises:
+        UnrepresentableError: values of one of the types have no such bound, because they are not floating point.
+    """
     words = [step.word for step in steps]
+    _require_bound(words[0].text if words else "cast", source, target, name, cast=not words)
     if all(word.exact(source, target) for word in words) and (words or widens(source, target)):
         return None
     bounds = [word.bound(source, target) for word in words] or [Cast(source, target).bound]
     return Bound(sum(one.relative for one in bounds), sum(one.absolute for one in bounds))
+
+
+def _require_bound(what: str, source: str, target: str, name: str | None, *, cast: bool) -> None:
+    """A cast that widens keeps all values, and one of integers rounds them; everything else needs floating point."""
+    if cast and widens(source, target):
+        return
+    if not _floating(target) or not (_floating(source) or (cast and "int" in source)):
+        raise UnrepresentableError(
+            f"cannot {what} from {source} to {target}: it needs floating point", path=name,
+            cure="choose another --dtype, or restore the tensor if its type is wrong",
+        )  # fmt: skip
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.keywords import ExportKeywords, RestoreKeywords, spelled_out
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.registry import find_format
 from wherry.live.export import export
 from wherry.storage.sidecar import is_marked, read_sidecar, sidecar_location
@@ -116,12 +116,13 @@ class RunStore:
 
         Raises:
             NotFoundError: the step was not found.
+            CorruptError: a metric in its sidecar is not a number.
         """
-        sidecar = read_sidecar(self.at(step))
+        place = self.at(step)
+        sidecar = read_sidecar(place)
         meta: dict[str, str] = sidecar.manifest.origin.get("meta", {}) if sidecar else {}
-        return {
-            name.removeprefix(_METRIC): float(text) for name, text in meta.items() if name.startswith(_METRIC)
-        }
+        found = {name: text for name, text in meta.items() if name.startswith(_METRIC)}
+        return {name.removeprefix(_METRIC): _number(name, text, place) for name, text in found.items()}
 
     def best(self, metric: str, mode: str = "min") -> int | None:
         """The step with the lowest (or highest) value of a metric; the newer of two that are equal.
@@ -194,3 +195,13 @@ class RunStore:
             if sidecar_location(place).exists() and is_marked(step, row.commit_members):
                 found[number] = place
         return found
+
+
+def _number(name: str, text: str, place: Location) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise CorruptError(
+            f"{name} in the sidecar is {text!r}, not a number", uri=sidecar_location(place).uri,
+            cure="restore the sidecar from a backup, or correct it",
+        ) from error  # fmt: skip

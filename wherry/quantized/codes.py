@@ -20,7 +20,13 @@ _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of the exponent that a scale of one byte is
 _SIGNIFICANT = {"float4_e2m1fn": 2, "int4": 3, "int8": 7, "float8_e4m3fn": 4, "float8_e5m2": 3}  # bits
 _EXPONENTS = ("uint8", "float8_e8m0fnu")
+SCALE_TYPES = ("bfloat16", "float16", "float32", "float64", *_EXPONENTS)  # element types of scales
 _WIDE = ("bfloat16", "float32", "float64")  # they have all exponents of such scales
+
+
+def is_code(name: str) -> bool:
+    """Whether this is the name of a code."""
+    return name in _SIGNIFICANT
 
 
 def code_bits(code: str) -> int:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import UnrepresentableError
 from wherry.layout.expr import evaluate
+from wherry.quantized.codes import is_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,11 +170,17 @@ def stated_scheme(quantization: Mapping[str, Any], uri: str | None = None) -> St
         known = ", ".join(one.name for one in schemes())
         raise _refusal(f"unsupported quantisation {method}: known are {known}", uri)
     _require_groups(scheme, quantization, method, uri)
+    code, block = _code(scheme, quantization, method, uri), _block(scheme, quantization, method, uri)
+    return StatedScheme(scheme, method, code, block, frozenset(_names(quantization)))
+
+
+def _code(scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None) -> str:
+    """The name of the code; empty for the tensor's own element type."""
     bits = evaluate(scheme.bits, quantization) if scheme.bits else None
-    return StatedScheme(
-        scheme, method, scheme.code.format(bits=bits), _block(scheme, quantization, method, uri),
-        frozenset(_names(quantization)),
-    )  # fmt: skip
+    code = scheme.code.format(bits=bits)
+    if code and not is_code(code):
+        raise _refusal(f"unsupported quantisation {method} with codes of {bits!r} bits", uri)
+    return code
 
 
 def _names(quantization: Mapping[str, Any]) -> list[str]:

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from wherry.core import dtypes
 from wherry.core.account import IgnoredEntry
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
-from wherry.quantized.codes import code_bits
+from wherry.quantized.codes import SCALE_TYPES, code_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODULE = ".weight"
 _ACTIVATIONS = "scale of activations"
+_EXTENTS = ("int64", "int32")  # element types of a tensor that states a shape
 _UNUSED = "it scales activations in arithmetic with codes; dequantised weights do not use it"
 
 
@@ -169,23 +171,45 @@ def _pair_codes(
             cure="restore the missing tensor, or name the module in modules_to_not_convert if it is plain",
         )  # fmt: skip
     code = stated.code or codes.dtype
+    _require_matrices(codes, scales, scheme)
     shape, unit = _shape(codes, code, blocked=scheme.blocked)
-    if len(shape) < 2:  # noqa: PLR2004  rows and columns
-        raise UnrepresentableError(f"unsupported {scheme.name} codes of shape {codes.shape}", path=codes.name)
     grid = _grid(shape, scales)
     block = _blocks(shape, grid, codes, scales, stated)
     turned = (*shape[:-2], shape[-1], shape[-2]) if scheme.transposed else shape
     path = (next(_spell_names((scheme.plain,), stem)),)
     plain = replace(codes, path=path, shape=turned, dtype=dtype, chunks=None)
     stated_shape = names.take((scheme.shape,), stem) if scheme.shape else None
+    _require_extents(stated_shape, len(shape))
     return QuantizedTensor(
         plain, codes, scales, code, shape, grid, block, unit, scheme.transposed, stated_shape
     )
 
 
+def _require_matrices(codes: TensorSpec, scales: TensorSpec, scheme: Scheme) -> None:
+    """Codes have rows and columns, and perhaps a dimension for those of a block; scales are of a type that scales."""
+    if len(codes.shape) < 2 + scheme.blocked:
+        raise UnrepresentableError(f"unsupported {scheme.name} codes of shape {codes.shape}", path=codes.name)
+    if scales.dtype not in SCALE_TYPES:
+        raise UnrepresentableError(
+            f"unsupported element type {scales.dtype} of the scales {scales.name} of {scheme.name} codes",
+            path=codes.name,
+            cure=f"restore the scales, whose type is one of {', '.join(SCALE_TYPES)}",
+        )
+
+
+def _require_extents(stated: TensorSpec | None, rank: int) -> None:
+    """A tensor that states the shape of codes has an integer for each dimension."""
+    if stated is not None and (stated.size != rank or stated.dtype not in _EXTENTS):
+        raise MismatchError(
+            f"expected {rank} integers in {stated.name}, got {stated.dtype} of shape {stated.shape}",
+            path=stated.name,
+            cure="restore the tensor, which states the shape of the codes",
+        )
+
+
 def _shape(codes: TensorSpec, code: str, *, blocked: bool) -> tuple[tuple[int, ...], int]:
     """The extents of the codes, and how many one step along the counting axis holds."""
-    size = codes.nbytes // max(codes.size, 1) * 8 // code_bits(code)
+    size = dtypes.canonical_size(codes.dtype, 1) * 8 // code_bits(code)
     if not blocked:
         return (*codes.shape[:-1], codes.shape[-1] * size), size
     unit = codes.shape[-1] * size
@@ -210,13 +234,18 @@ def _blocks(
     )
     for block in (stated.block, (1, shape[-1]), shape[-2:]):
         if block is not None and grid == _counts(shape, (*leading, *block)):
-            return (*leading, *block)
+            return _within(shape, (*leading, *block))
     blocks = "×".join(map(str, stated.block)) if stated.block else "rows or a whole tensor"
     raise MismatchError(
         f"the scales {scales.name} of shape {scales.shape} do not fit codes of shape {shape} in blocks of {blocks}",
         path=codes.name,
         cure="correct quantization_config in config.json, or restore the scales",
     )
+
+
+def _within(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
+    """A block that is nowhere longer than the codes, and nowhere empty."""
+    return tuple(max(min(size, extent), 1) for extent, size in zip(shape, block, strict=True))
 
 
 def _counts(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:

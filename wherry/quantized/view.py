@@ -117,10 +117,11 @@ def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
     record = converted.origin.get(RECORD) if converted else None
     if record is None:
         return source
+    kind = _dtype({}, record[_TYPES[0]])
     if quantization_of(record) is None:
-        return without_blocks(source, record[_TYPES[0]]) or source
+        return without_blocks(source, kind) or source
     config = {**config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
-    return dequantized_view(source, config, record[_TYPES[0]]) or source
+    return dequantized_view(source, config, kind) or source
 
 
 def config_beside(source: Checkpoint) -> dict[str, Any]:

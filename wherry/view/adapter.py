@@ -18,7 +18,7 @@ from wherry.families import load_family, system_of_format, system_of_tree
 from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
 from wherry.view.model import ADAPTER, json_beside
-from wherry.view.peft import LORA, SCALE, START, is_alpha, refusal
+from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,27 +68,36 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
     """The alpha of an adapter, for a family whose systems state it.
 
     Raises:
-        UnrepresentableError: the adapter is of a kind that no layout has; what it states is named.
-        MismatchError: PEFT's file and MaxText's metadata contradict each other, or MaxText's alpha is no number.
+        UnrepresentableError: the adapter is of a kind that no layout has, or its alpha is no number; it is named.
+        MismatchError: PEFT's file and MaxText's metadata contradict each other.
     """
     config, notes = json_beside(checkpoint, ADAPTER), _notes(checkpoint)
     reason = refusal(config, SCALE) if config is not None else None
     if reason is not None:
         raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
     _require_no_experts(checkpoint)
-    noted = notes.get(ALPHA)
-    if noted is not None and not is_alpha(noted):
-        raise MismatchError(
-            f"the alpha in the metadata of the step is {noted!r}, not a number",
-            uri=checkpoint.uri, cure="correct it, or export the adapter again",
-        )  # fmt: skip
-    stated = [one for one in (_alpha(config), noted) if one]
+    found = (_require_number(one) for one in (_alpha(config), notes.get(ALPHA)) if one is not None)
+    stated = [one for one in found if one]
     if len(stated) > 1 and not math.isclose(*stated):
         raise MismatchError(
             f"{ADAPTER} states an alpha of {stated[0]}, but the metadata of the step {stated[1]}",
             uri=checkpoint.uri, cure=f"correct one of them, or state it with --set {ALPHA}=VALUE",
         )  # fmt: skip
     return {ALPHA: stated[0]} if stated and ALPHA in family.facts else {}
+
+
+def _require_number(alpha: Any) -> float:
+    if not is_number(alpha):
+        raise UnrepresentableError(
+            f"the alpha of the adapter is {alpha!r}, not a number", cure=f"state it with --set {ALPHA}=VALUE"
+        )
+    return alpha
+
+
+def _projected_alpha(projected: Projection) -> float | None:
+    """The alpha that the user, a file or a record of wherry's states; None if nothing does."""
+    alpha = projected.source.told.facts.get(ALPHA)
+    return None if alpha is None else _require_number(alpha)
 
 
 def _require_no_experts(checkpoint: Checkpoint) -> None:
@@ -139,7 +148,7 @@ def require_rank(checkpoint: Checkpoint, projected: Projection) -> None:
 def with_config(made: Outfit, projected: Projection, checkpoint: Checkpoint) -> Outfit:
     """The files of a target with PEFT's config, if PEFT needs one and none lies beside the source."""
     beside = {one.name for one in checkpoint.manifest.companions}
-    alpha = projected.source.told.facts.get(ALPHA)
+    alpha = _projected_alpha(projected)
     if projected.system.name != PEFT or ADAPTER in beside or alpha is None:
         return made
     data = json.dumps(_peft_config(projected, alpha), indent=2) + "\n"
@@ -171,10 +180,10 @@ def _modules(names: Iterable[str]) -> list[str]:
 
 def notes_of(projected: Projection, checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The free metadata with which MaxText finds rank and alpha; None for another target."""
-    alpha = projected.source.told.facts.get(ALPHA)
+    alpha = _projected_alpha(projected)
     if projected.system.name != MAXTEXT or alpha is None:
         return None
-    around = dict(checkpoint.manifest.custom.get(_NOTES) or {})
+    around = checkpoint.manifest.custom.get(_NOTES)
     rank = projected.source.solved.sizes[RANK]
     table = {**_notes(checkpoint), "enable_lora": True, _RANK: rank, ALPHA: float(alpha)}
-    return {_NOTES: {**around, _TABLE: table}}
+    return {_NOTES: {**(around if isinstance(around, dict) else {}), _TABLE: table}}

@@ -24,8 +24,9 @@ _IGNORED = frozenset({
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
     "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
 })  # fmt: skip
-_MOST_RANK, _MOST_ALPHA = 1 << 31, 1e30
+_MOST_RANK = 1 << 31
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
+_LARGEST = 2**63  # of an alpha
 
 
 def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
@@ -64,18 +65,14 @@ def _number_refusal(config: Mapping[str, Any], read: Collection[str]) -> str | N
         if type(value) is not int or not 0 < value <= _MOST_RANK:
             return f"{name} is {value!r}, not a positive integer"
     for name, value in alphas.items():
-        if not is_alpha(value):
+        if not is_number(value):
             return f"{name} is {value!r}, not a number"
     return None
 
 
-def is_alpha(value: object) -> bool:
-    """Whether a value is a finite number, of a size that floats have."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and -_MOST_ALPHA <= value <= _MOST_ALPHA
-    )
+def is_number(value: Any) -> bool:
+    """Whether a value can be the alpha of an adapter: finite, and of a size that floats have."""
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def scale_of(config: Mapping[str, Any], rank: float, alpha: float) -> float:
