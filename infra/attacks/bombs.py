@@ -12,6 +12,7 @@ import struct
 import zipfile
 from typing import TYPE_CHECKING
 
+from attacks import crowds
 from attacks.case import Case
 
 if TYPE_CHECKING:
@@ -405,6 +406,7 @@ _HEADS = {
 def cases() -> list[Case]:
     """Every bomb at its full size, and sparse files of 40 GiB."""
     found = [Case(f"bomb/{name}", _bomb(globals()[name], count)) for name, count in FULL.items()]
+    found += [Case(f"bomb/{make.__name__}", _bomb(make, count)) for make, count in crowds.FULL.items()]
     return found + [
         Case(f"sparse/{name}-{len(head)}", _bomb(sparse(name, head), _SPARSE_ENTRIES))
         for name in SPARSE_NAMES
