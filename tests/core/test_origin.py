@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wherry.core.manifest import Manifest, from_json
-from wherry.core.origin import FORMS, Record
+from wherry.core.manifest import ORIGIN, Manifest, from_json
 from wherry.errors import CorruptError
+from wherry.text.json_forms import Record
+
+FORMS = ORIGIN.optional
 
 SYSTEM = {"system": "huggingface", "scan_layers": "true", "param_scan_axis": 1, "folded": False}
 WORDS = SYSTEM.keys() - {"system"}

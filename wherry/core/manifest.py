@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import with_algorithm
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.origin import require_forms
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError
 from wherry.text.html import html_table
+from wherry.text.json_forms import ListOf, Record, require_form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,33 @@ if TYPE_CHECKING:
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 Value: TypeAlias = str | int | float | bool | None
 JsonObject: TypeAlias = dict[str, Any]
+
+_TEXT = (str,)
+_NUMBER = (int,)
+_TABLE = Record()
+_TEXTS = Record(rest=_TEXT)
+_SYSTEM = Record({"system": _TEXT}, rest=(str, int, bool))  # with its forms and conventions
+
+# What conversions record in `origin` and wherry reads again; other names are the formats' own, and nothing reads them.
+ORIGIN = Record(
+    optional={
+        "dequantized": Record(
+            {"dtype": _TEXT}, {"quantization_config": _TABLE, "compression_config": _TABLE}
+        ),
+        "expected_parameters": (int, type(None)),
+        "layout": Record(
+            {"family": _TEXT, "from": _SYSTEM, "to": _SYSTEM},
+            {"facts": _TABLE, "sizes": Record(rest=_NUMBER), "dtype": _TEXT, "only": _TEXT},
+        ),
+        "merge": Record({"sources": ListOf(_TABLE)}),
+        "meta": _TEXTS,
+        "names": Record({"renamed": _TEXTS}, {"asked": _TABLE, "inverse": ListOf(_TEXT)}),
+        "pinned": (bool,),
+        "quantized": Record({"scheme": _TEXT}, {"scales": _TEXT}),
+        "scan": Record({"asked": _TEXT}, {"inverse": _TEXT}),
+        "tied": _TEXTS,
+    }
+)
 
 
 def _empty_mapping() -> Mapping[Any, Any]:
@@ -219,7 +246,7 @@ def _require_type(value: Any, name: str, *kinds: type) -> Any:
 
 
 def _origin(value: Any) -> JsonObject:
-    require_forms(_require_type(value, "origin", dict))
+    require_form(value, ORIGIN, "origin")
     return value
 
 
