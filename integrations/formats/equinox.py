@@ -60,14 +60,14 @@ def _records_seen(glimpse: Glimpse, *, named: bool) -> str | None:
     if named:
         return f"starts with a .npy record, and its name ends in {SUFFIX}"
     try:
-        first = _record(_Window(glimpse.location), 0, 0)
+        first = _record(_RecordWindow(glimpse.location), 0, 0)
     except WherryError:
         return None  # a single unsupported array is not a checkpoint, whatever it holds
     more = glimpse.size > first.length + first.nbytes
     return "starts with a .npy record, and more follow" if more else None
 
 
-class _Window:
+class _RecordWindow:
     """Reads of a file that serve short records from one larger read."""
 
     def __init__(self, location: Location) -> None:
@@ -81,7 +81,7 @@ class _Window:
         return self._held[start - self._start : stop - self._start]
 
 
-def _record(window: _Window, start: int, number: int) -> NpyHeader:
+def _record(window: _RecordWindow, start: int, number: int) -> NpyHeader:
     return read_header(lambda a, b: window.read(start + a, start + b), window.uri, f"record {number}")
 
 
@@ -105,7 +105,7 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 def _records(location: Location, position: int, size: int) -> Iterator[tuple[int, NpyHeader]]:
     """Each record: where its elements begin, and its header."""
-    window, number, odd = _Window(location), 0, 0
+    window, number, odd = _RecordWindow(location), 0, 0
     while position < size:
         header = _record(window, position, number)
         odd += not header.plain
