@@ -128,9 +128,10 @@ def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
         raise CorruptError(
             "invalid tensorstore spec: missing kvstore or metadata", uri=uri, path=render(path)
         )
-    if kvstore.get("driver") not in _KVSTORES:
+    driver = kvstore.get("driver")
+    if not isinstance(driver, str) or driver not in _KVSTORES:
         raise HostileError(
-            f"tensorstore spec with forbidden driver {kvstore.get('driver')!r}",
+            f"tensorstore spec with forbidden driver {driver!r}",
             uri=uri,
             path=render(path),
             cure="do not use this checkpoint; T5X writes only file, gfile and gcs",

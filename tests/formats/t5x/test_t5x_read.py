@@ -203,6 +203,8 @@ def spec_of(**changes) -> dict:
 WHOLE = {"input_inclusive_min": [0], "input_exclusive_max": [[2]]}
 BAD_SPECS = {
     "other storage": (spec_of(kvstore={"driver": "http", "path": "target.w/"}), HostileError),
+    "no name": (spec_of(kvstore={"driver": ["file"], "path": "target.w/"}), HostileError),
+    "no driver": (spec_of(kvstore={"driver": None, "path": "target.w/"}), HostileError),
     "database": (spec_of(kvstore={"driver": "ocdbt", "base": "file:///etc/"}), HostileError),
     "absolute": (spec_of(kvstore={"driver": "file", "path": "/etc/passwd"}), HostileError),
     "above": (spec_of(kvstore={"driver": "gcs", "bucket": "b"}, path="../w"), HostileError),
