@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -222,3 +223,23 @@ def test_any_region_is_that_part_of_the_whole(scheme, tmp_path, monkeypatch):
                 part = view.read(path, region)
                 wanted = np.ascontiguousarray(whole.view(part.dtype)[region])
                 assert part.tobytes() == wanted.tobytes(), (path, region)
+
+
+@pytest.mark.parametrize("scales", ["s3://other/x", "http://127.0.0.1:9/x", "gs://a/x", "memory://b/x"])
+def test_a_record_opens_no_other_bucket_and_no_server(scales, monkeypatch):
+    """The sidecar of a hostile folder would choose whom `verify --level roundtrip` asks."""
+    from wherry.quantized import coded_view
+
+    monkeypatch.setattr(coded_view, "quantised_view", lambda *_args, **_more: pytest.fail("opened"))
+    source = SimpleNamespace(uri="s3://mine/x")
+    with pytest.raises(UsageError, match="in another bucket"):
+        coded_view.as_quantised(source, {"quantized": {"scheme": "fp8", "scales": scales}})
+
+
+@pytest.mark.parametrize("scales", ["/a/b", "file:///a/b", "s3://mine/y", None])
+def test_a_record_opens_what_lies_here_or_in_the_bucket_of_the_source(scales, monkeypatch):
+    from wherry.quantized import coded_view
+
+    monkeypatch.setattr(coded_view, "quantised_view", lambda *args, **_more: args[1:])
+    source, record = SimpleNamespace(uri="s3://mine/x"), {"scheme": "fp8", "scales": scales}
+    assert coded_view.as_quantised(source, {"quantized": record}) == ("fp8", scales)

@@ -158,8 +158,25 @@ def quantised_view(
 
 
 def as_quantised(source: Checkpoint, origin: Mapping[str, Any]) -> CodedView:
-    """The view that a target was written from, by what its manifest's origin records."""
-    return quantised_view(source, origin[RECORD]["scheme"], origin[RECORD].get("scales"), files=False)
+    """The view that a target was written from, by what its manifest's origin records.
+
+    Raises:
+        UsageError: the record names scales in another bucket or on a server.
+    """
+    scales = origin[RECORD].get("scales")
+    if scales is not None:
+        _require_near(scales, source.uri)
+    return quantised_view(source, origin[RECORD]["scheme"], scales, files=False)
+
+
+def _require_near(scales: str, source: str) -> None:
+    """Whoever wrote a record must not choose the server that is asked."""
+    is_remote = "://" in scales and not scales.startswith("file://")
+    if is_remote and scales.split("/")[:3] != source.split("/")[:3]:
+        raise UsageError(
+            "the record of the target names scales in another bucket than that of the source", uri=scales,
+            cure="verify with `--level digest`, or with a source in the bucket of the scales",
+        )  # fmt: skip
 
 
 def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
