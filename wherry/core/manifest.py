@@ -43,7 +43,13 @@ ORIGIN = Record(
         "expected_parameters": (int, type(None)),
         "layout": Record(
             {"family": _TEXT, "from": _SYSTEM, "to": _SYSTEM},
-            {"facts": _TABLE, "sizes": Record(rest=_NUMBER), "dtype": _TEXT, "only": _TEXT},
+            {
+                "facts": _TABLE,
+                "sizes": Record(rest=_NUMBER),
+                "dtype": _TEXT,
+                "only": _TEXT,
+                "rename": ListOf(_TEXT),
+            },
         ),
         "merge": Record({"sources": ListOf(_TABLE)}),
         "meta": _TEXTS,

@@ -44,6 +44,7 @@ CONTAINERS = frozenset(
         "flax-msgpack",
         "flax-gda",
         "numpy-pickle",
+        "fsdp",
     }
 )
 

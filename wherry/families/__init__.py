@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.request import CONTAINERS
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.adapters import SUFFIX, adapter_family
-from wherry.families.bind import BoundFamily, bind, unknown_tensors
+from wherry.families.bind import BoundFamily, bind
 from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
 from wherry.families.facts import (
     assumed_facts,
@@ -31,10 +30,12 @@ from wherry.families.facts import (
 )
 from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, check_forms, project, target_manifest
+from wherry.families.roots import named_manifest, source_tree, under_stored_names
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
+from wherry.tree.reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
+    from wherry.tree.reading import ModelTree
 
 __all__ = [
     "BoundFamily",
@@ -55,8 +57,8 @@ __all__ = [
     "load_family",
     "load_family_file",
     "side_by_side",
+    "source_tree",
     "system_of_format",
-    "system_of_tree",
     "target_manifest",
     "tree_family",
 ]
@@ -180,21 +182,6 @@ def system_of_format(family: Family, format: str) -> System | None:
     return next((one for one in family.systems.values() if format in one.formats), None)
 
 
-def system_of_tree(family: Family, format: str, manifest: Manifest) -> System | None:
-    """The system of a family that stores a checkpoint.
-
-    Several systems may share a format, and a container may hold one-part names as Hugging Face stores them: then it is
-    the system that leaves the fewest tensors unknown, the first declared if several do.
-    """
-    flat = format in CONTAINERS and all(len(path) == 1 for path in manifest.tensors)
-    fits = [
-        one for one in family.systems.values() if format in one.formats or (flat and one.name == _HUGGINGFACE)
-    ]
-    if len(fits) < 2:  # noqa: PLR2004
-        return fits[0] if fits else None
-    return min(fits, key=lambda one: unknown_tensors(family, one, manifest))
-
-
 def convert_layout(
     manifest: Manifest,
     family: Family,
@@ -212,6 +199,7 @@ def convert_layout(
     pads: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
     stated: Mapping[str, Any] | None = None,
+    tree: ModelTree | None = None,
 ) -> Projection:
     """Convert one system's layout to another's, from metadata alone.
 
@@ -230,6 +218,7 @@ def convert_layout(
         pads: axis → multiple to which the target pads.
         facts: facts that the config does not state; see `companions.facts_beside`.
         stated: facts that the user states, which replace those of the config.
+        tree: the tree that holds the model, from `roots.source_tree`; by default the one without removals.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
@@ -245,7 +234,12 @@ def convert_layout(
         _require_held(family, one, other, told, stated_names)
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
-    bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
+    tree = tree or read_tree(manifest).trees[0]
+    named = bind(
+        family, one, named_manifest(manifest, tree), told=told, conventions=mine, forms=form, sizes=sizes,
+        outside={tree.name(path): kind for path, kind in tree.outside.items()},
+    )  # fmt: skip
+    bound = under_stored_names(named, manifest, tree)
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip

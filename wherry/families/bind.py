@@ -3,13 +3,18 @@
 The forms of a checkpoint (scanned or not, which scan axis) are those in which every key path belongs to a parameter and
 all shapes agree. If several are possible, the user must choose; nothing is guessed from one tensor. Only metadata is
 read.
+
+The state of an optimizer never keeps a model from its target: it is bound if an optimizer of the system has a layout
+for all of it and it is complete (every moment, of every parameter); else it is left out as a whole, by a named rule.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.account import OTHERS, TRAINING_STATE, IgnoredEntry
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
@@ -21,16 +26,25 @@ from wherry.layout.copies import Pieces, StoredTensor
 from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from wherry.core.account import IgnoredEntry
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.layout.sizes import SolvedSizes
+    from wherry.tree.reading import LeafKind
 
+# What becomes of leaves that no layout has and that are no weights → what they are, and why they are left out.
+_LEFT_OUT: Mapping[str, tuple[str, str]] = {
+    "optimizer": (
+        "optimizer state",
+        "no layout has this form of an optimizer's state, or it is not complete",
+    ),
+    "counter": ("number of the run", "the model does not have it"),
+    "key": ("random-number key", "the model does not have it"),
+}
 _SHOWN = 8  # number of unmatched key paths in the message
 
 
@@ -51,6 +65,7 @@ class BoundFamily:
         ignored: the other tensors, each with its rule.
         apart: tensors of modules that only this system has, each with its rule.
         specs: all tensors.
+        names: key path of a tensor → its name in this system, where they differ; everything else here has key paths.
     """
 
     family: Family
@@ -65,6 +80,7 @@ class BoundFamily:
     ignored: tuple[IgnoredEntry, ...]
     apart: tuple[IgnoredEntry, ...]
     specs: Mapping[KeyPath, TensorSpec]
+    names: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
 
     @property
     def pieces(self) -> Pieces:
@@ -77,13 +93,18 @@ class BoundFamily:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A choice of forms and optimizer in which every key path is known."""
+    """A choice of forms and optimizer in which every key path of the model is known.
+
+    Attributes:
+        left: what is outside the model and has no layout.
+    """
 
     forms: Mapping[str, str]
     optimizer: str | None
     templates: list[Template]
     sorted: SortedTensors
     matching: FamilyMatch
+    left: tuple[IgnoredEntry, ...] = ()
 
 
 def bind(
@@ -95,6 +116,7 @@ def bind(
     conventions: Mapping[str, str],
     forms: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
+    outside: Mapping[KeyPath, LeafKind] | None = None,
 ) -> BoundFamily:
     """Account for every tensor of a checkpoint.
 
@@ -106,6 +128,7 @@ def bind(
         conventions: a choice for each of the system's conventions.
         forms: forms that the user or the config states.
         sizes: extents that the user states.
+        outside: leaves that are no part of the model, and what they are: they need no layout.
 
     Raises:
         UnrepresentableError: a tensor does not belong to this family; it is named.
@@ -115,7 +138,9 @@ def bind(
     """
     fits: list[BoundFamily] = []
     failures: list[WherryError] = []
-    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {}), told.known):
+    for candidate in _candidates(
+        family, system, manifest, dict(conventions), dict(forms or {}), told.known, outside or {}
+    ):
         try:
             fits.append(
                 _bind(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
@@ -136,23 +161,76 @@ def _candidates(
     conventions: dict[str, str],
     given: dict[str, str],
     known: Mapping[str, Any],
+    outside: Mapping[KeyPath, LeafKind],
 ) -> Iterator[_Candidate]:
-    """The forms in which every tensor is known, each with the first optimizer that accounts for all tensors."""
+    """The forms in which every tensor of the model is known, each with the optimizer that accounts for its state."""
     worst: _Candidate | None = None
     found: dict[tuple[str, ...], _Candidate] = {}
     for forms in form_choices(system, given):
-        for candidate in _with_optimizers(family, system, manifest, conventions, forms, known):
+        for made in _with_optimizers(family, system, manifest, conventions, forms, known):
+            candidate = _without_outside(made, system, outside)
+            if candidate is None:
+                continue
             matching = candidate.matching
-            if not matching.unmatched:
-                used = {match.template for matches in matching.found.values() for match in matches}
-                texts = sorted(layout.text for template in used for layout in template.layouts)
-                found.setdefault(tuple(texts), candidate)
+            if matching.unmatched:
+                if worst is None or len(matching.unmatched) < len(worst.matching.unmatched):
+                    worst = candidate
+                continue
+            used = {match.template for matches in matching.found.values() for match in matches}
+            texts = sorted(layout.text for template in used for layout in template.layouts)
+            earlier = found.get(tuple(texts))
+            if earlier is None or len(candidate.left) < len(earlier.left):
+                found[tuple(texts)] = candidate
+            if not candidate.left:
                 break
-            if worst is None or len(matching.unmatched) < len(worst.matching.unmatched):
-                worst = candidate
     if not found and worst is not None:
         raise _unmatched_error(family, system, worst)
-    yield from found.values()
+    least = min((len(candidate.left) for candidate in found.values()), default=0)
+    yield from (candidate for candidate in found.values() if len(candidate.left) == least)
+
+
+def _without_outside(
+    candidate: _Candidate, system: System, outside: Mapping[KeyPath, LeafKind]
+) -> _Candidate | None:
+    """A candidate that leaves out the leaves outside the model without a layout; None if its optimizer is another one.
+
+    An optimizer is the right one if it has a layout for all of its state, and the state is complete.
+    """
+    left = [path for path in candidate.matching.unmatched if path in outside]
+    if candidate.optimizer is not None and (
+        any(outside[path] == "optimizer" for path in left) or not _has_whole_state(candidate, system)
+    ):
+        return None
+    if not left:
+        return candidate
+    rest = tuple(path for path in candidate.matching.unmatched if path not in outside)
+    rows = tuple(_outside_entry(path, outside[path]) for path in left)
+    return replace(candidate, matching=replace(candidate.matching, unmatched=rest), left=rows)
+
+
+def _has_whole_state(candidate: _Candidate, system: System) -> bool:
+    """Whether the state has every moment of its optimizer, and a moment for each parameter of which it has one.
+
+    A single moment (Lion), or moments of some parameters only (others are frozen or masked), are another optimizer's.
+    Moments that differ in their parameters are damage, which binding names.
+    """
+    own = system.optimizers[candidate.optimizer or ""]
+    members: defaultdict[str, set[tuple[tuple[str, ...], tuple[int, ...]]]] = defaultdict(set)
+    for matches in candidate.matching.found.values():
+        members[matches[0].template.slot].add((matches[0].template.parameters, matches[0].numbers))
+    moments = [members[slot] for slot in own.slots if slot in members]
+    if own.filler or not moments:
+        return True
+    alike = all(one == moments[0] for one in moments)
+    return len(moments) == len(own.slots) and not (alike and moments[0] < members["params"])
+
+
+def _outside_entry(path: KeyPath, kind: LeafKind) -> IgnoredEntry:
+    """What becomes of a leaf outside the model without a layout."""
+    if kind in _LEFT_OUT:
+        what, reason = _LEFT_OUT[kind]
+        return IgnoredEntry(path, TRAINING_STATE, reason, what)
+    return IgnoredEntry(path, OTHERS, "it is outside the model that is converted", weights=True)
 
 
 def _with_optimizers(
@@ -173,11 +251,20 @@ def _with_optimizers(
         yield _Candidate(forms, optimizer, made, sorted_, matching)
 
 
-def unknown_tensors(family: Family, system: System, manifest: Manifest) -> int:
-    """The number of tensors without a layout in a system, in the forms that leave the fewest."""
+def unknown_tensors(
+    family: Family, system: System, manifest: Manifest, outside: Collection[KeyPath] = ()
+) -> int:
+    """The number of tensors of a model without a layout in a system, in the forms that leave the fewest.
+
+    Args:
+        family: the model family.
+        system: the system.
+        manifest: what the checkpoint holds.
+        outside: leaves that are no part of the model.
+    """
     conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
     return min(
-        len(candidate.matching.unmatched)
+        sum(path not in outside for path in candidate.matching.unmatched)
         for forms in form_choices(system, {})
         for candidate in _with_optimizers(family, system, manifest, conventions, forms, {})
     )
@@ -289,7 +376,7 @@ def _bind(
         stored=stored,
         present=present,
         scalars=candidate.sorted.scalars,
-        ignored=candidate.sorted.ignored,
+        ignored=(*candidate.sorted.ignored, *candidate.left),
         apart=candidate.sorted.apart,
         specs=specs,
     )

@@ -17,6 +17,7 @@ from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import tell
+from wherry.formats.file_names import fsdp_item
 from wherry.layout.expr import evaluate
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.location import Location
 
 _TOKENIZERS = (
     "tokenizer.json",
@@ -59,6 +61,7 @@ _CARRIED = (
     "USE_POLICY*",
     "README.md",
 )
+_OF_VERL = "huggingface"
 _PARENT = "base_config"  # the file from which MaxText takes the other attributes
 _MODEL = "tokenizer.model"
 _MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
@@ -106,7 +109,7 @@ def outfit(
     beside = config is None
     given, source = config_beside(checkpoint, system) if beside else (config, "the config")
     names = [companion.name for companion in checkpoint.manifest.companions]
-    files = _assets(assets)
+    files = asset_files(assets) if assets is not None else asset_files(model_folder(checkpoint))
     more = {"tokenizer": _tokenizer(checkpoint, names, files)}
     whole = given is not None and (beside or alike)
     written = written_config(projected, given, source, whole=whole, more=more)
@@ -156,6 +159,18 @@ def _restated_warnings(projected: Projection) -> Iterator[str]:
             yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {told.source}"
 
 
+def model_folder(checkpoint: Checkpoint) -> Location | None:
+    """The folder in which a trainer keeps the files of the model; None if that is the checkpoint itself.
+
+    Facts: accelerate and transformers' Trainer put an FSDP model into `pytorch_model_fsdp_<i>` below the step, whose
+    config.json and tokenizer are in the step; verl puts them into `huggingface/` next to its rank files.
+    """
+    place = locate(checkpoint.uri)
+    if fsdp_item(place.name) == "model":
+        return place.parent
+    return place.join(_OF_VERL) if checkpoint.detection.format == "fsdp" else None
+
+
 def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
     """The config of a system beside a checkpoint or in its run, and its name; None and `no config` if there is none.
 
@@ -167,6 +182,9 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
         name: checkpoint.reader.companion(name) for name in [system.write.file] if name in names and name
     }
     above = {name: locate(checkpoint.uri).parent.join(name) for name in system.config.run}
+    home = model_folder(checkpoint)
+    if home is not None and system.write.file and system.write.file not in beside:
+        above[system.write.file] = home.join(system.write.file)
     for name, location in {
         **beside,
         **{one: place for one, place in above.items() if place.exists()},
@@ -293,27 +311,34 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(re.escape(one).replace(r"\*", "[^/]*"), name) for one in patterns)
 
 
-def _assets(uri: str | None) -> dict[str, bytes]:
-    """The files of a folder of assets that belong to a model."""
-    if uri is None:
+def asset_files(folder: str | Location | None) -> dict[str, bytes]:
+    """The files of a folder that belong to a model: tokenizer, chat template, generation config, licence.
+
+    Args:
+        folder: the URI that the user states, in which there must be some; or a folder of the trainer, or None.
+
+    Raises:
+        NotFoundError: a stated folder has none.
+        UsageError: a file is too large.
+    """
+    place = locate(folder) if isinstance(folder, str) else folder
+    if place is None or (place.entry is None and not isinstance(folder, str)):
         return {}
-    folder = locate(uri)
-    entries = [entry for entry in folder.walk() if matches(entry.name, _CARRIED)]
+    entries = [entry for entry in place.walk() if matches(entry.name, _CARRIED)]
     for entry in entries:
         if entry.size > _MOST:
             raise UsageError(
                 f"asset {entry.name} is too large: {entry.size} bytes exceed the limit of {_MOST}",
-                uri=folder.uri,
+                uri=place.uri,
                 cure="remove it from the folder",
             )
-    files = {entry.name: folder.member(entry.name).read_whole(_MOST) for entry in entries}
-    if not files:
+    if not entries and isinstance(folder, str):
         raise NotFoundError(
             "no tokenizer, chat template, generation config or licence found among the assets",
-            uri=folder.uri,
+            uri=place.uri,
             cure="pass a folder that contains them with --assets, such as a Hugging Face model folder",
         )
-    return files
+    return {entry.name: place.member(entry.name).read_whole(_MOST) for entry in entries}
 
 
 def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, bytes]) -> str | None:

@@ -116,7 +116,8 @@ def project(
     targets = {one.spec.path: one for one in place_tensors(bound, system, kept, pieces, dtype, pads or {})}
     targets.update({one.spec.path: one for one in tied_tensors(bound, system, chosen, targets)})
     scalars, unwritten = _scalars(bound, system, optimizer, chosen)
-    carried = {one.path: one.path for one in bound.apart} if system is bound.system else {}
+    carried = {bound.names.get(one.path, one.path): one.path for one in bound.apart} \
+        if system is bound.system else {}  # fmt: skip
     unwritten += [] if system is bound.system else bound.apart
     if tree and tree.filler:
         targets.update(fillers(bound, system, chosen, tree, targets))
@@ -234,14 +235,10 @@ def _optimizer(
     own = bound.optimizer if system is bound.system else None
     for name in sorted(system.optimizers, key=lambda name: name != own):
         one = system.optimizers[name]
-        if moments <= set(one.slots) and not any(
-            "*" in text for slot in moments for text in moment_paths(one, slot)
-        ):
+        whole = moments == set(one.slots) or (one.filler is not None and moments <= set(one.slots))
+        if whole and not any("*" in text for slot in moments for text in moment_paths(one, slot)):
             return name, None
-    raise UnrepresentableError(
-        f"{system.name} cannot store the optimizer state {', '.join(sorted(moments))}",
-        cure="omit it with --only params",
-    )
+    return None, f"{system.name} has no layout for the optimizer state {', '.join(sorted(moments))}"
 
 
 def _is_wanted(template: Template, bound: BoundFamily) -> bool:

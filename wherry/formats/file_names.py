@@ -47,6 +47,7 @@ _TRAINER_FILES = (
     TrainerFile(re.compile(r"scaler(_\d+)?\.pt"), "state of the gradient scaler"),
     TrainerFile(re.compile(r"(sampler|dl_state_dict)(_\d+)?\.bin"), "state of the data loader"),
     TrainerFile(re.compile(r"custom_checkpoint_\d+\.pkl"), "state of an object of the user"),
+    TrainerFile(re.compile(r"meta\.pt"), "what Lightning Fabric saves next to sharded tensors"),
     TrainerFile(re.compile(r"training_args\.bin"), "arguments of the trainer", opaque=True),
     TrainerFile(re.compile(r"rng_state(_\d+)?\.pth"), "random states", opaque=True),
     TrainerFile(re.compile(r"random_states_\d+\.pkl"), "random states", opaque=True),

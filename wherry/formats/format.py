@@ -180,6 +180,8 @@ class Format:
         system: the training system that saves it, such as `t5x` for both of T5X's formats; empty for a container.
         form: the form of the system's trees; None if the format is a container, if `adapt` makes the names, or if the
             names of a model say nothing (Hugging Face).
+        names_needed: whether a target needs the names of the model that its config names, which only a family's layout
+            proves; a tree without one is written only if the user states that there is no family.
         aliases: alternative names on the command line.
         single_file: whether a checkpoint is one file (otherwise a folder).
         companion_folder: the folder of companions within a checkpoint, with a trailing slash; empty for the top.
@@ -215,6 +217,7 @@ class Format:
     refines: tuple[str, ...] = ()
     system: str = ""
     form: TreeForm | None = None
+    names_needed: bool = False
     aliases: tuple[str, ...] = ()
     single_file: bool = False
     streams: bool = False

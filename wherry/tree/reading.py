@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -134,6 +134,7 @@ _PARAMETER_LEAF = re.compile(
 _NUMBERED = re.compile(r"(?:arr_)?\d+")
 _TARGET = "target"
 _NEAR = 2  # words from the top in which a node of the run may be
+_MOST_MODELS = 8  # nodes that may each be a model
 _ALONE = 1  # elements of a number of the run
 
 
@@ -177,17 +178,36 @@ class ModelTree:
 
     Attributes:
         names: key path → name in the model, of the leaves that may be its parameters.
-        outside: leaves that are no part of this model.
+        outside: leaves that are no part of this model, and what they are.
         removed: the wrappers, outermost first.
     """
 
     names: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
-    outside: frozenset[KeyPath] = frozenset()
+    outside: Mapping[KeyPath, LeafKind] = field(default_factory=dict["KeyPath", "LeafKind"])
     removed: tuple[RemovedWrapper, ...] = ()
 
     def name(self, path: KeyPath) -> KeyPath:
         """The name of a leaf in the model."""
         return self.names.get(path, path)
+
+    def over(self, stored: Mapping[KeyPath, KeyPath]) -> ModelTree:
+        """The same tree by the key paths that its leaves are stored under, before a user's renaming."""
+        if not stored:
+            return self
+        names = {**{path: path for path in self.outside}, **self.names}
+        return replace(
+            self,
+            names={stored.get(path, path): name for path, name in names.items()},
+            outside={stored.get(path, path): kind for path, kind in self.outside.items()},
+        )
+
+    def without_first(self) -> ModelTree | None:
+        """The same tree without the word that every name begins with, whatever it is; None if they share none."""
+        inner = {path: name for path, name in self.names.items() if path not in self.outside}
+        first = _common_first(inner.values())
+        if first is None:
+            return None
+        return replace(self, names={path: _without_first(name, first[1]) for path, name in inner.items()})
 
     def below(self, root: KeyPath, joint: str) -> ModelTree:
         """The same tree below a system's own root, such as `params/params`.
@@ -216,10 +236,12 @@ class TreeReading:
     Attributes:
         leaves: what each tensor is.
         optimizer: whether the tree has the state of an optimizer, in tensors or in other leaves.
+        stored: key path → the key path that it is stored under, of leaves that a user renamed.
     """
 
     leaves: Mapping[KeyPath, Leaf]
     optimizer: bool
+    stored: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
 
     def kind(self, path: KeyPath) -> LeafKind:
         """The kind of a tensor."""
@@ -247,26 +269,36 @@ class TreeReading:
 
     @cached_property
     def trees(self) -> tuple[ModelTree, ...]:
-        """The trees that the parameters may be, the one with the fewest removals first."""
-        return tuple(_trees(self.leaves))
+        """The trees that the parameters may be by stored key path, the one with the fewest removals first."""
+        return tuple(tree.over(self.stored) for tree in _trees(self.leaves))
 
 
 _OF_MODELS = ("parameter", "statistic")
+_OF_RUNS = ("optimizer", "counter", "key")
+WEIGHTS = frozenset({*_OF_MODELS, "unknown"})  # kinds of leaves that a model may have
 
 
-def read_tree(manifest: Manifest) -> TreeReading:
+def read_tree(manifest: Manifest, renamed: Mapping[KeyPath, KeyPath] | None = None) -> TreeReading:
     """Read the tree of a checkpoint.
 
     A format that holds nothing but parameters says so by the manifest's kind, which proves what names do not show.
+
+    Args:
+        manifest: what the checkpoint holds.
+        renamed: key path → the name that a user gives the leaf, of those that are renamed.
     """
-    planned = manifest.custom.get(PLANNED)
-    return read_leaves(
-        manifest.tensors,
-        (*manifest.values, *manifest.empties),
+    planned, names = manifest.custom.get(PLANNED), renamed or {}
+    stored = {name: path for path, name in names.items() if path != name}
+    reading = read_leaves(
+        [names.get(path, path) for path in manifest.tensors],
+        [names.get(path, path) for path in (*manifest.values, *manifest.empties)],
         planned=planned if isinstance(planned, dict) else {},
-        specs=manifest.tensors,
+        specs={names.get(path, path): spec for path, spec in manifest.tensors.items()}
+        if stored
+        else manifest.tensors,
         proven=manifest.kind == "params",
     )
+    return replace(reading, stored=stored) if stored else reading
 
 
 def read_leaves(
@@ -444,33 +476,38 @@ def _scopes_of_parameters(parts: Mapping[KeyPath, KeyPath], leaves: Mapping[KeyP
 
 def _trees(leaves: Mapping[KeyPath, Leaf]) -> Iterator[ModelTree]:
     """See `TreeReading.trees`."""
-    aside = frozenset(path for path, leaf in leaves.items() if leaf.kind in ("optimizer", "counter", "key"))
+    aside: dict[KeyPath, LeafKind] = {
+        path: leaf.kind for path, leaf in leaves.items() if leaf.kind in _OF_RUNS
+    }
     members = [path for path in leaves if path not in aside]
     yield ModelTree({path: path for path in members}, aside)
-    groups: list[list[KeyPath]] = [members]
     by_node: defaultdict[KeyPath, list[KeyPath]] = defaultdict(list)
     for path in members:
-        node = leaves[path].node or path[:1]
         if len(path) > 1 or leaves[path].node:
-            by_node[node].append(path)
+            by_node[leaves[path].node or path[:1]].append(path)
     order = list(ROOTS)
     ranked = sorted(by_node, key=lambda node: order.index(node[-1]) if node[-1] in ROOTS else len(order))
-    groups += [by_node[node] for node in ranked if len(by_node[node]) < len(members)]
-    for group in groups:
-        outside = aside | (frozenset(members) - frozenset(group))
-        yield from _peeled(group, outside, whole=len(group) == len(members))
+    yield from _peeled(members, aside, whole=True)
+    for node in ranked[:_MOST_MODELS]:
+        if len(by_node[node]) < len(members):
+            rest = set(members).difference(by_node[node])
+            outside = dict(aside)
+            outside.update({path: leaves[path].kind for path in members if path in rest})
+            yield from _peeled(by_node[node], outside, whole=False)
 
 
-def _peeled(group: list[KeyPath], outside: frozenset[KeyPath], *, whole: bool) -> Iterator[ModelTree]:
+def _peeled(group: list[KeyPath], outside: Mapping[KeyPath, LeafKind], *, whole: bool) -> Iterator[ModelTree]:
     """The trees of some parameters: without what is within and after the names, then without one root after another."""
     if not group:
         return
     names, removed = _without_leaf_wrappers(_without_words(group))
+    if len(set(names.values())) < len(names):
+        return  # without the words two parameters have one name
     found = [RemovedWrapper(*row) for row in removed]
     if removed or not whole:
         yield ModelTree(names, outside, tuple(found))
-    while (root := _common_root(names.values())) is not None:
-        word, mark = root
+    while (first := _common_first(names.values())) is not None and _is_root(first[0]):
+        word, mark = first
         names = {path: _without_first(name, mark) for path, name in names.items()}
         what = ROOTS.get(word) or _AROUND.get(word) or "parameters"
         found.append(RemovedWrapper(f"{word}{mark}", len(names), what))
@@ -507,17 +544,19 @@ def _without_leaf_wrappers(
     return names, removed
 
 
-def _common_root(names: Collection[KeyPath]) -> tuple[str, str] | None:
-    """The root that every name begins with, and the mark after it; None if they do not share one."""
+def _is_root(word: str) -> bool:
+    return word in ROOTS or word in _AROUND or word.endswith("_params")
+
+
+def _common_first(names: Collection[KeyPath]) -> tuple[str, str] | None:
+    """The word that every name begins with, and the mark after it; None if they do not share one."""
     first = next(iter(names), ())
     if not first:
         return None
     head, dot, _rest = first[0].partition(".")
-    known = head in ROOTS or head in _AROUND or head.endswith("_params")
-    if dot and known and all(name and name[0].startswith(f"{head}.") for name in names):
+    if dot and all(name and name[0].startswith(f"{head}.") for name in names):
         return head, "."
-    known = known and not dot
-    if known and all(len(name) > 1 and name[0] == head for name in names):
+    if not dot and all(len(name) > 1 and name[0] == head for name in names):
         return head, "/"
     return None
 

@@ -12,14 +12,16 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UsageError
 from wherry.tree.axes import BOX_TAG, BOXES
 from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respell, rule_texts
+from wherry.tree.reading import read_tree
 from wherry.tree.renames import inverse_rules, parse_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
+    from wherry.tree.reading import TreeReading
 
 
 CUT_OPTIONS = {
@@ -88,6 +90,23 @@ def spell(chosen: Manifest, tree: Mapping[str, Any], left: frozenset[str]) -> di
         tree,
     )
     return {path: after(names[before(path)]) for path in every}
+
+
+def read_renamed(manifest: Manifest, rules: Sequence[str]) -> TreeReading:
+    """The reading of a tree whose leaves the user renames, by the key paths that they are stored under.
+
+    Args:
+        manifest: what the checkpoint holds.
+        rules: of `wherry.tree.renames`.
+
+    Raises:
+        UsageError: a rule is invalid or matches no key path.
+        UnrepresentableError: two key paths become one.
+    """
+    if not rules:
+        return read_tree(manifest)
+    every = frozenset((*manifest.values, *manifest.empties))
+    return read_tree(manifest, respell(Leaves(frozenset(manifest.tensors), every), {"rename": tuple(rules)}))
 
 
 def _same(path: KeyPath) -> KeyPath:

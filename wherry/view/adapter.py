@@ -14,9 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UnrepresentableError
-from wherry.families import load_family, system_of_format, system_of_tree
+from wherry.families import load_family, source_tree, system_of_format
 from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
+from wherry.families.roots import named_manifest
+from wherry.tree.reading import read_tree
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 
@@ -54,10 +56,14 @@ def family_of_adapters(found: Family, checkpoint: Checkpoint, row: Format) -> Fa
     if is_of_adapters(found):
         return found
     candidates = [one for one in (adapter_family(found), *map(load_family, _DECLARED)) if one is not None]
+    manifest = checkpoint.manifest
+    reading = read_tree(manifest)
     unknown = {
-        one.name: unknown_tensors(one, source, checkpoint.manifest)
+        one.name: unknown_tensors(
+            one, source.system, named_manifest(manifest, source.tree), source.tree.outside
+        )
         for one in candidates
-        if (source := system_of_tree(one, checkpoint.detection.format, checkpoint.manifest)) is not None
+        if (source := source_tree(one, checkpoint.detection.format, manifest, reading)) is not None
         and system_of_format(one, row.name) is not None
     }
     known = [one for one in candidates if one.name in unknown]

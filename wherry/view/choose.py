@@ -17,8 +17,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.request import CONTAINERS, DEQUANTIZE, QUANTIZE, SCALES, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
 from wherry.errors import UsageError
+from wherry.formats.registry import system_of
+from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.tree.spelling import changes_key_paths
 from wherry.view.foreign import RENAME, in_form, require_own
@@ -81,15 +83,24 @@ def relaid(
         raise UsageError(
             f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
+    bare = row.names_needed and wish.family == NONE and system_of(checkpoint.detection.format) != row.system
     if not asked and _same_tree(checkpoint, row, wish, own):
-        return checkpoint, own, only
+        return with_files(checkpoint, wish) if bare and files else checkpoint, own, only
     from wherry.view.system import laid_out
 
-    seen = laid_out(checkpoint, row, asked, wish, only, renamed=bool(own.get(RENAME)), files=files)
+    renames = rule_texts(own.get(RENAME) or ())
+    seen = laid_out(checkpoint, row, asked, wish, only, renames=renames, files=files)
     if seen is not None:
-        return seen, own, None
+        return seen, {name: value for name, value in own.items() if name != RENAME}, None
     require_own(checkpoint, row, own, wish)
-    return checkpoint, {**own, **asked}, only
+    return with_files(checkpoint, wish) if bare and files else checkpoint, {**own, **asked}, only
+
+
+def with_files(checkpoint: Checkpoint, wish: LayoutRequest) -> Checkpoint:
+    """A source whose names are kept, with the files that a Hugging Face folder needs; see `with_companions`."""
+    from wherry.view.companions_view import with_companions  # imports the families
+
+    return with_companions(checkpoint, wish)
 
 
 def _quantised_view(
@@ -138,6 +149,8 @@ def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Ma
         return False
     if row.name == source or row.name in CONTAINERS:
         return True
+    if row.names_needed:
+        return source in CONTAINERS and wish.family == NONE
     return source in CONTAINERS and (changes_key_paths(own) or in_form(checkpoint, row))
 
 

@@ -30,6 +30,8 @@ _DECLARE = "declare the family's layouts with --family-file"
 
 def in_form(checkpoint: Checkpoint, row: Format) -> bool:
     """Whether a checkpoint's tree can become a checkpoint of this format without a layout."""
+    if row.names_needed:
+        return False
     if row.form is not None:
         return row.form.holds(checkpoint.manifest)
     depth = row.holds.depth if row.system and row.adapt is None else None
@@ -65,9 +67,9 @@ def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: Layo
     Raises:
         UnrepresentableError: the system could not restore it.
     """
-    if row.form is None or checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
+    if checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
         return
-    if not row.form.holds(tree):
+    if (row.names_needed and wish.family != NONE) or (row.form is not None and not row.form.holds(tree)):
         raise no_layout(checkpoint, row, wish, tree)
 
 
@@ -99,6 +101,12 @@ def no_layout(
     if not row.system:
         what = f"no family declares layouts for {seen}: a data type or an option of a layout needs them"
         cure = f"leave the options out to keep the tree, or {_DECLARE}"
+    elif row.names_needed:
+        known = ", ".join(families_of_system(row.system)) or "no family"
+        why = _reason(checkpoint, wish.config)
+        what = f"{row.name} needs the names of a model, and no family has a layout for {seen}{why}: it has layouts "
+        what += f"for {known}"
+        cure = f"pass the model's --family and --config, {_DECLARE}, or keep the names with --family {NONE}"
     elif wish.family == NONE:
         what = f"{row.name} is no container: without a layout it cannot hold {seen}{form}"
         cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"

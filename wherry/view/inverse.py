@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, UsageError
-from wherry.families import Projection, convert_layout, is_known, load_family, load_family_file
+from wherry.families import (
+    Projection,
+    convert_layout,
+    is_known,
+    load_family,
+    load_family_file,
+    source_tree,
+)
 from wherry.families.adapters import adapter_family
 from wherry.families.companions import config_beside, facts_beside
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
+from wherry.tree.spelling import read_renamed
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
@@ -200,7 +208,10 @@ def _family(layout: Mapping[str, Any]) -> Family:
 
 def as_laid_out(source: Checkpoint, layout: Mapping[str, Any]) -> LayoutView:
     """The view of a source that a target was written from, reconstructed from the target's manifest."""
-    return LayoutView(source, _forward(source, layout), dtype=layout.get("dtype"), only=layout.get("only"))
+    return LayoutView(
+        source, _forward(source, layout), dtype=layout.get("dtype"), only=layout.get("only"),
+        renames=layout.get("rename", ()),
+    )  # fmt: skip
 
 
 def _forward(
@@ -210,10 +221,13 @@ def _forward(
     family, one, other = _family(layout), dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
     config, told_by = config_beside(source, mine)
+    reading = read_renamed(source.manifest, layout.get("rename", ()))
+    found = source_tree(family, source.detection.format, source.manifest, reading, system=mine.name)
     return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
         source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
         dtype=layout.get("dtype"), facts=facts_beside(source, family, mine), stated=layout.get("facts"),
+        tree=found.tree if found else None,
     )  # fmt: skip
 
 

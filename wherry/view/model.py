@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UsageError
-from wherry.families.companions import config_file
+from wherry.families.companions import config_file, model_folder
 from wherry.storage.location import MOST_CONFIG
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
@@ -58,9 +58,14 @@ def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     Raises:
         UsageError: it is not JSON.
     """
-    if name not in {companion.name for companion in checkpoint.manifest.companions}:
-        return None
-    data = checkpoint.reader.companion(name).read_whole(MOST_CONFIG)
+    if name in {companion.name for companion in checkpoint.manifest.companions}:
+        place = checkpoint.reader.companion(name)
+    else:
+        home = model_folder(checkpoint)
+        if home is None or not home.join(name).exists():
+            return None
+        place = home.join(name)
+    data = place.read_whole(MOST_CONFIG)
     try:
         found = parse_json(data, name, uri=checkpoint.uri, limits=SMALL)
     except CorruptError as error:

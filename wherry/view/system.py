@@ -19,8 +19,8 @@ from wherry.families import (
     is_known,
     load_family,
     load_family_file,
+    source_tree,
     system_of_format,
-    system_of_tree,
 )
 from wherry.families.adapters import ALPHA, is_of_adapters
 from wherry.families.companions import (
@@ -30,9 +30,11 @@ from wherry.families.companions import (
     source_config,
     target_config,
 )
+from wherry.families.roots import removal_rule
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.tree.spelling import read_renamed
 from wherry.view.adapter import (
     adapter_facts,
     family_of_adapters,
@@ -46,9 +48,11 @@ from wherry.view.model import config_of, model_named
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from wherry.core.request import LayoutRequest
+    from wherry.families import Projection
+    from wherry.families.roots import SourceTree
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
@@ -91,7 +95,7 @@ def laid_out(
     wish: LayoutRequest,
     only: str | None,
     *,
-    renamed: bool = False,
+    renames: Sequence[str] = (),
     files: bool = True,
 ) -> LayoutView | None:
     """See `view`, of a checkpoint whose weights may be quantised: then of its dequantised weights.
@@ -104,7 +108,7 @@ def laid_out(
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)
     config = config_of(checkpoint, wish.config) if whole else None
-    seen = partial(view, row=row, asked=asked, wish=wish, only=only, renamed=renamed, files=files)
+    seen = partial(view, row=row, asked=asked, wish=wish, only=only, renames=renames, files=files)
     try:
         plain = dequantized_view(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
     except WherryError:
@@ -129,7 +133,7 @@ def view(
     wish: LayoutRequest,
     only: str | None,
     *,
-    renamed: bool = False,
+    renames: Sequence[str] = (),
     files: bool = True,
 ) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
@@ -141,7 +145,8 @@ def view(
         wish: the other layout options.
         only: `params` or None.
         files: whether the target gets a config and other files.
-        renamed: whether the user's own rules spell the target's key paths, so that a tree without a layout can stay.
+        renames: the user's rules, which spell key paths before any layout is bound. A tree without a layout can stay if
+            they spell the target's.
 
     Raises:
         WherryError: see `relaid`.
@@ -149,13 +154,15 @@ def view(
     config = config_of(checkpoint, wish.config)
     layout = _recorded_layout(checkpoint)
     written = {"family": layout["family"], **layout["to"]} if layout else {}
-    family = _family(checkpoint, row, wish, config, written, asked, renamed=renamed)
+    named = NamedSource(checkpoint, renames)
+    family = _family(named, row, wish, config, written, asked)
     if family is None and wish.dtype:
         raise no_layout(checkpoint, row, wish)
-    pair = _systems(family, checkpoint, row, wish, renamed=renamed) if family else None
+    pair = _systems(family, named, row, wish) if family else None
     if family is None or pair is None or not _is_needed(*pair, row, checkpoint, wish, asked=bool(asked)):
         return None
-    source, target = pair
+    found, target = pair
+    source = found.system
     theirs = {*target.forms, *target.conventions}
     _require_options(asked, family, source, target, row)
     stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
@@ -166,8 +173,8 @@ def view(
     of_adapter = is_of_adapters(family)
     noted = layout if of_adapter else {}  # of the base, whose config is not beside an adapter
     facts = {**noted.get("facts", {}), **facts_beside(checkpoint, family, source, wish.config)}
-    projected = convert_layout(
-        checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
+    projected = _convert(
+        named, found, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
@@ -177,10 +184,59 @@ def view(
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
     if not of_adapter:
-        return LayoutView(checkpoint, projected, made, wish.dtype, only)
+        return LayoutView(checkpoint, projected, made, wish.dtype, only, tree=found.tree, renames=renames)
     require_rank(checkpoint, projected)
     made = with_config(made, projected, checkpoint) if made else None
-    return LayoutView(checkpoint, projected, made, wish.dtype, only, notes_of(projected, checkpoint))
+    notes = notes_of(projected, checkpoint)
+    return LayoutView(checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames)
+
+
+def _convert(
+    named: NamedSource, found: SourceTree, family: Family, source: str, target: str, **how: Any
+) -> Projection:
+    """The projection of a source; if its names do not fit, the cure says which prefix hides a model of the family."""
+    checkpoint = named.checkpoint
+    try:
+        return convert_layout(checkpoint.manifest, family, source, target, tree=found.tree, **how)
+    except UnrepresentableError as error:
+        rule = found.unknown and removal_rule(
+            family, checkpoint.detection.format, checkpoint.manifest, named.reading
+        )
+        if rule:
+            start = rule.partition("{")[0]
+            error.what = (
+                f"all names of the model begin with `{start}`, which no system of family {family.name} has"
+            )
+            error.cure = f"remove it with --rename '{rule}'"
+        raise
+
+
+class NamedSource:
+    """A source, the reading of its tree under the user's own renames, and the tree that each family sees in it.
+
+    Attributes:
+        checkpoint: the source.
+        renames: the user's rules.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, renames: Sequence[str] = ()) -> None:
+        """Read the tree; nothing else is read.
+
+        Raises:
+            UsageError: a rule is invalid, or matches no key path.
+        """
+        self.checkpoint, self.renames = checkpoint, renames
+        self.reading = read_renamed(checkpoint.manifest, renames)
+        self._trees: dict[tuple[str, bool], SourceTree | None] = {}
+
+    def tree(self, family: Family, *, peel: bool = True) -> SourceTree | None:
+        """The system and the tree that a family sees in it; see `roots.source_tree`."""
+        key = family.name, peel
+        if key not in self._trees:
+            self._trees[key] = source_tree(
+                family, self.checkpoint.detection.format, self.checkpoint.manifest, self.reading, peel=peel
+            )
+        return self._trees[key]
 
 
 def _of_plain_weights(config: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -206,9 +262,17 @@ def _require_options(
 
 
 def _is_needed(
-    source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
+    found: SourceTree,
+    target: System,
+    row: Format,
+    checkpoint: Checkpoint,
+    wish: LayoutRequest,
+    *,
+    asked: bool,
 ) -> bool:
-    return asked or wish.explicit or (source is not target and not _tree_stays(checkpoint, row, wish))
+    if asked or wish.explicit or (row.names_needed and system_of(checkpoint.detection.format) != row.system):
+        return True
+    return found.system is not target and not _tree_stays(checkpoint, row, wish)
 
 
 def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
@@ -224,20 +288,22 @@ def _plain(checkpoint: Checkpoint, row: Format) -> bool:
 
 
 def _family(
-    checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], asked: Mapping[str, str], *, renamed: bool,
+    named: NamedSource, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
+    written: Mapping[str, str], asked: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
     """The family of a checkpoint, or of the adapters of its models if it is one."""
-    found = _model_family(checkpoint, row, wish, config, written, asked, renamed=renamed)
+    checkpoint = named.checkpoint
+    found = _model_family(named, row, wish, config, written, asked)
     return (
         family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
     )
 
 
 def _model_family(
-    checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], asked: Mapping[str, str], *, renamed: bool,
+    named: NamedSource, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
+    written: Mapping[str, str], asked: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
+    checkpoint = named.checkpoint
     if wish.family == NONE:
         return None
     if wish.family_file or wish.family:
@@ -253,19 +319,26 @@ def _model_family(
             cure=f"pass that --family-file, or keep the tree with --family {NONE} and a container: --to orbax",
         )  # fmt: skip
     if model_named(config):
-        if renamed and not asked:
+        if named.renames and not asked:
             return None
         checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
         raise no_layout(checkpoint, row, wish)
-    return _fitting(checkpoint, row, wish, asked=bool(asked))
+    return _fitting(named, row, wish, asked=bool(asked))
 
 
-def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
-    """The only family whose layouts fit every tensor and the config; None if none does."""
+def _fitting(named: NamedSource, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
+    """The only family whose layouts fit every tensor and the config; None if none does.
+
+    Trees without wrappers come first: only if no family fits them, wrappers are removed.
+    """
+    checkpoint = named.checkpoint
     names = (*families(), *(adapter_families() if is_adapter(checkpoint) else ()))
-    fits = [one for one in map(load_family, names) if _fits(one, checkpoint, row, wish)]
-    fitting = [one for one in fits if _yields_to(one, checkpoint) not in {other.name for other in fits}]
-    if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
+    every = list(map(load_family, names))
+    fits: list[Family] = []
+    for peel in (False, True):
+        fits = fits or [one for one in every if _fits(one, named, row, wish, peel=peel)]
+    fitting = [one for one in fits if _yields_to(one, named) not in {other.name for other in fits}]
+    if len(fitting) > 1 and not all(_same_system(one, named, row) for one in fitting):
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
             uri=checkpoint.uri,
@@ -280,9 +353,9 @@ def _fitting(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, asked:
     return fitting[0] if fitting else None
 
 
-def _yields_to(family: Family, checkpoint: Checkpoint) -> str | None:
-    source = _source(family, checkpoint)
-    return family.yields_in(source.name) if source else None
+def _yields_to(family: Family, named: NamedSource) -> str | None:
+    source = named.tree(family)
+    return family.yields_in(source.system.name) if source else None
 
 
 def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -291,51 +364,50 @@ def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
     return (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
 
 
-def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
+def _same_system(family: Family, named: NamedSource, row: Format) -> bool:
     """Whether source and target are the same system: then any of several fitting families can be used."""
-    return _source(family, checkpoint) is system_of_format(family, row.name)
+    source = named.tree(family)
+    return source is not None and source.system is system_of_format(family, row.name) and not row.names_needed
 
 
-def _source(family: Family, checkpoint: Checkpoint) -> System | None:
-    return system_of_tree(family, checkpoint.detection.format, checkpoint.manifest)
-
-
-def _fits(family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
+def _fits(family: Family, named: NamedSource, row: Format, wish: LayoutRequest, *, peel: bool) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
-    source = _source(family, checkpoint)
     target = system_of_format(family, row.name)
-    if source is None or target is None:
+    found = named.tree(family, peel=peel) if target is not None else None
+    if found is None or target is None:
         return False
     try:
-        config, told_by = source_config(checkpoint, family, source, wish.config)
+        config, told_by = source_config(named.checkpoint, family, found.system, wish.config)
         convert_layout(
-            checkpoint.manifest, family, source.name, source.name, config=config, config_source=told_by
-        )
+            named.checkpoint.manifest, family, found.system.name, found.system.name,
+            config=config, config_source=told_by, tree=found.tree,
+        )  # fmt: skip
     except UnrepresentableError:
         return False
     except WherryError:
-        return _fits_names(family, checkpoint, source)  # other errors are reported when the family is used
+        return _fits_names(family, named, found)  # other errors are reported when the family is used
     return True
 
 
-def _fits_names(family: Family, checkpoint: Checkpoint, source: System) -> bool:
+def _fits_names(family: Family, named: NamedSource, found: SourceTree) -> bool:
     """Whether no tensor of the source is unknown, whatever its config says: that of another family may be invalid."""
     try:
-        convert_layout(checkpoint.manifest, family, source.name, source.name)
+        name = found.system.name
+        convert_layout(named.checkpoint.manifest, family, name, name, tree=found.tree)
     except WherryError as error:
         return not isinstance(error, UnrepresentableError)
     return True
 
 
 def _systems(
-    family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, renamed: bool
-) -> tuple[System, System] | None:
-    source = _source(family, checkpoint)
-    target = _target(family, row, checkpoint, source)
-    if source is not None and target is not None:
-        return source, target
+    family: Family, named: NamedSource, row: Format, wish: LayoutRequest
+) -> tuple[SourceTree, System] | None:
+    checkpoint, found = named.checkpoint, named.tree(family)
+    target = _target(family, row, checkpoint, found.system if found else None)
+    if found is not None and target is not None:
+        return found, target
     foreign = system_of(checkpoint.detection.format) != row.system
-    foreign = foreign and not (renamed or _plain(checkpoint, row))
+    foreign = foreign and not (named.renames or _plain(checkpoint, row))
     if target is None and row.system and (foreign or wish.explicit):
         raise no_layout(checkpoint, row, wish, family=family.name)
     if foreign or wish.explicit:

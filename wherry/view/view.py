@@ -29,7 +29,7 @@ from wherry.mover.parts import Parts
 from wherry.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Copy, Pieces, StoredTensor
     from wherry.storage.location import Entry
+    from wherry.tree.reading import ModelTree
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _NO_PLACE = "a layout has places for tensors only"
@@ -126,6 +127,8 @@ class LayoutView(View):
         dtype: str | None = None,
         only: str | None = None,
         custom: Mapping[str, Any] | None = None,
+        tree: ModelTree | None = None,
+        renames: Sequence[str] = (),
     ) -> None:
         """Create a view; nothing is read yet.
 
@@ -136,13 +139,16 @@ class LayoutView(View):
             dtype: the element type to which the parameters are cast, which is recorded with the layout.
             only: `params` if the optimizer's state is left out on request; recorded too.
             custom: free metadata of the target.
+            tree: the tree of the source that the layout was bound to; what was removed from its names is a note.
+            renames: the user's rules, applied before the layout; recorded too.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = view_manifest(source, projected)
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, companions=(*kept, *new), custom={**manifest.custom, **(custom or {})})
-        asked = {name: text for name, text in (("dtype", dtype), ("only", only)) if text}
+        stated = (("dtype", dtype), ("only", only), ("rename", list(renames)))
+        asked = {name: value for name, value in stated if value}
         if asked:
             layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
@@ -151,7 +157,8 @@ class LayoutView(View):
         values = [IgnoredEntry(path, "values", _NO_PLACE, "value") for path in source.manifest.values]
         self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *values, *left)
         self.lossy: Mapping[KeyPath, Bound] = self._losses()
-        self.notes: tuple[str, ...] = (*source.notes, *(made.warnings if made else ()))
+        removed = tuple(one.words for one in tree.removed) if tree else ()
+        self.notes: tuple[str, ...] = (*source.notes, *removed, *(made.warnings if made else ()))
         self.snippet: str = made.snippet if made else ""
 
     def _losses(self) -> Mapping[KeyPath, Bound]:

@@ -105,6 +105,7 @@ FORMATS = (
         holds=Holds(dtypes=DTYPES, depth=1, companions=True),
         refines=("safetensors", "torch-zip", "huggingface-flax"),
         system="huggingface",
+        names_needed=True,
         aliases=("hf",),
         streams=True,
         commit_members=("model.safetensors.index.json", "model.safetensors"),

@@ -1,0 +1,109 @@
+"""companions_view: a source whose tree does not change, with a config and companion files that the user states.
+
+A tree without a family keeps its names in a Hugging Face folder. What the user states of the model (`--config`,
+`--assets`) is put next to it, so that the result can be loaded. Whether the names are those of the model is not proved.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.manifest import Companion
+from wherry.families.companions import asset_files, config_file, model_folder
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.companions import MemoryFiles
+from wherry.formats.format import Opened
+from wherry.formats.reader import ReaderOver
+from wherry.storage.location import Location
+from wherry.view.model import CONFIG, config_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.core.request import LayoutRequest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.reader import Absent, Reader
+    from wherry.storage.location import Entry
+
+_NO_CONFIG = "no config.json: transformers cannot load the folder; pass the model's with --config"
+_NOT_PROVED = "no family: the names of the tensors are kept, and were not compared with those of the model"
+
+
+class CompanionsView(Checkpoint):
+    """A source with new companion files; it must stay open while the view is used."""
+
+    def __init__(self, source: Checkpoint, files: Mapping[str, bytes], notes: tuple[str, ...]) -> None:
+        """Create a view; nothing is read yet.
+
+        Args:
+            source: the source.
+            files: new companion files, by name; they replace those of the source.
+            notes: messages for the plan.
+        """
+        self._source, self._files_by_name = source, files
+        kept = [one for one in source.manifest.companions if one.name not in files]
+        new = [Companion(name, len(data)) for name, data in files.items()]
+        manifest = replace(source.manifest, companions=(*kept, *new))
+        super().__init__(
+            Opened(source.detection, manifest, self.reader_over(source.original.reader), source.ignored)
+        )
+        self.lossy, self.notes = source.lossy, (*source.notes, *notes)
+        self.is_view, self.parts = source.is_view, source.parts
+
+    @property
+    def original(self) -> Checkpoint:
+        """The stored checkpoint."""
+        return self._source.original
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """A reader of the view over one of the stored checkpoint."""
+        return CompanionsReader(self._source.reader_over(reader), self._files_by_name)
+
+
+class CompanionsReader(ReaderOver):
+    """Reads tensors from the source, and new companion files from memory."""
+
+    def __init__(self, reader: Reader, files: Mapping[str, bytes]) -> None:
+        """Nothing is read yet."""
+        self._reader, self._files = reader, files
+
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The source's reader has every tensor under its own spec."""
+        return self._reader, spec
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion: in memory, or in the source."""
+        if name in self._files:
+            return Location(MemoryFiles(files=self._files), name)
+        return self._reader.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """The source's files."""
+        return self._reader.members()
+
+    def absent(self) -> Iterable[Absent]:
+        """The missing chunks of the source."""
+        return self._reader.absent()
+
+    def shortfall(self) -> str | None:
+        """What is missing in the source."""
+        return self._reader.shortfall()
+
+    def close(self) -> None:
+        """Close the source's reader."""
+        self._reader.close()
+
+
+def with_companions(checkpoint: Checkpoint, wish: LayoutRequest) -> Checkpoint:
+    """A source whose names are kept, with the config and the files that the user states or that the trainer saved.
+
+    Raises:
+        NotFoundError, UsageError: a stated file cannot be read.
+    """
+    config = config_file(wish.config) if wish.config else config_of(checkpoint)
+    files = asset_files(wish.assets) if wish.assets else asset_files(model_folder(checkpoint))
+    if config is not None:
+        files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
+    return CompanionsView(checkpoint, files, (_NOT_PROVED, *(() if config else (_NO_CONFIG,))))
