@@ -98,7 +98,7 @@ _GROUPS, _STATE = "param_groups", "state"  # what torch's Optimizer.state_dict h
 _FIRST_FIELDS = frozenset({"mu", "nu", "trace", "v_row", "v_col"})
 _OTHER_FIELDS = frozenset({"count", "mu", "nu", "trace", "v_row", "v_col", "v"})
 _KEYS = frozenset(
-    {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state", "nnx_aux"}
+    {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state"}
     | {"cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng"}
 )
 _KEY_FIELDS = frozenset({"key", "count"})  # below a key's node of NNX

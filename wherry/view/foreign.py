@@ -101,12 +101,6 @@ def no_layout(
     if not row.system:
         what = f"no family declares layouts for {seen}: a data type or an option of a layout needs them"
         cure = f"leave the options out to keep the tree, or {_DECLARE}"
-    elif row.names_needed:
-        known = ", ".join(families_of_system(row.system)) or "no family"
-        why = _reason(checkpoint, wish.config)
-        what = f"{row.name} needs the names of a model, and no family has a layout for {seen}{why}: it has layouts "
-        what += f"for {known}"
-        cure = f"pass the model's --family and --config, {_DECLARE}, or keep the names with --family {NONE}"
     elif wish.family == NONE:
         what = f"{row.name} is no container: without a layout it cannot hold {seen}{form}"
         cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"
@@ -115,6 +109,8 @@ def no_layout(
         why = _reason(checkpoint, wish.config)
         what = f"{row.name} has no layout for {seen}{why}: it has layouts for {known}{form}"
         cure = f"{_CONTAIN}, or {_DECLARE}"
+        if row.names_needed and not system_of(checkpoint.detection.format):
+            cure = f"pass the model's --config, {_DECLARE}, or keep the names with --family {NONE}"
     return UnrepresentableError(what, uri=checkpoint.uri, cure=cure)
 
 
