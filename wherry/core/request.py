@@ -45,6 +45,7 @@ CONTAINERS = frozenset(
         "flax-gda",
         "numpy-pickle",
         "fsdp",
+        "live",
     }
 )
 

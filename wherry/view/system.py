@@ -270,9 +270,14 @@ def _is_needed(
     *,
     asked: bool,
 ) -> bool:
-    if asked or wish.explicit or (row.names_needed and system_of(checkpoint.detection.format) != row.system):
+    if asked or wish.explicit or _lacks_names(checkpoint, row):
         return True
     return found.system is not target and not _tree_stays(checkpoint, row, wish)
+
+
+def _lacks_names(checkpoint: Checkpoint, row: Format) -> bool:
+    """Whether the target needs the names of a model, and nothing but a layout shows that the source has them."""
+    return row.names_needed and system_of(checkpoint.detection.format) != row.system
 
 
 def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
@@ -365,9 +370,13 @@ def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _same_system(family: Family, named: NamedSource, row: Format) -> bool:
-    """Whether source and target are the same system: then any of several fitting families can be used."""
+    """Whether source and target are the same system: then any of several fitting families can be used.
+
+    Not for a tree in a container that needs the names of a model: its config depends on the family.
+    """
     source = named.tree(family)
-    return source is not None and source.system is system_of_format(family, row.name) and not row.names_needed
+    same = source is not None and source.system is system_of_format(family, row.name)
+    return same and not _lacks_names(named.checkpoint, row)
 
 
 def _fits(family: Family, named: NamedSource, row: Format, wish: LayoutRequest, *, peel: bool) -> bool:
