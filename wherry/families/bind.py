@@ -209,7 +209,7 @@ def _without_outside(
 
 
 def _has_whole_state(candidate: _Candidate, system: System) -> bool:
-    """Whether the state has every moment of its optimizer, and a moment for each parameter of which it has one.
+    """Whether the state has every moment of its optimizer, and one of each for every parameter that has moments.
 
     A single moment (Lion), or moments of some parameters only (others are frozen or masked), are another optimizer's.
     Moments that differ in their parameters are damage, which binding names.
@@ -222,7 +222,9 @@ def _has_whole_state(candidate: _Candidate, system: System) -> bool:
     if own.filler or not moments:
         return True
     alike = all(one == moments[0] for one in moments)
-    return len(moments) == len(own.slots) and not (alike and moments[0] < members["params"])
+    placed = {made.parameters for made in candidate.templates if made.slot != "params"}
+    expected = {member for member in members["params"] if member[0] in placed}
+    return len(moments) == len(own.slots) and not (alike and moments[0] < expected)
 
 
 def _outside_entry(path: KeyPath, kind: LeafKind) -> IgnoredEntry:
