@@ -86,17 +86,17 @@ def test_axe_finds_no_fault_in_what_is_searched_or_linked(theme, opened, axe):
     assert axe_faults(seen.page, axe) == []
 
 
-def in_view(seen, selector):
-    """Whether an element is within the window and within the box that scrolls it."""
+def in_view(seen, selector, scroller="view"):
+    """Whether the middle of an element is within the window and within the box that scrolls it."""
     return seen.page.evaluate(
-        """selector => {
+        """([selector, scroller]) => {
           const box = document.querySelector(selector).getBoundingClientRect();
-          const view = document.getElementById("view").getBoundingClientRect();
+          const view = document.getElementById(scroller).getBoundingClientRect();
           const middle = { x: box.left + box.width / 2, y: box.top + box.height / 2 };
           return middle.x > Math.max(0, view.left) && middle.x < Math.min(innerWidth, view.right)
             && middle.y > Math.max(0, view.top) && middle.y < Math.min(innerHeight, view.bottom);
         }""",
-        selector,
+        [selector, scroller],
     )
 
 
@@ -158,3 +158,33 @@ def test_the_keyboard_reaches_every_part_and_shows_where_it_is(opened):
         assert found[1] != "none", found[0]
     for part in ("larger", "theme", "search", "row", "card", "link"):
         assert any(part in one for one in reached), f"{part} of {reached}"
+
+
+def tabbed(seen):
+    """Press Tab; the id of what it reaches, or of the part around it."""
+    seen.page.keyboard.press("Tab")
+    return seen.page.evaluate("document.activeElement.closest('[id]')?.id")
+
+
+@every_screen
+def test_a_selection_is_shown_in_the_list_and_tab_goes_on_where_it_was_made(screen, opened):
+    """The row of a checkpoint that is selected elsewhere is scrolled to; Tab does not start there."""
+    seen = opened(large(), size=SCREENS[screen], fragment=f"#{digest('n7')}")
+    seen.page.locator("#details .link").press("Enter")
+    current = '.row[aria-current="true"]'
+    assert seen.page.locator(current).get_attribute("data-id") == digest("two")
+    assert tabbed(seen) == "details"
+    seen.page.locator("#details .link", has_text="295.safetensors").press("Enter")
+    assert seen.page.locator(current).get_attribute("data-id") == digest("n295")
+    assert in_view(seen, current, "list")
+    assert tabbed(seen) == "details"
+
+
+def test_tab_starts_at_the_top_although_the_selected_row_is_scrolled_to(opened):
+    """The root of this page is the last row of its list."""
+    nodes = [node(f"n{number}", "orbax", f"/{number}", number) for number in range(60)]
+    nodes.append(node("last", "maxtext", "/last"))
+    seen = opened(tree("last", nodes, [(f"n{number}", "last") for number in range(60)]))
+    assert seen.page.evaluate("document.getElementById('list').scrollTop") > 0
+    assert in_view(seen, '.row[aria-current="true"]', "list")
+    assert tabbed(seen) == "fold"

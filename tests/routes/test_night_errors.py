@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import shutil
+import signal
 import threading
-import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,21 +270,64 @@ def test_the_flow_registers_what_passed_and_is_not_recorded(after):
 RUNS = ("a", "b", "c", "d")
 
 
-def test_an_interrupted_night_begins_nothing_more(night, monkeypatch):
-    """What is at work ends; what waits in the queue is left for the next night."""
-    begun, at_work = [], threading.Event()
+@pytest.fixture
+def interrupt():
+    """A function that interrupts the main thread, as Ctrl-C does, and returns once that has been interrupted."""
+    interrupted = threading.Event()
 
-    def slow(_config, _route, work, _targets):
+    def handle(_number, _frame):
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def send():
+        while (
+            not interrupted.is_set()
+        ):  # again: a signal just before the thread begins to wait does not wake it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            interrupted.wait(0.05)
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield send
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_night_begins_nothing_more(night, monkeypatch, interrupt):
+    """What is at work ends; what waits in the queue is left for the next night.
+
+    The first work interrupts the night when all are in the queue, and ends when the pool has been stopped.
+    """
+    begun, ended, queued, stopped = [], [], threading.Semaphore(0), threading.Event()
+    submit, shutdown = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
+
+    def submitted(pool, call, *given):
+        future = submit(pool, call, *given)
+        if call is carry:
+            queued.release()
+        return future
+
+    def shut_down(pool, wait=True, *, cancel_futures=False):
+        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+        stopped.set()
+        shutdown(pool, wait=wait)
+
+    def carry(_config, _route, work, _targets):
         begun.append(work.source.found.uri)
-        at_work.set()
-        time.sleep(0.5)
+        if len(begun) == 1:
+            assert all(queued.acquire(timeout=120) for _run in RUNS)
+            stopped.clear()
+            interrupt()
+            assert stopped.wait(120)
+        ended.append(work.source.found.uri)
         return 0
 
-    monkeypatch.setattr(nights, "_carry", slow)
-    threading.Thread(target=lambda: (at_work.wait(), _thread.interrupt_main()), daemon=True).start()
+    monkeypatch.setattr(nights, "_carry", carry)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submitted)
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
     with pytest.raises(KeyboardInterrupt):
         night(runs=RUNS).run()
-    assert len(begun) < len(RUNS)
+    assert len(begun) == 1
+    assert ended == begun
 
 
 def test_a_failure_is_told_at_once_and_rows_stay_in_order(night, monkeypatch):

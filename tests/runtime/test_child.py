@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,15 @@ def seen(**more):
     return json.loads(done.output)
 
 
+def wait_until(happened, otherwise):
+    deadline = time.monotonic() + AMPLE.seconds
+    while not happened():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
 def pids_in(file):
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < deadline, "the child did not start"
-        time.sleep(0.05)
+    wait_until(file.exists, "the child did not start")
     return [int(word) for word in file.read_text().split()]
 
 
@@ -129,22 +134,43 @@ def test_a_child_that_fails_has_a_code_and_says_why():
     assert "no_such_verb" in done.errors
 
 
+@contextmanager
+def parent_of(file, *words):
+    """A parent of a child that hangs; its process, and the numbers of its child and of what that has started."""
+    line = [sys.executable, "-m", PROGRAMS, *words, "hang", str(file)]
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as parent:
+        family = pids_in(file)
+        try:
+            yield parent, *family
+        finally:
+            for pid in (parent.pid, *family):
+                if is_running(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_outlives_an_interrupted_parent(number, tmp_path):
-    file = tmp_path / "pids"
-    parent = subprocess.Popen([sys.executable, "-m", PROGRAMS, "wait_for", "hang", str(file)])
-    mine, grandchild = pids_in(file)
-    parent.send_signal(number)
-    parent.wait(30)
-    try:
+    with parent_of(tmp_path / "pids", "wait_for") as (parent, mine, grandchild):
+        parent.send_signal(number)
+        parent.wait(AMPLE.seconds)
         assert gone([mine])
-        if (
-            number != signal.SIGKILL
-        ):  # the kernel kills the child of a parent that could not, not the child's own
+        if number != signal.SIGKILL:
+            # the kernel kills the child of a parent that could not, not the child's own
             assert gone([grandchild])
-    finally:
-        if is_running(grandchild):
-            os.kill(grandchild, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", ["start", "end"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_child_outlives_a_parent_that_is_interrupted_while_it_starts_or_ends_one(moment, number, tmp_path):
+    """The child is at work before its parent is back from starting it; and some press Ctrl-C twice."""
+    with parent_of(tmp_path / "pids", "wait_for_held", moment, str(tmp_path)) as (parent, *family):
+        if moment == "end":
+            parent.send_signal(number)
+        wait_until((tmp_path / "held").exists, "it was not held")
+        parent.send_signal(number)
+        (tmp_path / "go").touch()
+        assert parent.wait(AMPLE.seconds) != 0
+        assert gone(family)
 
 
 def test_a_handler_of_sigterm_is_left_as_it_was():

@@ -90,9 +90,34 @@ def wait_for(verb, *words) -> None:
     """Run a child and wait for it: the parent of tests that interrupt one."""
     from wherry.runtime import child
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs with SIGINT ignored
     child.run(
         "tests.support.child_programs", [verb, *words], purpose="it", limits=child.Limits(_FOR_EVER, 16 << 30)
     )
+
+
+def wait_for_held(moment, folder, *words) -> None:
+    """As `wait_for`, but stay at a moment, `start` or `end` of the child, from the file FOLDER/held to FOLDER/go."""
+    held, go = Path(folder, "held"), Path(folder, "go")
+    module, name = {"start": (subprocess, "Popen"), "end": (os, "killpg")}[moment]
+    real = getattr(module, name)
+
+    def hold():
+        held.touch()
+        while not go.exists():
+            time.sleep(0.01)
+
+    def slow(*arguments, **options):
+        setattr(module, name, real)
+        if moment == "end":
+            hold()
+        done = real(*arguments, **options)
+        if moment == "start":
+            hold()
+        return done
+
+    setattr(module, name, slow)
+    wait_for(*words)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from wherry.errors import WherryError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from types import FrameType
 
 _TIMEOUT, _MEMORY = "WHERRY_CHILD_TIMEOUT", "WHERRY_CHILD_MEMORY"
 _START = Path(__file__).absolute().with_name("child_start.py")
@@ -132,6 +133,11 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Kill the process and its descendants; without effect once `result` has returned."""
+        if self._code is None:
+            _kill(self._process)
+
     def result(self, grace: float = 0.0) -> ChildResult:
         """How the process ended.
 
@@ -199,15 +205,20 @@ def child_process(
             stdin, stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             stdin.write(text.encode())
             stdin.seek(0)
-            process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
-                command(module, words), cwd=folder, env=environment(variables or {}),
-                stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
-            )  # fmt: skip
-        child = Child(process, stdout, stderr, purpose)
+        child = None
         try:
+            with _could_not_start(purpose), _uninterrupted():
+                process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
+                    command(module, words), cwd=folder, env=environment(variables or {}),
+                    stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
+                )  # fmt: skip
+                child = Child(process, stdout, stderr, purpose)
             yield child
         finally:
-            child.result()
+            if child is not None:
+                with _uninterrupted():
+                    child.kill()
+                child.result()
 
 
 @contextmanager
@@ -287,6 +298,35 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def _uninterrupted() -> Generator[None]:
+    """Hold Ctrl-C and SIGTERM back until the block ends, if Python handles them; no other thread is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {int(number): handler for number, handler in handlers.items() if callable(handler)}
+    over = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if over:  # another signal has ended the block before this handler was replaced
+            held[number](number, frame)
+        else:
+            came.append((number, frame))
+
+    try:
+        for number in held:
+            signal.signal(number, hold)
+        yield
+    finally:
+        over = True
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for number, frame in came:
+            held[number](number, frame)
+
+
 def _watch(
     process: subprocess.Popen[bytes], limits: Limits, files: Sequence[IO[bytes]], purpose: str
 ) -> None:
@@ -324,9 +364,14 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> int:
     """Kill the rest of the process group and reap the process; return its exit status."""
+    _kill(process)
+    return process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of a process that was not reaped, so that its number is not reused."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
 
 
 def _text(file: IO[bytes], most: int = _MOST_OUTPUT) -> str:

@@ -25,6 +25,16 @@ function paint() {
   for (const row of list.querySelectorAll(".row")) row.setAttribute("aria-current", String(row.dataset.id === chosen));
 }
 
+// Scroll to a row of the list without `scrollIntoView`, which in Chromium moves the place from which Tab goes on.
+function show(row) {
+  const outside = (top, bottom) => {
+    const box = row.getBoundingClientRect();
+    return box.top < top ? box.top - top : Math.max(0, box.bottom - bottom);
+  };
+  const { top, bottom } = list.getBoundingClientRect();
+  list.scrollTop += outside(top, bottom);
+  scrollBy(0, outside(0, document.documentElement.clientHeight));
+}
 function select(digest, { move = true, focus = false } = {}) {
   state.selected = digest;
   if (move && !state.cards.has(digest)) {
@@ -35,10 +45,11 @@ function select(digest, { move = true, focus = false } = {}) {
   tell(nodes.get(digest));
   if (move) centre(cardOf(digest));
   if (focus) {
-    state.cards.get(cardOf(digest)).focus({ preventScroll: true });
     view.scrollIntoView({ block: "nearest" }); // on a phone the graph is below the list
+    state.cards.get(cardOf(digest)).focus({ preventScroll: true }); // last: Tab goes on from here
   }
-  list.querySelector('.row[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
+  const row = list.querySelector('li:not([hidden]) > .row[aria-current="true"]');
+  if (row) show(row);
   history.replaceState(null, "", `#${digest}`);
 }
 // A link to a checkpoint: `#` and its digest.
