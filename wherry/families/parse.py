@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.errors import UsageError
+from wherry.families.memory_names import with_memory_names
 from wherry.families.schema import (
     Cases,
     ConfigRules,
@@ -70,6 +72,9 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             f"{where}: invalid family definition: {error!r}",
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
+    if _HUGGINGFACE in family.systems:
+        system = with_memory_names(family.systems[_HUGGINGFACE], family.model_types)
+        family = replace(family, systems={**family.systems, _HUGGINGFACE: system})
     _require_facts(family, where)
     if family.distinction is not None and _HUGGINGFACE not in family.systems:
         raise UsageError(
