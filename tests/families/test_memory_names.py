@@ -11,7 +11,7 @@ from tests.support.command import command
 from tests.support.families import carried, same
 from tests.support.tiny_models import MODELS, tiny_model
 from wherry.families import convert_layout, family_of_config, load_family
-from wherry.families.memory_names import memory_name, memory_names
+from wherry.tree.memory_names import memory_name, memory_names
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -104,7 +104,9 @@ def test_a_container_keeps_the_layout_of_the_release(tree, tmp_path):
     wish = LayoutRequest(family="gemma", dtype="bfloat16")
     wherry.convert(source, tmp_path / "out", to="orbax", wish=wish, lineage=False)
     with wherry.open(source) as before, wherry.open(tmp_path / "out") as after:
-        shapes = [{path: spec.shape for path, spec in one.manifest.tensors.items()} for one in (before, after)]
+        shapes = [
+            {path: spec.shape for path, spec in one.manifest.tensors.items()} for one in (before, after)
+        ]
     assert shapes[0] == shapes[1]
 
 
@@ -122,7 +124,17 @@ def test_images_are_left_behind_by_name(tmp_path):
         tmp_path / "release", {**whole, **{name: one.astype("f4") for name, one in tower.items()}}, "nested"
     )
     config_file = judge.source("gemma3") / "config.json"
-    words = ("convert", source, tmp_path / "out", "--to", "huggingface", "--family", "gemma3", "--config", config_file)
+    words = (
+        "convert",
+        source,
+        tmp_path / "out",
+        "--to",
+        "huggingface",
+        "--family",
+        "gemma3",
+        "--config",
+        config_file,
+    )
     refused = command(*words)
     assert refused.returncode == 7
     assert "vision tower" in refused.stderr

@@ -228,7 +228,9 @@ def without(layout: Layout, axes: frozenset[str]) -> Layout:
     text = f"{layout.text} without {' '.join(sorted(axes))}"
     return Layout(
         layout.key,
-        tuple(one for one, whole in zip(kept, layout.dimensions, strict=True) if one.names or not whole.names),
+        tuple(
+            one for one, whole in zip(kept, layout.dimensions, strict=True) if one.names or not whole.names
+        ),
         text,
     )
 
@@ -293,9 +295,7 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
         for match in _DIMENSION.finditer(axes)
     ]
     dimensions = tuple(
-        Dimension(
-            () if names == _NO_AXIS else tuple(names.split()), padded=mark == "~", optional=mark == "?"
-        )
+        Dimension(() if names == _NO_AXIS else tuple(names.split()), padded=mark == "~", optional=mark == "?")
         for names, mark in found
     )
     bad = [name for one in dimensions for name in one.names if not _NAME.fullmatch(name)]

@@ -16,7 +16,7 @@ adapter states beyond that is refused by name: biases, initialisations that chan
 `wherry.view.peft` does not know.
 
 transformers 5 renamed modules, so that a base and an adapter of it may name one module by two names; either is found by
-the name in memory (`wherry.families.memory_names`), and the merged checkpoint has the base's names.
+the name in memory (`wherry.tree.memory_names`), and the merged checkpoint has the base's names.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
-from wherry.families.memory_names import memory_name
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
+from wherry.tree.memory_names import memory_name
 from wherry.view.model import ADAPTER, config_of, json_beside
 from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
 from wherry.view.peft_patterns import ModulePatterns

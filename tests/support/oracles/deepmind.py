@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 by the definition of Google DeepMind's library `gemma`: which parameters it reads, and what it computes.
+"""Gemma 1, 2 and 3 by the definition of Google DeepMind's library `gemma`: what it reads and computes.
 
 Source of truth: google-deepmind/gemma at 7691fd4 (gemma 3.3), gm/nn/_config.py, _gemma.py, _modules.py, _layers.py,
 _transformer.py, gm/math/_positional_embeddings.py. The roundings of its dtypes are left out. Key paths are those of the
