@@ -266,3 +266,35 @@ def test_an_alpha_of_zero_for_a_module_is_zero(base, tmp_path):
     np.testing.assert_array_equal(
         found["model.layers.0.q.weight"], made(1, shapes=SHAPES)["model.layers.0.q.weight"]
     )
+
+
+# ViT's modules as transformers 4 names them, whose names are published, and as transformers 5 does in memory.
+VIT = {"vit.encoder.layer.0.attention.attention.query": "vit.layers.0.attention.q_proj",
+       "vit.encoder.layer.0.attention.output.dense": "vit.layers.0.attention.o_proj",
+       "vit.encoder.layer.0.output.dense": "vit.layers.0.mlp.fc2"}  # fmt: skip
+
+
+@pytest.mark.parametrize("of_base", ["published", "memory"])
+@pytest.mark.parametrize("of_adapter", ["published", "memory"])
+def test_a_renamed_module_is_found_by_either_name(of_base, of_adapter, tmp_path):
+    names = {"published": dict(zip(VIT, VIT, strict=True)), "memory": VIT}
+    whole = made(1, shapes={f"{names[of_base][module]}.weight": (8, 8) for module in VIT})
+    base = save(tmp_path / "base", whole, {"model_type": "vit"})
+    rng = np.random.default_rng(3)
+    tensors = {
+        name: tensor for module in VIT for name, tensor in pair(rng, names[of_adapter][module], 8, 8).items()
+    }
+    _receipt, found = merged(base, save_adapter(tmp_path / "adapter", tensors), tmp_path)
+    assert found.keys() == whole.keys()
+    for module in VIT:
+        name = f"{names[of_base][module]}.weight"
+        wanted = whole[name] + delta(tensors, names[of_adapter][module], 3)
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_of_another_model_type_is_not_renamed(tmp_path):
+    (published, memory), *_ = VIT.items()
+    base = save(tmp_path / "base", made(1, shapes={f"{published}.weight": (8, 8)}), {"model_type": "other"})
+    adapter = save_adapter(tmp_path / "adapter", pair(np.random.default_rng(3), memory, 8, 8))
+    with pytest.raises(UnrepresentableError, match=f"has no tensor {memory}"):
+        merged(base, adapter, tmp_path)

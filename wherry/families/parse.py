@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,12 +23,17 @@ from wherry.families.schema import (
     Write,
 )
 from wherry.layout.expr import names_in
+from wherry.tree.memory_names import memory_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from wherry.tree.memory_names import MemoryNames, MergedNames
 
 _Made = TypeVar("_Made")
 _HUGGINGFACE = "huggingface"
+_FORM, _SAVED, _IN_MEMORY = "names", "saved", "memory"
+_ABSENT = "-/"  # at the start of a key path that does not exist
 _VALUES = frozenset({"assumes", "defaults", "fixed", "usual"})  # tables in which `false` is a value
 
 
@@ -70,6 +77,9 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
             f"{where}: invalid family definition: {error!r}",
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
+    if _HUGGINGFACE in family.systems:
+        system = _with_memory_names(family.systems[_HUGGINGFACE], family.model_types)
+        family = replace(family, systems={**family.systems, _HUGGINGFACE: system})
     _require_facts(family, where)
     if family.distinction is not None and _HUGGINGFACE not in family.systems:
         raise UsageError(
@@ -114,6 +124,66 @@ def _require_facts(family: Family, where: str) -> None:
                     f"{where}: {system.name}: {wrong}: {', '.join(sorted(names))}",
                     cure="declare each in [facts], and in each system under config.facts, assumes or absorbs",
                 )
+
+
+def _with_memory_names(system: System, model_types: Sequence[str]) -> System:
+    """A system with both forms of names, if the models of these types have two and it declares none of its own."""
+    own = [memory_names()[kind] for kind in model_types if kind in memory_names()]
+    changed = {
+        row: twins for row in system.layouts if (twins := list(_rows_in_memory(row, system.layouts, own)))
+    }
+    if not changed or _FORM in system.forms or {_SAVED, _IN_MEMORY} & {*system.macros, *system.stacks}:
+        return system
+    layouts = [replace(row, key=f"<{_SAVED}>{row.key}") if row in changed else row for row in system.layouts]
+    layouts += dict.fromkeys(twin for twins in changed.values() for twin in twins)
+    return replace(
+        system,
+        layouts=tuple(layouts),
+        forms={**system.forms, _FORM: Form((_SAVED, _IN_MEMORY))},
+        macros={
+            **system.macros,
+            _SAVED: {"by": _FORM, _SAVED: "", _IN_MEMORY: _ABSENT},
+            _IN_MEMORY: {"by": _FORM, _SAVED: _ABSENT, _IN_MEMORY: ""},
+        },
+    )
+
+
+def _rows_in_memory(row: Row, rows: Iterable[Row], names: Iterable[MemoryNames]) -> Iterator[Row]:
+    """The rows in memory that hold what a row holds; none if its name is the same there."""
+    for own in names:
+        merged = next((twin for one in own.merged if (twin := _merged_row(row, rows, one))), None)
+        twin = merged or row
+        key = own.rename(twin.key)
+        if key != row.key:
+            yield replace(twin, key=f"<{_IN_MEMORY}>{key}")
+            return
+
+
+def _merged_row(row: Row, rows: Iterable[Row], merge: MergedNames) -> Row | None:
+    """The row in memory of all that are merged with this one; None if they are not all there, and alike."""
+    place = next((found for text in merge.saved if (found := _expert_place(row, text))), None)
+    if place is None:
+        return None
+    whole = [one for text in merge.saved for one in rows if _expert_place(one, text) == place]
+    if len(whole) != len(merge.saved) or any(
+        one.words != row.words or len(one.parameters) > 1 for one in whole
+    ):
+        return None
+    start, expert = place
+    return Row(
+        tuple(name for one in whole for name in one.parameters),
+        start + merge.memory,
+        tuple(f"{expert} {axes}" for one in whole for axes in one.axes),
+        along=1 if len(whole) > 1 else 0,
+        words=row.words,
+    )
+
+
+def _expert_place(row: Row, end: str) -> tuple[str, str] | None:
+    """The start of a row's name and its axis of experts, if the name ends so."""
+    before, after = end.split("*")
+    found = re.fullmatch(rf"(.*){re.escape(before)}\{{([^{{}}]+)\}}{re.escape(after)}", row.key)
+    return (found[1], found[2]) if found else None
 
 
 def _acceptance_rule(rule: str, reason: str, where: str) -> tuple[str, str]:

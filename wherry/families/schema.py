@@ -20,7 +20,9 @@ and pass the same checks. An unknown field is an error.
                            another value than `assumes` or `accepts` allow is refused
       yields_to            as of the family, in this system alone
       forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
-                           target; [choices] or {choices, config, kept}, the first being the default
+                           target; [choices] or {choices, config, kept}, the first being the default. Models that
+                           transformers 5 names otherwise in memory (`wherry.tree.memory_names`) have the form `names`
+                           in `huggingface`, with rows of both names, without a declaration
       conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
                            the expressions give a choice from this system's config, or from the facts of the other's
       by_format.N          forms that a format implies

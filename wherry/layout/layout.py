@@ -11,6 +11,7 @@ A layout is a key-path template and the names of the axes, both written as text:
   `cycle` numbers for each block, of which the indices of `local` are the first: 0, 1, 2, 4, 5, 6 for three of four.
 - `(head half pair)`: one fused dimension in C order, the last name varying fastest.
 - `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is omitted if its size is 1.
+- `1`: a dimension of no axis, of extent 1, along which parameters of one tensor follow one another.
 
 A parameter's axes are the names of template and dimensions together. Both sides of a move must have the same names, so
 that no dimension is lost. What follows from two layouts is in `wherry.layout.copies`.
@@ -39,6 +40,7 @@ At: TypeAlias = "Mapping[str, int]"
 _DIGITS = re.compile(r"\d+")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BRACE = re.compile(r"\{([^{}]*)\}")
+_NO_AXIS = "1"
 _DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
 
 
@@ -99,7 +101,7 @@ class Dimension:
     """One dimension of a stored tensor.
 
     Attributes:
-        names: the axes fused in it, the last fastest.
+        names: the axes fused in it, the last fastest; none if its length is 1.
         padded: whether it may be longer than their product.
         optional: whether it is omitted if their product is 1.
     """
@@ -224,7 +226,13 @@ def without(layout: Layout, axes: frozenset[str]) -> Layout:
         replace(one, names=tuple(name for name in one.names if name not in axes)) for one in layout.dimensions
     ]
     text = f"{layout.text} without {' '.join(sorted(axes))}"
-    return Layout(layout.key, tuple(one for one in kept if one.names), text)
+    return Layout(
+        layout.key,
+        tuple(
+            one for one, whole in zip(kept, layout.dimensions, strict=True) if one.names or not whole.names
+        ),
+        text,
+    )
 
 
 def skeletons(layout: Layout) -> Iterator[str]:
@@ -287,10 +295,11 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
         for match in _DIMENSION.finditer(axes)
     ]
     dimensions = tuple(
-        Dimension(tuple(names.split()), padded=mark == "~", optional=mark == "?") for names, mark in found
+        Dimension(() if names == _NO_AXIS else tuple(names.split()), padded=mark == "~", optional=mark == "?")
+        for names, mark in found
     )
     bad = [name for one in dimensions for name in one.names if not _NAME.fullmatch(name)]
-    if rest or bad or not all(one.names for one in dimensions):
+    if rest or bad or not all(names.strip() for names, _mark in found):
         raise UsageError(f"invalid axes in layout {where}", cure="write axes as (a b) c")
     return dimensions
 

@@ -14,6 +14,9 @@ its inputs first (`fan_in_fan_out`) and for an embedding. With `use_dora` every 
 `rank_pattern` and `alpha_pattern` replace both numbers for modules whose names end with one of their patterns. What an
 adapter states beyond that is refused by name: biases, initialisations that change the base, and every field that
 `wherry.view.peft` does not know.
+
+transformers 5 renamed modules, so that a base and an adapter of it may name one module by two names; either is found by
+the name in memory (`wherry.tree.memory_names`), and the merged checkpoint has the base's names.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from wherry.errors import UnrepresentableError
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
-from wherry.view.model import ADAPTER, json_beside
+from wherry.tree.memory_names import memory_name
+from wherry.view.model import ADAPTER, config_of, json_beside
 from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
 from wherry.view.peft_patterns import ModulePatterns
 
@@ -49,6 +53,31 @@ class LowRankPair(NamedTuple):
     up: KeyPath
     embedding: bool
     magnitude: KeyPath | None
+
+
+class BaseWeights:
+    """The weights of a base, by the names of their modules."""
+
+    def __init__(self, base: Checkpoint) -> None:
+        """Nothing is read but the config beside the base."""
+        self._base = base
+        self._kind = (config_of(base) or {}).get("model_type")
+        self._in_memory = {
+            memory_name(self._kind, path[0]): path for path in base.manifest.tensors if len(path) == 1
+        }
+
+    def of(self, module: str, adapter: Checkpoint) -> KeyPath:
+        """The key path of a module's weight, of which the adapter may have the name that the base has not.
+
+        Raises:
+            UnrepresentableError: there is none.
+        """
+        name = f"{module}.weight"
+        found = (name,) if (name,) in self._base.manifest.tensors else None
+        found = found or self._in_memory.get(memory_name(self._kind, name))
+        if found is None:
+            raise _unfit(f"the base {self._base.uri} has no tensor {name}", adapter)
+        return found
 
 
 def adapter_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -73,12 +102,13 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     }
     patterns = {name: ModulePatterns(config.get(name)) for name in PATTERNS}
     pairs, whole = _modules(adapter, dora=bool(config.get(DORA)))
+    weights = BaseWeights(base)
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
-        path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
+        path = weights.of(name.removesuffix(_BASE_LAYER), adapter)
         _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)
         recipes[path] = UnchangedTensor(at(_ADAPTER, source))
     for module, pair in pairs.items():
-        path = _weight_of(module, base, adapter)
+        path = weights.of(module, adapter)
         (under,) = recipes[path].sources
         matrix = replace(_low_rank(path, pair, module, config, patterns, base, adapter), base=under)
         recipes[path] = matrix if pair.magnitude is None else _magnitudes(path, pair, matrix, base, adapter)
@@ -158,13 +188,6 @@ def _low_rank(
     alpha = patterns["alpha_pattern"].value(module, config["lora_alpha"])
     scale = scale_of(config, rank, alpha)
     return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
-
-
-def _weight_of(module: str, base: Checkpoint, adapter: Checkpoint) -> KeyPath:
-    path = (f"{module}.weight",)
-    if path not in base.manifest.tensors:
-        raise _unfit(f"the base {base.uri} has no tensor {path[0]}", adapter)
-    return path
 
 
 def _require_alike(spec: TensorSpec, wanted: TensorSpec, adapter: Checkpoint) -> None:

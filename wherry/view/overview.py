@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import families
 from wherry.families import side_by_side
+from wherry.families.templates import form_choices, templates
 from wherry.layout.expr import names_in
 from wherry.quantized.schemes import schemes
 
@@ -113,9 +114,11 @@ def _cell(family: Family, name: str) -> str:
 
 
 def _schemes(family: Family) -> str:
-    """Schemes by which the family's tensors in Hugging Face can be read and written: by names and ranks alone."""
+    """Schemes by which the family's tensors in Hugging Face can be read and written: by published names alone."""
     system = family.systems.get(_REFERENCE)
-    keys = [row.key for row in system.layouts] if system else []
+    forms = next(form_choices(system, {})) if system else {}
+    made = templates(family, system, forms, {"params": ("@",)}) if system else []
+    keys = [one.layouts[0].text.partition("  [")[0] for one in made]
     found = [
         one.name
         for one in schemes()

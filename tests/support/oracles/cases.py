@@ -180,6 +180,39 @@ LINGUA_SYSTEMS = ("lingua", "meta")
 LINGUA_INTO = ["llama", "llama-tied", "phi3", "granite", "granite-tied"]
 META_INTO = ["llama", "llama-3.1", "phi3", "granite"]
 LLAMA_OUT_OF = ["llama", "phi3", "granite"]  # from Lingua and Meta
+# Gemma's own release: the model of transformers whose config is stated, and TransformerConfig of the library.
+_GEMMA = {
+    "num_embed": 60, "embed_dim": 64, "hidden_dim": 48, "num_heads": 4, "head_dim": 16, "num_kv_heads": 2,
+    "attention_types": ["global"] * 3,
+}  # fmt: skip
+_GEMMA_POSTS = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
+_GEMMA2 = {
+    **_GEMMA, **_GEMMA_POSTS, "attention_types": ["local", "global"] * 2, "attn_logits_soft_cap": 50.0,
+    "final_logit_softcap": 30.0, "sliding_window_size": 4,
+}  # fmt: skip
+_GEMMA3_TYPES = (["local"] * 5 + ["global"]) * 2
+_GEMMA3_RELEASE = {
+    **_GEMMA, **_GEMMA_POSTS, "attention_types": _GEMMA3_TYPES[:8], "use_qk_norm": True, "sliding_window_size": 4,
+    "global_base_frequency": 1_000_000, "transpose_gating_einsum": True,
+}  # fmt: skip
+DEEPMIND: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma": ("gemma", _GEMMA),
+    "gemma-one-group": ("gemma", {**_GEMMA, "num_kv_heads": 1}),
+    "gemma-all-groups": ("gemma", {**_GEMMA, "num_kv_heads": 4}),
+    "gemma-transposed": ("gemma", {**_GEMMA, "transpose_gating_einsum": True}),
+    "gemma2": ("gemma2", _GEMMA2),
+    "gemma2-transposed": ("gemma2", {**_GEMMA2, "transpose_gating_einsum": True}),
+    "gemma3": ("gemma3", _GEMMA3_RELEASE),
+    "gemma3-no-remainder": ("gemma3-no-remainder", {**_GEMMA3_RELEASE, "attention_types": _GEMMA3_TYPES}),
+}
+_NARROW = {"hidden_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+_BY_WIDTH = {"query_pre_attn_norm": "width"}
+# Of the widths of the released models, by which the library's configs are known: family and TransformerConfig.
+DEEPMIND_DOCUMENTED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma": ("gemma", _GEMMA),
+    "gemma2-2b": ("gemma2", {**_GEMMA2, **_NARROW, "embed_dim": 2304, "sliding_window_size": 4096}),
+    "gemma2-27b": ("gemma2", {**_GEMMA2, **_NARROW, **_BY_WIDTH, "embed_dim": 4608, "sliding_window_size": 4096}),
+}  # fmt: skip
 PENZAI_INTO = ["llama", "llama-head-dim", "mistral", "phi3", "granite", "gpt-neox"]
 PENZAI_OUT_OF = ["llama", "mistral", "phi3", "granite", "gpt-neox"]
 # MaxText from PaxML, and PaxML from MaxText.
