@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +71,6 @@ ROOMS: Mapping[str, str] = {
     " console",
     "__main__": "cli",
 }
-FEWEST, MOST = 3, 16
 # The same inside `integrations`: containers know no format, and a format knows another only where it is named here.
 CONTAINERS: Mapping[str, str] = {
     "flat": "",
@@ -233,13 +231,6 @@ def circles(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
             yield sorted(rest)
             return
         rest = {name: targets - ended for name, targets in rest.items() if name not in ended}
-
-
-def test_rooms_are_of_a_size_to_be_known() -> None:
-    sizes = Counter(
-        room(name) for name in ENGINE if modules()[name].stem != "__init__" and name.count(".") > 1
-    )
-    assert {one: size for one, size in sizes.items() if not FEWEST <= size <= MOST} == {}
 
 
 def test_the_top_of_the_engine_is_the_door() -> None:

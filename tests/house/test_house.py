@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 HEAVY = {"prefect", "mlflow", "torch", "jax", "tensorstore", "orbax", "flax", "transformers", "sqlalchemy"}
 TERMINAL = {"rich", "click"}
 SERVICES = {"mlflow", "prefect"}  # rooms of integrations that are imported only where their library is there
-LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 
 
 def room_of(path: Path) -> str:
@@ -136,14 +135,8 @@ def test_the_engine_and_all_formats_load_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=label)
-def test_files_and_functions_are_short_and_say_why(path: Path) -> None:
-    tree = tree_of(path)
-    lines = path.read_text().count("\n")
-    assert lines <= LONGEST_FILE, f"{label(path)} has {lines} lines"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{label(path)}: {node.name} is too long"
-    assert ast.get_docstring(tree), f"{label(path)} does not say why it exists"
+def test_files_say_why_they_exist(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path)), f"{label(path)} does not say why it exists"
 
 
 TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests")]
