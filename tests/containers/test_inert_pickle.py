@@ -45,11 +45,11 @@ def test_hostile_pickles_end_quickly_and_make_nothing(source, tmp_path, monkeypa
     assert len(found) > 30
     monkeypatch.chdir(tmp_path)
     rules = Rules(allowed={("collections", "OrderedDict"): dict_of})
-    began = time.monotonic()
+    began = time.process_time()
     for path in found:
         with pytest.raises(WherryError):
             load_all(path.read_bytes(), rules)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,10 +73,10 @@ def test_hostile_pickles_end_quickly_and_make_nothing(source, tmp_path, monkeypa
     ],
 )
 def test_bombs_and_broken_pickles(data):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(WherryError):
         load(data, Rules(allowed={}), "x")
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 PLAIN = st.recursive(

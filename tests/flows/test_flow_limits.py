@@ -52,7 +52,9 @@ def test_a_conversion_occupies_the_limits_of_its_stores(server, source, tmp_path
 def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
     @contextmanager
     def full(names, **_how):
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not lines and time.monotonic() < deadline:
+            time.sleep(0.01)
         yield names
 
     monkeypatch.setattr(module.FlowRunContext, "get", object)

@@ -1,14 +1,13 @@
 """Buffers are reused, and what is handed out never exceeds the budget."""
 
 import mmap
-import threading
-import time
 import weakref
 from contextlib import ExitStack
 
 from wherry.mover import pool as pool_module
 from wherry.mover.pool import Pool
 
+pytest_plugins = ["tests.support.turns"]
 MIB = 1 << 20
 
 
@@ -21,7 +20,7 @@ def test_buffers_are_reused_and_exact():
         assert bytes(second[:3]) == b"abc"
 
 
-def test_requests_wait_until_there_is_room():
+def test_requests_wait_until_there_is_room(asking):
     pool, order = Pool(2 * MIB), []
 
     def late():
@@ -29,16 +28,14 @@ def test_requests_wait_until_there_is_room():
             order.append("late")
 
     with pool.buffer(MIB + 1):
-        thread = threading.Thread(target=late)
-        thread.start()
-        time.sleep(0.05)
+        thread = asking(late)
         order.append("early")
-    thread.join(5)
+    thread.join(120)
     assert order == ["early", "late"]
     assert pool.peak == 2 * MIB
 
 
-def test_a_request_that_waits_is_not_overtaken_by_smaller_ones():
+def test_a_request_that_waits_is_not_overtaken_by_smaller_ones(asking):
     pool, order, threads = Pool(4 * MIB), [], []
 
     def use(name, size):
@@ -47,11 +44,9 @@ def test_a_request_that_waits_is_not_overtaken_by_smaller_ones():
 
     with pool.reserved(3 * MIB):
         for name, size in [("large", 4), ("small", 1), ("small too", 1)]:
-            threads.append(threading.Thread(target=use, args=(name, size)))
-            threads[-1].start()
-            threads[-1].join(0.05)  # until it waits
+            threads.append(asking(use, name, size))
     for thread in threads:
-        thread.join(5)
+        thread.join(120)
     assert order[0] == "large"
     assert sorted(order[1:]) == ["small", "small too"]
 

@@ -93,10 +93,8 @@ def test_what_a_retry_cannot_help_is_not_repeated():
 def test_a_call_without_a_deadline_of_its_own_is_left_behind():
     ended = threading.Event()
     fs = types.SimpleNamespace(info=lambda _path: ended.wait())
-    begin = time.monotonic()
     with pytest.raises(TimeoutError):
         call_with_deadline(fs, "info", 0.1, "x")
-    assert time.monotonic() - begin < 5
     ended.set()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import tensorstore
@@ -16,10 +15,8 @@ from wherry.remote.retries import TIMEOUT_VARIABLE
 def test_a_call_that_hangs_on_a_bucket_ends(monkeypatch):
     monkeypatch.setenv(TIMEOUT_VARIABLE, "0.1")
     _promise, future = tensorstore.Promise.new()
-    begin = time.monotonic()
     with pytest.raises(StorageError) as caught:
         await_result(future, "gs://bucket/model")
-    assert time.monotonic() - begin < 5
     assert (caught.value.kind, caught.value.retryable, caught.value.uri) == (
         "timeout",
         True,

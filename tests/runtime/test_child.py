@@ -107,18 +107,18 @@ def test_an_installed_wherry_is_found_by_the_child_itself(monkeypatch):
 
 def test_a_child_that_hangs_is_stopped_with_what_it_started(tmp_path):
     file = tmp_path / "pids"
-    with pytest.raises(NoAnswerError, match="the test timed out after 3 s") as caught:
-        run("hang", str(file), limits=Limits(3, 4 << 30))
+    with child.child_process(PROGRAMS, ["hang", str(file)], purpose="the test") as hanging:
+        family = pids_in(file)
+        with pytest.raises(NoAnswerError, match="the test timed out after 3 s") as caught:
+            hanging.wait(Limits(3, 4 << 30))
     assert caught.value.exit_code == 10
     assert caught.value.cure == "raise the limit: export WHERRY_CHILD_TIMEOUT=6s"
-    assert gone(pids_in(file))
+    assert gone(family)
 
 
 def test_a_descendant_that_takes_memory_is_stopped():
-    clock = time.monotonic()
     with pytest.raises(NoAnswerError, match=r"exceeded its memory limit of 524\.3 MB") as caught:
         run("allocate", limits=Limits(120, 500 << 20))
-    assert time.monotonic() - clock < 60
     assert caught.value.cure == f"raise the limit: export WHERRY_CHILD_MEMORY={1000 << 20}"
 
 

@@ -177,9 +177,9 @@ def test_folders_that_lead_back_end_soon(orbax, tmp_path, links):
     for number, link in enumerate(links):
         (orbax / "a" / f"link{number}").symlink_to(link)
         (orbax / "b" / f"link{number}").symlink_to(link)
-    began = time.monotonic()
+    began = time.process_time()
     refused(orbax, tmp_path, "more than 16 links lead to this folder|back to itself")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_folders_that_branch_by_links_end_soon(orbax, tmp_path):
@@ -190,9 +190,9 @@ def test_folders_that_branch_by_links_end_soon(orbax, tmp_path):
         (level / "left").symlink_to(last)
         (level / "right").symlink_to(last)
         last = level
-    began = time.monotonic()
+    began = time.process_time()
     refused(orbax, tmp_path, "more than 16 links lead to this folder|back to itself")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_folders_nest_only_so_deep(orbax, tmp_path):

@@ -8,6 +8,8 @@ import pytest
 from wherry.errors import StorageError
 from wherry.upload.sender import Sender
 
+pytest_plugins = ["tests.support.turns"]
+
 
 @pytest.fixture
 def sender():
@@ -25,40 +27,42 @@ def started(count, act):
     return threads
 
 
-def test_who_waits_for_memory_is_not_overtaken(sender):
+def test_who_waits_for_memory_is_not_overtaken(sender, asking):
     order, sent = [], threading.Event()
     sender.reserve(90)
-    sender.send(90, lambda: sent.wait(10))
+    sender.send(90, lambda: sent.wait(120))
 
     def reserve(number):
         sender.reserve([80, 10, 10][number])
         order.append(number)
 
-    threads = started(3, reserve)
+    threads = [asking(reserve, number) for number in range(3)]
     assert order == []
     sent.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert order[0] == 0
     assert sorted(order) == [0, 1, 2]
     assert sender.peak == 100
 
 
 def test_the_memory_is_exceeded_only_while_nothing_is_sent_and_nothing_can_be_put_aside(sender):
-    asked, sent = [], threading.Event()
+    asked, relieved, sent = [], threading.Event(), threading.Event()
     sender.reserve(90)
 
     def relieve():
         asked.append(1)
-        sender.send(0, lambda: sent.wait(10))  # another thread begins to send meanwhile
+        sender.send(0, lambda: sent.wait(120))  # another thread begins to send meanwhile
+        relieved.set()
         return False
 
     sender.relieve = relieve
     (thread,) = started(1, lambda _number: sender.reserve(20))
+    assert relieved.wait(120)
     assert asked == [1]
     assert sender.peak == 90  # it waits for what is sent
     sent.set()
-    thread.join(10)
+    thread.join(120)
     assert sender.peak == 110
 
 
@@ -70,7 +74,7 @@ def test_parts_that_were_put_aside_come_back_one_at_a_time_beyond_the_memory(sen
             time.sleep(0.15)  # longer than the next one takes to begin
 
     for thread in started(4, load):
-        thread.join(10)
+        thread.join(120)
     assert sender.peak == 120
     sender.release(90)
     with sender.loaded(30), sender.loaded(30):
@@ -82,7 +86,7 @@ def test_all_who_wait_learn_that_sending_has_failed(sender):
     sender.reserve(100)
 
     def fail():
-        failed.wait(10)
+        failed.wait(120)
         raise StorageError("the store is gone", uri="memory://x", cure="try again")
 
     sender.send(50, fail)
@@ -96,5 +100,5 @@ def test_all_who_wait_learn_that_sending_has_failed(sender):
     threads = started(3, reserve)
     failed.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert len(errors) == 3

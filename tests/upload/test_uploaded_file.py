@@ -166,7 +166,7 @@ def test_open_parts_beyond_the_budget_do_not_stop_the_run(place, sending):
         done.set()
 
     threading.Thread(target=write, daemon=True).start()
-    assert done.wait(10)
+    assert done.wait(120)
     sending.sender.drain()
     assert sending.sender.peak > 256
 

@@ -207,7 +207,7 @@ def child_process(
             stdin.seek(0)
         child = None
         try:
-            with _could_not_start(purpose), _uninterrupted():
+            with _could_not_start(purpose), _holding_interrupts():
                 process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
                     command(module, words), cwd=folder, env=environment(variables or {}),
                     stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
@@ -216,7 +216,7 @@ def child_process(
             yield child
         finally:
             if child is not None:
-                with _uninterrupted():
+                with _holding_interrupts():
                     child.kill()
                 child.result()
 
@@ -299,7 +299,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 
 @contextmanager
-def _uninterrupted() -> Generator[None]:
+def _holding_interrupts() -> Generator[None]:
     """Hold Ctrl-C and SIGTERM back until the block ends, if Python handles them; no other thread is interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield

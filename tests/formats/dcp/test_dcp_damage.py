@@ -151,10 +151,10 @@ def test_an_offset_whose_hash_takes_for_ever(tmp_path):
     root = {"state_dict_metadata": lambda: out.value({}), "storage_data": lambda: out.mapping(entry)}
     out.state(rules.METADATA, "Metadata", root.items())
     (tmp_path / "a" / ".metadata").write_bytes(out.done())
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CorruptError, match="tuple of non-negative integers"):
         opened(tmp_path / "a", "dcp")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @given(data=st.data())

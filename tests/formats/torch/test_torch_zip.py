@@ -340,10 +340,10 @@ def test_a_small_pickle_of_a_huge_tree(tmp_path):
     source = save(tmp_path, {"a": torch.ones(4)})
     laughs = b"]q\x05" + b"".join(b"0]h\x05ah\x05aq\x05" for _ in range(60))
     data = TENSOR.replace(b"%s", b"K\x00K\x04\x85K\x01\x85")[:-1] + b"X\x01\x00\x00\x00b" + laughs + b"s."
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(HostileError, match="tree"):
         opened(rewritten(source, tmp_path / "b.pt", **{"data.pkl": data}), "torch-zip")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @given(data=st.data())

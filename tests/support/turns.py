@@ -1,0 +1,33 @@
+"""Threads that wait for memory, each begun when the one before it has asked: that fixes their order."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from wherry.runtime.turns import Turns
+
+
+@pytest.fixture
+def asking(monkeypatch):
+    """A function that starts a thread, and returns it once it has asked for memory."""
+    events, real = {}, Turns.turn
+
+    @contextmanager
+    def turn(turns):
+        with real(turns) as is_mine:
+            if (asked := events.get(threading.current_thread())) is not None:
+                asked.set()
+            yield is_mine
+
+    def start(act, *args):
+        thread = threading.Thread(target=act, args=args, daemon=True)
+        events[thread] = threading.Event()
+        thread.start()
+        assert events[thread].wait(120), "it has not asked"
+        return thread
+
+    monkeypatch.setattr(Turns, "turn", turn)
+    return start
