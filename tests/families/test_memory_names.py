@@ -10,7 +10,7 @@ import wherry
 from tests.support.command import command
 from tests.support.families import carried, same
 from tests.support.tiny_models import MODELS, tiny_model
-from wherry.families import convert_layout, family_of_config, load_family
+from wherry.families import convert_layout, family_of_config, load_family, load_family_file
 from wherry.tree.memory_names import memory_name, memory_names
 
 transformers = pytest.importorskip("transformers")
@@ -135,6 +135,16 @@ def test_either_form_gives_the_same_in_every_system(label, target, tmp_path):
     if reasons[0] is None:
         wanted = read(tmp_path / "saved", family, target)
         assert same(read(tmp_path / "memory", family, target), wanted)
+
+
+def test_a_family_file_that_renames_one_of_the_merged_rows_has_no_row_in_memory_of_them(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'extends = "qwen"\nname = "mine"\n[systems.huggingface.layouts]\n'
+        'expert_up = ["model.layers.{layer}.mlp.experts.{expert}.other.weight", "expert_ffn embed"]\n'
+    )
+    rows = load_family_file(str(file)).system("huggingface").layouts
+    assert [row.parameters for row in rows if row.key.startswith("<memory>")] == [("expert_down",)]
 
 
 @pytest.mark.parametrize("label", FAMILIES)

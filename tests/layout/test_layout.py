@@ -349,3 +349,27 @@ def test_bytes_are_carried_raw_only_where_they_stay_what_they_are():
     assert runs(scaled, pieces) is None
     turned = next(stored(parse_layout(*LLAMA["lingua"]), sizes))
     assert runs(turned, pieces) is None
+
+
+def test_parameters_follow_one_another_along_a_dimension_of_no_axis():
+    sizes = {"head": 2, "embed": 3}
+    layout = parse_layout("w", "1 embed head")
+    assert layout.shape(sizes) == (1, 3, 2)
+    assert layout.names == {"embed", "head"}
+    groups = tuple(one.names for one in layout.dimensions)
+    spec = TensorSpec(("w",), (2, 3, 2), "float32")
+    source = StoredTensor(
+        spec,
+        tuple(TensorPiece(("params", name), (), groups, (place, 0, 0)) for place, name in enumerate("ab")),
+    )
+    values = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    pieces = Pieces(sizes)
+    pieces.add(source)
+    target = StoredTensor(
+        TensorSpec(("b",), (2, 3), "float32"),
+        (TensorPiece(("params", "b"), (), (("head",), ("embed",)), (0, 0)),),
+    )
+    found = gather(target, target.spec.whole, pieces, lambda _path, region: values[region])
+    np.testing.assert_array_equal(found, values[1].T)
+    with pytest.raises(UsageError, match="invalid axes"):
+        parse_layout("w", "() embed")

@@ -28,10 +28,14 @@ def test_the_command_shows_where_each_system_has_a_fact_and_who_judges_it():
 
 def test_the_json_has_all_three():
     found = json.loads(shown("gemma2", "--json"))
-    assert set(found["parameters"]["embedding"]) == {"huggingface", "maxtext"}
+    assert set(found["parameters"]["embedding"]) == {"huggingface", "maxtext", "deepmind"}
     scale = found["facts"]["query_pre_attn_scalar"]
-    assert scale["systems"] == {"huggingface": "query_pre_attn_scalar", "maxtext": "in the weights"}
-    assert found["judged"] == {"maxtext": {"into": "own library, forward pass", "out_of": "forward pass"}}
+    of_config = "query_pre_attn_scalar"
+    assert scale["systems"] == {"huggingface": of_config, "maxtext": "in the weights", "deepmind": of_config}
+    assert found["judged"] == {
+        "maxtext": {"into": "own library, forward pass", "out_of": "forward pass"},
+        "deepmind": {"into": "not judged", "out_of": "forward pass"},
+    }
 
 
 def test_every_fact_that_changes_outputs_has_a_place_in_every_system():
