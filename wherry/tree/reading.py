@@ -32,6 +32,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.tree.optimizers import (
+    HELD,
+    SLOTS,
+    WRAPPED,
+    Repeats,
+    StateNodes,
+    Tokens,
+    may_be_optimizer,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -42,7 +52,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
 
 LeafKind: TypeAlias = Literal["parameter", "statistic", "copy", "optimizer", "counter", "key", "unknown"]
-_Tokens: TypeAlias = tuple[str, ...]
 
 PLANNED = "planner_data"  # in a manifest's `custom`: one-part name → parts of its nested path (PyTorch DCP)
 
@@ -89,63 +98,6 @@ _AROUND = {
 # Roots that no module is called: what is next to them is no part of the model.
 _SURE_ROOTS = frozenset(
     {"params", "target", "mdl_vars", "state_dict", "model_state_dict", "trainable_variables", "variables"}
-)
-# Words that only the state of an optimizer has above its leaves.
-_OPTIMIZER_WORD = re.compile(
-    r"(?:\w+_)?(?:optimi[sz]er|optim|opt)_(?:states?|state_dicts?|vars|variables|history)(?:_\w+)?"
-    r"|param_states|hyperparams_states|optimizer_slot"
-)
-# Words that a module may have as well; what is inside or next to them decides.
-_OPTIMIZER_NODE = re.compile(
-    r"(?:\w+_)?optimi[sz]ers?(?:_\w+)?|(?:\w+_)?(?:optims?|opts?)|(?:optims?|opts?)_(?:\d+|[a-z])"
-)
-_HELD = frozenset(
-    {"target", "model", "params"}
-)  # what an optimizer of Flax holds besides its state: the model
-# Leaves that optimizers of torch and T5X keep for a parameter and that no module has.
-_MOMENTS = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_slow", "exp_inf", "momentum_buffer", "square_avg"}
-    | {
-        "acc_delta",
-        "exp_avg_sq_row",
-        "exp_avg_sq_col",
-        "exp_avg_diff",
-        "grad_avg",
-        "previous_grad",
-        "prev_grad",
-    }
-    | {
-        "max_exp_avg_sqs",
-        "exp_avg_res_row",
-        "exp_avg_res_col",
-        "neg_pre_grad",
-        "prev_flat_grad",
-        "mu_product",
-    }
-    | {"v_row", "v_col", "adam_m", "adam_v"}
-)
-# Leaves that optimizers keep right below the name of a parameter, as in `layer.weight.m`.
-_SLOTS = frozenset(
-    {"m", "v", "mu", "nu", "momentum", "velocity", "accumulator", "sum", "prev", "step_size", "ax", "eta"}
-)
-_GROUPS, _STATE = "param_groups", "state"  # what torch's Optimizer.state_dict has
-# Fields of the states of optax. A node with nothing else is such a state if it has one of the marks, or `count` with
-# one of the moments, or moments that repeat the names of other leaves.
-_MARKS = frozenset(
-    {"mini_step", "gradient_step", "acc_grads", "grad_acc", "notfinite_count", "total_notfinite", "ns_coeffs"}
-    | {"sum_of_squares", "nu_max", "diff_params_memory", "diff_updates_memory", "weights_memory"}
-)
-_COUNT = "count"
-_OPTAX_MOMENTS = frozenset({"mu", "nu", "trace", "v", "ema", "e_g", "e_x", "m", "nu_max"})
-_ALONE_MOMENTS = frozenset({"trace", "nu"})  # the only field of their state
-_INNER = frozenset({"inner_state", "inner_states", "inner_opt_state", "base_optimizer_state"})
-_FIELDS = (
-    _MARKS
-    | _OPTAX_MOMENTS
-    | _INNER
-    | {_COUNT, "hyperparams", "hyperparams_states", "skip_state", "last_finite", "params", "updates", "hist"}
-    | {"v_row", "v_col", "b1", "weight_sum", "step_size", "max_lr", "z", "rng_key", "initial_norm"}
-    | {"plateau_count", "best_value", "avg_value", "cooldown_count", "value", "grad", "learning_rate", "info"}
 )
 _KEYS = frozenset(
     {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state", "nnx_aux"}
@@ -194,10 +146,8 @@ _PARAMETER_LEAF = re.compile(
 )
 _LETTERS = frozenset({"w", "b"})  # names of a parameter together, or below the name of a module
 _NUMBERED = re.compile(r"(?:arr_)?\d+")
-_WRAPPED = frozenset({BOX, OLD_VARIABLE})
 _NEAR = 2  # words from the top in which a node of the run may be
 _ALONE = 1  # elements of a number of the run
-_MOST_REPEATED = 64  # nodes of which it is found out whether they repeat the names of others
 _WHOLE_NUMBERS = ("int", "uint", "bool")
 
 
@@ -378,11 +328,20 @@ def read_leaves(
     """
     parts = {path: _parts_of(path, planned or {}) for path in paths}
     values = [_parts_of(path, planned or {}) for path in others]
-    states = _StateNodes.among(
-        list(parts.values()), values, [_parts_of(path, planned or {}) for path in empties]
+    tops = {path: top for path, own in parts.items() if (top := _top_of(own))}
+    states = StateNodes.among(
+        (*parts.values(), *values),
+        [_parts_of(path, planned or {}) for path in empties],
+        {parts[path] for path, top in tops.items() if _is_sure(top[-1])},
     )
-    leaves = {path: _leaf(own, states, specs[path] if specs else None) for path, own in parts.items()}
-    doubtful = _settle(leaves, parts, states, specs)
+    tops = {path: top for path, top in tops.items() if may_be_optimizer(top[-1]) and top not in states.whole}
+    leaves = {
+        path: _leaf(own, states, tops.get(path, ()), specs[path] if specs else None)
+        for path, own in parts.items()
+    }
+    doubtful = _settle(leaves, parts, tops, specs)
+    if states.doubtful:
+        doubtful |= {path for path, own in parts.items() if states.may_hold(own)}
     _name(leaves, parts, specs, proven, doubtful)
     _find_copies(leaves, parts)
     optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(map(states.holds, values))
@@ -399,240 +358,36 @@ def _parts_of(path: KeyPath, planned: Mapping[str, Any]) -> KeyPath:
     return tuple(path[0].split("/")) if "/" in path[0] else path
 
 
-def _tokens(parts: KeyPath) -> _Tokens:
-    """The words of a key path: its parts, and the modules of a name of torch."""
-    for part in parts:
-        if "." in part:
-            return tuple(".".join(parts).split("."))
-    return parts
-
-
-@lru_cache(1 << 14)
-def _is_optimizer(token: str) -> bool:
-    """Whether a word stands only above the state of an optimizer."""
-    return _OPTIMIZER_WORD.fullmatch(token.lower()) is not None
-
-
-@lru_cache(1 << 14)
-def _may_be_optimizer(token: str) -> bool:
-    """Whether a word stands above the state of an optimizer, or is that of a module."""
-    return _OPTIMIZER_NODE.fullmatch(token.lower()) is not None
-
-
 @lru_cache(1 << 14)
 def _is_parameter_name(token: str) -> bool:
     return _PARAMETER_LEAF.fullmatch(token) is not None
 
 
-@lru_cache(1 << 14)
-def _of_run(token: str) -> bool:
-    """Whether a word may be evidence of an optimizer."""
-    return token in _SIGNS or _is_optimizer(token) or _may_be_optimizer(token)
-
-
-_SIGNS = _MOMENTS | _SLOTS | _MARKS | _OPTAX_MOMENTS | {_GROUPS} | _INNER
-
-
 def _has_name(path: KeyPath) -> bool:
     """Whether a leaf has a name, not only its number in a list."""
-    return any(part not in _WRAPPED and not _NUMBERED.fullmatch(part) for part in path)
+    return any(part not in WRAPPED and not _NUMBERED.fullmatch(part) for part in path)
 
 
 def _is_sure(root: str) -> bool:
     return root in _SURE_ROOTS or root.endswith("_params")
 
 
-@dataclass(frozen=True, slots=True)
-class _StateNodes:
-    """The nodes that are the state of an optimizer.
-
-    Attributes:
-        whole: nodes of which everything is its state, except what it holds of the model.
-        fields: node → the fields in it that are its state.
-        tops: nodes near the top whose word may be that of an optimizer or of a module, where nothing in them decides.
-    """
-
-    whole: frozenset[_Tokens]
-    fields: Mapping[_Tokens, frozenset[str]]
-    tops: frozenset[_Tokens]
-
-    @staticmethod
-    def among(tensors: list[KeyPath], values: list[KeyPath], empties: list[KeyPath]) -> _StateNodes:
-        """The nodes of a tree, from the parts of all its leaves."""
-        whole: set[_Tokens] = set()
-        fields: defaultdict[_Tokens, set[str]] = defaultdict(set)
-        states: set[_Tokens] = set()  # nodes of optax, perhaps
-        tops: set[_Tokens] = set()
-        joined = False  # whether names of modules are joined, as torch does and no optimizer of JAX
-        leaves = [(parts, _tokens(parts)) for parts in (*tensors, *values)]
-        for parts, tokens in leaves:
-            if not any(map(_of_run, tokens)):
-                continue
-            top = next((at for at, part in enumerate(parts) if not _is_around(part)), None)
-            if top is not None and top < len(parts) - 1 and _may_be_optimizer(parts[top]):
-                tops.add(_tokens(parts[: top + 1]))
-            inside = top is not None and _is_sure(parts[top])
-            _look_at(tokens, whole, fields, set() if inside else states)
-            joined = joined or tokens is not parts
-        if states or tops:
-            every = [tokens for _, tokens in leaves] + [_tokens(parts) for parts in empties]
-            names = frozenset(tokens for _, tokens in leaves)
-            _look_at_states(states, every, names, fields, None if joined else _Repeats(names))
-        for node in {*whole, *fields}:
-            whole |= {node[: at + 1] for at, token in enumerate(node) if _may_be_optimizer(token)}
-        for node in [node for node in fields if _GROUPS in fields[node]]:
-            whole |= {node} if node and _may_be_optimizer(node[-1]) else set()
-        found = {node: frozenset(some) for node, some in fields.items()}
-        return _StateNodes(frozenset(whole), found, frozenset(tops - whole))
-
-    def holds(self, parts: KeyPath) -> bool:
-        """Whether a leaf is state of an optimizer."""
-        tokens = _tokens(parts)
-        if any(map(_is_optimizer, tokens)):
-            return True
-        if not self.whole and not self.fields:
-            return False
-        for place, token in enumerate(tokens):
-            if token in self.fields.get(tokens[:place], ()):
-                return True
-            if tokens[:place] in self.whole and not (token in _HELD and self._is_model(tokens[: place + 1])):
-                return True
-        return False
-
-    def may_hold(self, node: KeyPath) -> bool:
-        """Whether a node may be an optimizer of Flax, which holds the model and its state."""
-        return node in self.whole or node in self.tops
-
-    def _is_model(self, node: _Tokens) -> bool:
-        """Whether a node is the model that an optimizer holds (Flax), not a part of its state."""
-        if not _may_be_optimizer(node[-2]):
-            return False
-        return not any(one[: len(node)] == node for one in self.whole) and not any(
-            one[: len(node)] == node for one in self.fields
-        )
-
-
-def _look_at(
-    tokens: _Tokens, whole: set[_Tokens], fields: dict[_Tokens, set[str]], states: set[_Tokens]
-) -> None:
-    """Note what the words of one leaf show."""
-    last = len(tokens) - 1
-    while last > 0 and tokens[last] in _WRAPPED:
-        last -= 1
-    for place, token in enumerate(tokens):
-        if token in _MOMENTS:
-            node = tokens[:place]
-            if place == last and node:
-                whole.add(node)
-            else:
-                fields[node] |= {token, "step"}
-        elif token == _GROUPS:
-            fields[tokens[:place]] |= {_GROUPS, _STATE}
-        elif place == last and token in _SLOTS and place and _is_slot_of(tokens[place - 1]):
-            whole.add(tokens[:place])
-        elif token in _OPTAX_MOMENTS or token in _MARKS or token in _INNER:
-            states.add(tokens[:place])
-
-
-def _is_slot_of(token: str) -> bool:
-    """Whether a word is the full name of a parameter, below which no module has leaves."""
-    return token in ("weight", "bias", "kernel", "embedding")
-
-
 def _is_around(part: str) -> bool:
     return part in _AROUND or part.isdecimal()
 
 
-def _look_at_states(
-    states: set[_Tokens],
-    every: list[_Tokens],
-    names: frozenset[_Tokens],
-    fields: dict[_Tokens, set[str]],
-    repeats: _Repeats | None,
-) -> None:
-    """Decide which nodes with fields of optax are its states."""
-    inside: defaultdict[_Tokens, set[str]] = defaultdict(set)
-    below: defaultdict[_Tokens, set[_Tokens]] = defaultdict(set)
-    for tokens in every:
-        for place, token in enumerate(tokens):
-            if tokens[:place] in states:
-                inside[tokens[:place]].add(token)
-                if token in _OPTAX_MOMENTS:
-                    below[tokens[: place + 1]].add(tokens[place + 1 :])
-    for node in sorted(states):
-        own = inside[node]
-        if not own <= _FIELDS:
-            continue
-        moments = own & _OPTAX_MOMENTS
-        certain = own & _MARKS or ("hyperparams" in own & _FIELDS and own & _INNER)
-        nested = len(moments) > 1 or _is_link(node) or any(() not in below[*node, one] for one in moments)
-        counted = moments and nested and _is_number(node, _COUNT, names)
-        if certain or counted or (repeats and _repeats_names(node, own, below, repeats)):
-            fields[node] |= own
-    _add_counts_of_chains(names, fields)
+def _top_of(parts: KeyPath) -> KeyPath:
+    """The node of a leaf that is not around both a model and its run; empty if the leaf itself is there."""
+    place = next((at for at, part in enumerate(parts) if not _is_around(part)), len(parts))
+    return parts[: place + 1] if place < len(parts) - 1 else ()
 
 
-def _is_number(node: _Tokens, field_: str, names: frozenset[_Tokens]) -> bool:
-    return any((*node, field_, *tail) in names for tail in ((), (BOX,), (OLD_VARIABLE,)))
-
-
-def _repeats_names(
-    node: _Tokens, own: set[str], below: Mapping[_Tokens, set[_Tokens]], repeats: _Repeats
-) -> bool:
-    """Whether the moments of a node have the names of other leaves of the tree, as a moment of each parameter has."""
-    moment = below[*node, "nu" if "nu" in own else "trace"]
-    pair = own == {"mu", "nu"} and below[*node, "mu"] == moment and max(map(len, moment)) > 1
-    return (pair or (_is_link(node) and own <= _ALONE_MOMENTS)) and repeats.has(node, moment)
-
-
-def _is_link(node: _Tokens) -> bool:
-    """Whether a node may be a link of a chain of optax: an index."""
-    return bool(node) and node[-1].isdecimal()
-
-
-def _add_counts_of_chains(names: frozenset[_Tokens], fields: dict[_Tokens, set[str]]) -> None:
-    """Count the numbers of other links of a chain, such as a schedule's, as state."""
-    chains = {node[:-1] for node, own in fields.items() if _is_link(node) and _GROUPS not in own}
-    if not chains:
-        return
-    for tokens in names:
-        core = tokens[:-1] if tokens and tokens[-1] in _WRAPPED else tokens
-        if core and core[-1] == _COUNT and len(core) > 1 and core[-2].isdecimal() and core[:-2] in chains:
-            fields[core[:-1]].add(_COUNT)
-
-
-class _Repeats:
-    """Finds nodes whose leaves have the names of those of another node."""
-
-    def __init__(self, names: frozenset[_Tokens]) -> None:
-        self._names, self._asked = names, 0
-        self._by_last: defaultdict[str, list[_Tokens]] = defaultdict(list)
-
-    def has(self, node: _Tokens, below: Collection[_Tokens]) -> bool:
-        """Whether all leaves of another node are called as these are below their own."""
-        self._asked += 1
-        if not below or () in below or self._asked > _MOST_REPEATED:
-            return False
-        if not self._by_last:
-            for tokens in self._names:
-                self._by_last[tokens[-1] if tokens else ""].append(tokens)
-        longest = max(below, key=len)
-        size = len(longest)
-        for tokens in self._by_last[longest[-1]]:
-            other = tokens[:-size]
-            if tokens[-size:] != longest or len(tokens) < size or tokens[: len(node)] == node:
-                continue
-            if all((*other, *rest) in self._names for rest in below):
-                return True
-        return False
-
-
-def _leaf(parts: KeyPath, states: _StateNodes, spec: TensorSpec | None) -> Leaf:
+def _leaf(parts: KeyPath, states: StateNodes, top: KeyPath, spec: TensorSpec | None) -> Leaf:
     """What a leaf is by its own names; unknown if they do not show it."""
     if states.holds(parts):
         return Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
-    node = _root_of(parts, states)
-    words = [token for token in _tokens(parts) if token not in _WRAPPED]
+    node = _root_of(parts, states, top)
+    words = [token for token in tokens_of(parts) if token not in WRAPPED]
     if _is_key(words, node, spec):
         return Leaf("key", (), "a random-number key or its counter")
     own = next((parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS), ())
@@ -663,13 +418,16 @@ def _is_counter(words: list[str], spec: TensorSpec | None) -> bool:
     return all(map(_is_around, words[:-1]))
 
 
-def _root_of(parts: KeyPath, states: _StateNodes) -> KeyPath:
+def _root_of(parts: KeyPath, states: StateNodes, top: KeyPath) -> KeyPath:
     """The node that is known to hold parameters, above a leaf; only nodes around such ones may be above it."""
     for place, part in enumerate(parts[:-1]):
         if part in ROOTS or part.endswith("_params"):
             return parts[: place + 1]
-        holder = _may_be_optimizer(part) and parts[place + 1] in _HELD
-        if not _is_around(part) and not (holder and states.may_hold(parts[: place + 1])):
+        if _is_around(part):
+            continue
+        node = parts[: place + 1]
+        holds = may_be_optimizer(part) and (node == top or node in states.whole)
+        if not (holds and parts[place + 1] in HELD):
             return ()
     return ()
 
@@ -677,7 +435,7 @@ def _root_of(parts: KeyPath, states: _StateNodes) -> KeyPath:
 def _settle(
     leaves: dict[KeyPath, Leaf],
     parts: Mapping[KeyPath, KeyPath],
-    states: _StateNodes,
+    tops: Mapping[KeyPath, KeyPath],
     specs: Mapping[KeyPath, TensorSpec] | None,
 ) -> set[KeyPath]:
     """Decide what depends on the rest of the tree: words that a module may have too, and numbers.
@@ -687,7 +445,7 @@ def _settle(
     """
     rooted = any(leaf.kind == "parameter" for leaf in leaves.values())
     optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values())
-    tops = _judge_tops(parts, states, rooted=rooted, optimizer=optimizer)
+    judged = _judge_tops(parts, tops, rooted=rooted, optimizer=optimizer)
     doubtful: set[KeyPath] = set()
     flat = not optimizer and all(len(own) == 1 for own in parts.values())
     dotted = flat and any("." in own[0] for own in parts.values())
@@ -697,17 +455,12 @@ def _settle(
             leaves[path] = Leaf("unknown", (), "no name shows what it is")
         if leaf.kind != "unknown":
             continue
-        tokens = _tokens(own)
-        judged = (
-            [tops[tokens[:place]] for place in range(1, len(tokens)) if tokens[:place] in tops]
-            if tops
-            else []
-        )
-        if None in judged:
+        found = judged.get(tops[path], False) if path in tops else False
+        if found is None:
             doubtful.add(path)
-        elif any(judged):
+        elif found:
             leaves[path] = Leaf("optimizer", (), "in a node called as an optimizer, next to the parameters")
-        elif (rooted or optimizer) and _is_of_run(tokens, specs[path] if specs else None):
+        elif (rooted or optimizer) and _is_of_run(tokens_of(own), specs[path] if specs else None):
             leaves[path] = Leaf("counter", (), "in a node of the run: a schedule, a scaler or a metric")
         elif rooted and specs and specs[path].size == _ALONE and not specs[path].shape:
             leaves[path] = Leaf("counter", (), "a number outside the model")
@@ -715,27 +468,26 @@ def _settle(
 
 
 def _judge_tops(
-    parts: Mapping[KeyPath, KeyPath], states: _StateNodes, *, rooted: bool, optimizer: bool
-) -> dict[_Tokens, bool | None]:
+    parts: Mapping[KeyPath, KeyPath], tops: Mapping[KeyPath, KeyPath], *, rooted: bool, optimizer: bool
+) -> dict[KeyPath, bool | None]:
     """Whether nodes are the state of an optimizer, whose word may also be that of a module; None if both may be."""
-    if not states.tops:
+    if not tops:
         return {}
-    every = list(map(_tokens, parts.values()))
-    repeats = _Repeats(frozenset(every))
-    found: dict[_Tokens, bool | None] = {}
-    for top in states.tops:
-        below = [tokens[len(top) :] for tokens in every if tokens[: len(top)] == top]
-        if not below:
-            continue
-        heads, named = {rest[0] for rest in below}, any(_is_parameter_name(rest[-1]) for rest in below)
-        moments = bool(heads & _SLOTS) and heads <= _SLOTS | _COUNTERS
+    below: defaultdict[KeyPath, list[Tokens]] = defaultdict(list)
+    for path, top in tops.items():
+        below[top].append(tokens_of(parts[path][len(top) :]))
+    repeats = Repeats(frozenset(map(tokens_of, parts.values())))
+    found: dict[KeyPath, bool | None] = {}
+    for top, rest in below.items():
+        heads, named = {one[0] for one in rest}, any(_is_parameter_name(one[-1]) for one in rest)
+        moments = bool(heads & SLOTS) and heads <= SLOTS | _COUNTERS
         found[top] = rooted or moments or (optimizer and not named)
-        if not found[top] and min(map(len, below)) > 1 and repeats.has(top, below):
+        if not found[top] and min(map(len, rest)) > 1 and repeats.has(tokens_of(top), rest):
             found[top] = None
     return found
 
 
-def _is_of_run(tokens: _Tokens, spec: TensorSpec | None) -> bool:
+def _is_of_run(tokens: Tokens, spec: TensorSpec | None) -> bool:
     """Whether a leaf is in a node of a scaler, a schedule or the like, and no parameter of a module of that name."""
     if _RUN_NODES.isdisjoint(tokens[:_NEAR]):
         return False
@@ -790,7 +542,7 @@ def _scopes_of_parameters(
     for path, scope in open_.items():
         if scope in found:
             continue
-        tokens = [token for token in _tokens(parts[path]) if token not in _WRAPPED]
+        tokens = [token for token in tokens_of(parts[path]) if token not in WRAPPED]
         if not tokens or not _is_parameter_name(tokens[-1]):
             continue
         if tokens[-1].lower() in _LETTERS and not (scope or len(tokens) > 1):
