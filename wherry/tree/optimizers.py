@@ -179,23 +179,25 @@ class StateNodes:
         fields: node → the fields in it that are its state.
         above: the nodes that have such nodes below them, and these themselves.
         doubtful: nodes that are as likely a pair of modules.
+        depths: the numbers of words of the nodes of `whole` and `fields`.
     """
 
     whole: frozenset[Tokens]
     fields: Mapping[Tokens, frozenset[str]]
     above: frozenset[Tokens]
     doubtful: frozenset[Tokens]
+    depths: tuple[int, ...]
 
     @staticmethod
     def among(
-        leaves: Iterable[KeyPath], empties: Iterable[KeyPath], outside: Collection[KeyPath]
+        leaves: Iterable[tuple[KeyPath, Tokens]], empties: Iterable[Tokens], outside: Collection[KeyPath]
     ) -> StateNodes:
         """The nodes of a tree.
 
         Args:
-            leaves: the parts of every leaf.
-            empties: those of nodes without leaves.
-            outside: those leaves that are known to be parameters, among which optax has nothing.
+            leaves: the parts of every leaf, and its words.
+            empties: the words of nodes without leaves.
+            outside: the parts of leaves that are known to be parameters, among which optax has nothing.
         """
         whole: set[Tokens] = set()
         fields: defaultdict[Tokens, set[str]] = defaultdict(set)
@@ -203,39 +205,37 @@ class StateNodes:
         doubtful: set[Tokens] = set()
         joined = False  # whether names of modules are joined, as torch does and no optimizer of JAX
         every: list[Tokens] = []
-        for parts in leaves:
-            tokens = tokens_of(parts)
+        for parts, tokens in leaves:
             every.append(tokens)
             if any(map(is_evidence, tokens)):
                 _look_at(tokens, whole, fields, set() if parts in outside else states)
                 joined = joined or tokens is not parts
         if states:
             names = frozenset(every)
-            every += map(tokens_of, empties)
+            every += empties
             doubtful = _look_at_states(states, every, names, fields, None if joined else Repeats(names))
         above = frozenset(node[:at] for node in {*whole, *fields} for at in range(len(node) + 1))
         whole |= {node for node in above if node and may_be_optimizer(node[-1])}
         found = {node: frozenset(some) for node, some in fields.items()}
-        return StateNodes(frozenset(whole), found, above, frozenset(doubtful))
+        depths = tuple(sorted({len(node) for node in (*whole, *found)}))
+        return StateNodes(frozenset(whole), found, above, frozenset(doubtful), depths)
 
-    def holds(self, parts: KeyPath) -> bool:
+    def holds(self, tokens: Tokens) -> bool:
         """Whether a leaf is state of an optimizer."""
-        tokens = tokens_of(parts)
         if any(map(is_state_word, tokens)):
             return True
-        if not self.whole and not self.fields:
-            return False
-        for place, token in enumerate(tokens):
-            node = tokens[:place]
+        for depth in self.depths:
+            if depth >= len(tokens):
+                return False
+            node, token = tokens[:depth], tokens[depth]
             if token in self.fields.get(node, ()):
                 return True
             if node in self.whole and not (token in HELD and self._is_model(node, token)):
                 return True
         return False
 
-    def may_hold(self, parts: KeyPath) -> bool:
+    def may_hold(self, tokens: Tokens) -> bool:
         """Whether a leaf is in a node that may be such a state."""
-        tokens = tokens_of(parts)
         return any(tokens[:place] in self.doubtful for place in range(len(tokens)))
 
     def _is_model(self, node: Tokens, held: str) -> bool:

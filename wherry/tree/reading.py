@@ -138,6 +138,9 @@ _COUNTERS = frozenset(
         "opt_step",
     }
 )
+_MOMENT_WORDS = frozenset(
+    {"mu", "nu", "trace", "momentum", "velocity"}
+)  # next to parameters, never among them
 _COPY_WORD = re.compile(r"(?:\w+_)?(?:ema|swa|shadow|polyak)(?:_\w+)?")
 _COPY_OF = "target_"  # in front of the name of the node that it follows
 _PARAMETER_LEAF = re.compile(
@@ -327,24 +330,29 @@ def read_leaves(
         proven: whether the format holds nothing but parameters, unless names show otherwise.
     """
     parts = {path: _parts_of(path, planned or {}) for path in paths}
-    values = [_parts_of(path, planned or {}) for path in others]
+    words = {path: tokens_of(own) for path, own in parts.items()}
+    values = [(own, tokens_of(own)) for own in (_parts_of(path, planned or {}) for path in others)]
     tops = {path: top for path, own in parts.items() if (top := _top_of(own))}
     states = StateNodes.among(
-        (*parts.values(), *values),
-        [_parts_of(path, planned or {}) for path in empties],
+        (*((own, words[path]) for path, own in parts.items()), *values),
+        [tokens_of(_parts_of(path, planned or {})) for path in empties],
         {parts[path] for path, top in tops.items() if _is_sure(top[-1])},
     )
     tops = {path: top for path, top in tops.items() if may_be_optimizer(top[-1]) and top not in states.whole}
     leaves = {
-        path: _leaf(own, states, tops.get(path, ()), specs[path] if specs else None)
+        path: _OF_OPTIMIZERS
+        if states.holds(words[path])
+        else _leaf(own, words[path], states, tops.get(path, ()), specs[path] if specs else None)
         for path, own in parts.items()
     }
-    doubtful = _settle(leaves, parts, tops, specs)
+    doubtful = _settle(leaves, parts, words, tops, specs)
     if states.doubtful:
-        doubtful |= {path for path, own in parts.items() if states.may_hold(own)}
-    _name(leaves, parts, specs, proven, doubtful)
+        doubtful |= {path for path, tokens in words.items() if states.may_hold(tokens)}
+    _name(leaves, parts, words, specs, proven, doubtful)
     _find_copies(leaves, parts)
-    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(map(states.holds, values))
+    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(
+        states.holds(tokens) for _, tokens in values
+    )
     return TreeReading(leaves, optimizer, bool(values))
 
 
@@ -382,25 +390,35 @@ def _top_of(parts: KeyPath) -> KeyPath:
     return parts[: place + 1] if place < len(parts) - 1 else ()
 
 
-def _leaf(parts: KeyPath, states: StateNodes, top: KeyPath, spec: TensorSpec | None) -> Leaf:
+_OF_OPTIMIZERS = Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
+
+
+def _leaf(parts: KeyPath, tokens: Tokens, states: StateNodes, top: KeyPath, spec: TensorSpec | None) -> Leaf:
     """What a leaf is by its own names; unknown if they do not show it."""
-    if states.holds(parts):
-        return Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
     node = _root_of(parts, states, top)
-    words = [token for token in tokens_of(parts) if token not in WRAPPED]
+    words = tokens if WRAPPED.isdisjoint(tokens) else tuple(one for one in tokens if one not in WRAPPED)
     if _is_key(words, node, spec):
         return Leaf("key", (), "a random-number key or its counter")
-    own = next((parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS), ())
-    if own or not _STATISTIC_LEAVES.isdisjoint(words[-1:]):
+    if not _STATISTICS.isdisjoint(parts):
+        own = next(parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS)
         return Leaf("statistic", node or own, "a statistic of the data")
+    if words and words[-1] in _STATISTIC_LEAVES:
+        return Leaf("statistic", node, "a statistic of the data")
     if node:
-        return Leaf("parameter", node, f"below {render(node)}")
-    if _is_counter(words, spec):
-        return Leaf("counter", (), "a number of the run, by its name")
-    return Leaf("unknown", (), "no name shows what it is")
+        return _below(node)
+    return _COUNTER if _is_counter(words, spec) else _UNKNOWN
 
 
-def _is_key(words: list[str], node: KeyPath, spec: TensorSpec | None) -> bool:
+_UNKNOWN = Leaf("unknown", (), "no name shows what it is")
+_COUNTER = Leaf("counter", (), "a number of the run, by its name")
+
+
+@lru_cache(1 << 10)
+def _below(node: KeyPath) -> Leaf:
+    return Leaf("parameter", node, f"below {render(node)}")
+
+
+def _is_key(words: Tokens, node: KeyPath, spec: TensorSpec | None) -> bool:
     """Whether a leaf is the key of a random-number generator: by its type, or by a name, and not of floats."""
     if spec is not None and spec.tags is not None and "prng" in spec.tags:
         return True
@@ -411,7 +429,7 @@ def _is_key(words: list[str], node: KeyPath, spec: TensorSpec | None) -> bool:
     return (not _KEYS.isdisjoint(outside) and not named) or words[-1] in _KEY_FIELDS
 
 
-def _is_counter(words: list[str], spec: TensorSpec | None) -> bool:
+def _is_counter(words: Tokens, spec: TensorSpec | None) -> bool:
     """Whether a leaf is a number of the run: named so, near the top of the tree, and alone in its tensor."""
     if not words or words[-1].lower() not in _COUNTERS or (spec is not None and spec.size != _ALONE):
         return False
@@ -435,6 +453,7 @@ def _root_of(parts: KeyPath, states: StateNodes, top: KeyPath) -> KeyPath:
 def _settle(
     leaves: dict[KeyPath, Leaf],
     parts: Mapping[KeyPath, KeyPath],
+    words: Mapping[KeyPath, Tokens],
     tops: Mapping[KeyPath, KeyPath],
     specs: Mapping[KeyPath, TensorSpec] | None,
 ) -> set[KeyPath]:
@@ -443,24 +462,26 @@ def _settle(
     Returns:
         The leaves that are as likely parameters as state of an optimizer.
     """
-    rooted = any(leaf.kind == "parameter" for leaf in leaves.values())
+    roots = {leaf.node[-1] for leaf in leaves.values() if leaf.kind == "parameter"}
+    rooted, sure = bool(roots), any(map(_is_sure, roots))
     optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values())
     judged = _judge_tops(parts, tops, rooted=rooted, optimizer=optimizer)
     doubtful: set[KeyPath] = set()
     flat = not optimizer and all(len(own) == 1 for own in parts.values())
-    dotted = flat and any("." in own[0] for own in parts.values())
+    dotted = flat and any(len(tokens) > 1 for tokens in words.values())
     for path, leaf in leaves.items():
-        own = parts[path]
         if leaf.kind == "counter" and dotted:
-            leaves[path] = Leaf("unknown", (), "no name shows what it is")
-        if leaf.kind != "unknown":
+            leaves[path] = _UNKNOWN
+        if leaf.kind != "unknown" or not (rooted or optimizer or tops):
             continue
         found = judged.get(tops[path], False) if path in tops else False
         if found is None:
             doubtful.add(path)
         elif found:
             leaves[path] = Leaf("optimizer", (), "in a node called as an optimizer, next to the parameters")
-        elif (rooted or optimizer) and _is_of_run(tokens_of(own), specs[path] if specs else None):
+        elif sure and not _MOMENT_WORDS.isdisjoint(words[path]):
+            leaves[path] = Leaf("optimizer", (), "a moment, next to the parameters")
+        elif (rooted or optimizer) and _is_of_run(words[path], specs[path] if specs else None):
             leaves[path] = Leaf("counter", (), "in a node of the run: a schedule, a scaler or a metric")
         elif rooted and specs and specs[path].size == _ALONE and not specs[path].shape:
             leaves[path] = Leaf("counter", (), "a number outside the model")
@@ -505,6 +526,7 @@ def _scope(parts: KeyPath) -> KeyPath:
 def _name(
     leaves: dict[KeyPath, Leaf],
     parts: Mapping[KeyPath, KeyPath],
+    words: Mapping[KeyPath, Tokens],
     specs: Mapping[KeyPath, TensorSpec] | None,
     proven: bool,
     doubtful: Collection[KeyPath],
@@ -517,16 +539,19 @@ def _name(
     }
     if not open_:
         return
-    by_names, letters = _scopes_of_parameters(open_, parts)
+    by_names, letters = _scopes_of_parameters(open_, words)
     run = any(leaf.kind in ("optimizer", "counter", "key") or leaf.node for leaf in leaves.values())
     some = bool(by_names or letters)
     for path, scope in open_.items():
         if scope in by_names or () in by_names or path in letters:
-            leaves[path] = Leaf("parameter", (), "named as parameters are")
+            leaves[path] = _NAMED
         elif proven and _has_name(parts[path]):
             leaves[path] = Leaf("parameter", (), "the format holds parameters only")
         elif some and not run and specs and _has_name(parts[path]) and not _is_whole_number(specs[path]):
             leaves[path] = Leaf("parameter", (), "in a tree of parameters, without the state of a run")
+
+
+_NAMED = Leaf("parameter", (), "named as parameters are")
 
 
 def _is_whole_number(spec: TensorSpec) -> bool:
@@ -534,7 +559,7 @@ def _is_whole_number(spec: TensorSpec) -> bool:
 
 
 def _scopes_of_parameters(
-    open_: Mapping[KeyPath, KeyPath], parts: Mapping[KeyPath, KeyPath]
+    open_: Mapping[KeyPath, KeyPath], words: Mapping[KeyPath, Tokens]
 ) -> tuple[set[KeyPath], set[KeyPath]]:
     """The scopes of which a name shows that they hold parameters; and leaves of which only their own name does."""
     found: set[KeyPath] = set()
@@ -542,7 +567,7 @@ def _scopes_of_parameters(
     for path, scope in open_.items():
         if scope in found:
             continue
-        tokens = [token for token in tokens_of(parts[path]) if token not in WRAPPED]
+        tokens = [token for token in words[path] if token not in WRAPPED]
         if not tokens or not _is_parameter_name(tokens[-1]):
             continue
         if tokens[-1].lower() in _LETTERS and not (scope or len(tokens) > 1):
