@@ -207,9 +207,13 @@ class StateNodes:
         every: list[Tokens] = []
         for parts, tokens in leaves:
             every.append(tokens)
-            if any(map(is_evidence, tokens)):
+            if any(map(is_state_word, tokens)):
+                place = next(at for at, token in enumerate(tokens) if is_state_word(token))
+                whole.add(tokens[: place + 1])
+            elif any(map(is_evidence, tokens)):
                 _look_at(tokens, whole, fields, set() if parts in outside else states)
                 joined = joined or tokens is not parts
+        states -= whole
         if states:
             names = frozenset(every)
             every += empties
@@ -222,8 +226,6 @@ class StateNodes:
 
     def holds(self, tokens: Tokens) -> bool:
         """Whether a leaf is state of an optimizer."""
-        if any(map(is_state_word, tokens)):
-            return True
         for depth in self.depths:
             if depth >= len(tokens):
                 return False
@@ -240,7 +242,8 @@ class StateNodes:
 
     def _is_model(self, node: Tokens, held: str) -> bool:
         """Whether a node below an optimizer is the model that it holds (Flax), not a part of its state."""
-        return may_be_optimizer(node[-1]) and (*node, held) not in self.above
+        word = node[-1]
+        return may_be_optimizer(word) and not is_state_word(word) and (*node, held) not in self.above
 
 
 def _look_at(tokens: Tokens, whole: set[Tokens], fields: dict[Tokens, set[str]], states: set[Tokens]) -> None:
@@ -275,14 +278,7 @@ def _look_at_states(
     Returns:
         The nodes that may be, or be a pair of modules.
     """
-    inside: defaultdict[Tokens, set[str]] = defaultdict(set)
-    below: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
-    for tokens in every:
-        for place, token in enumerate(tokens):
-            if tokens[:place] in states:
-                inside[tokens[:place]].add(token)
-                if token in _SIGNS:
-                    below[tokens[: place + 1]].add(tokens[place + 1 :])
+    inside, below = _contents(states, every)
     doubtful: set[Tokens] = set()
     for node in sorted(states):
         own = frozenset(inside[node])
@@ -298,18 +294,40 @@ def _look_at_states(
     return doubtful
 
 
+def _contents(
+    states: set[Tokens], every: list[Tokens]
+) -> tuple[Mapping[Tokens, set[str]], Mapping[Tokens, set[Tokens]]]:
+    """What these nodes have right in them, and the names below each field of optax."""
+    inside: defaultdict[Tokens, set[str]] = defaultdict(set)
+    below: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
+    depths = sorted({len(node) for node in states})
+    for tokens in every:
+        for depth in depths:
+            if depth >= len(tokens):
+                break
+            if (node := tokens[:depth]) in states:
+                inside[node].add(token := tokens[depth])
+                if token in _SIGNS:
+                    below[tokens[: depth + 1]].add(tokens[depth + 1 :])
+    return inside, below
+
+
 def _is_state(
     node: Tokens, own: frozenset[str], below: Mapping[Tokens, set[Tokens]], names: frozenset[Tokens]
 ) -> bool:
     """Whether the fields of a node are those of a state, and its numbers are numbers."""
-    if len(own) < 2 or not any(certain <= own <= certain | more for certain, more in OPTAX):  # noqa: PLR2004
+    if not _are_fields(own) or own == _PAIR:  # two modules of these names are as likely
         return False
-    if own == _PAIR:
-        return False  # a model of that form is as likely
     if not all(any((*node, one, *tail) in names for tail in _TAILS) for one in own & _NUMBERS):
         return False
     nested = any(() not in below[*node, one] for one in own & _SIGNS)
     return nested or len(own) > 2 or _is_link(node)  # noqa: PLR2004
+
+
+@lru_cache(1 << 10)
+def _are_fields(names: frozenset[str]) -> bool:
+    """Whether a state of optax has these fields."""
+    return len(names) > 1 and any(certain <= names <= certain | more for certain, more in OPTAX)
 
 
 _TAILS: tuple[Tokens, ...] = ((), (BOX,), (OLD_VARIABLE,))
