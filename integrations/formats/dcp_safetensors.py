@@ -15,10 +15,10 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
@@ -52,7 +52,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     tensors = {
         (name,): TensorSpec((name,), one.shape, one.dtype) for name, one in shards.index.tensors.items()
     }
-    kind = kind_of([tuple(path[0].split(".", 1)) for path in tensors], ())
+    kind = read_leaves(tensors, specs=tensors).whole
     manifest = Manifest(
         tensors=tensors,
         step=detection.step,

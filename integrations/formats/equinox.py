@@ -9,6 +9,7 @@ Source: equinox/_serialisation.py of 0.13.8; the records are described in `conta
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core.detection import Detection, Evidence
@@ -97,10 +98,13 @@ def _open(location: Location, detection: Detection) -> Opened:
         placed[path] = PlacedTensor(
             location, start, header.nbytes, 0, header.shape, header.strides, header.dtype, header.big_endian
         )
-    manifest = Manifest(tensors=specs, step=detection.step, kind="params", custom=custom)
+    kind = "params" if all("float" in spec.dtype for spec in specs.values()) else "other"
+    manifest = Manifest(tensors=specs, step=detection.step, kind=kind, custom=custom)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(specs)} records, identified only by their numbers")
-    return Opened(detection.seen(seen), manifest, StridedReader(location, placed, (member,)))
+    return Opened(
+        replace(detection, kind=kind).seen(seen), manifest, StridedReader(location, placed, (member,))
+    )
 
 
 def _records(location: Location, position: int, size: int) -> Iterator[tuple[int, NpyHeader]]:

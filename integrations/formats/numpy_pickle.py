@@ -26,8 +26,8 @@ from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.survey import one_stream
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.torch.legacy import is_legacy
-from wherry.integrations.containers.torch.values import kind_of
 from wherry.storage.location import Entry
+from wherry.tree.reading import read_tree
 
 if TYPE_CHECKING:
     from wherry.core.detection import Kind
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no magic
 _STEPS = ("step", "global_step", "iteration")
-_PARAMETERS = frozenset({"kernel", "bias", "scale", "embedding", "weight", "w", "b"})
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -98,20 +97,20 @@ def _open(location: Location, detection: Detection) -> Opened:
             "the pickle contains no arrays", uri=location.uri, cure="pass the file with the weights"
         )
     placed = {path: placed_array(location, array) for path, array in arrays.items()}
-    step, kind = _step(tree), _kind(tree)
+    step = _step(tree)
     manifest = Manifest(
         tensors=_specs(arrays),
         values=tree.values,
         empties=tree.empties,
         lists=frozenset(tree.lists),
         step=step if detection.step is None else detection.step,
-        kind=kind,
         custom=tree.custom,
     )
+    manifest = replace(manifest, kind=_kind(manifest))
     assert entry is not None
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
-    precise = replace(detection, kind=kind, step=manifest.step).seen(seen)
+    precise = replace(detection, kind=manifest.kind, step=manifest.step).seen(seen)
     return Opened(precise, manifest, StridedReader(location, placed, (member,)))
 
 
@@ -138,14 +137,10 @@ def _step(tree: PickleTree) -> int | None:
     return None
 
 
-def _kind(tree: PickleTree) -> Kind:
-    """`train-state` if there is an optimizer or a step besides the parameters; see `kind_of`."""
-    tops = {path[0] for path in (*tree.tensors, *tree.values) if path}
-    named = any(path[-1] in _PARAMETERS for path in tree.tensors if path)
-    if len(tops) > 1 and tops & set(_STEPS):
-        return "train-state"
-    kind = kind_of(tree.tensors, (*tree.values, *tree.empties))
-    return "params" if kind == "other" and named else kind
+def _kind(manifest: Manifest) -> Kind:
+    """As the tree is read, and a train state if it has a step besides its parameters, as training scripts pickle it."""
+    tops = {path[0] for path in (*manifest.tensors, *manifest.values) if path}
+    return "train-state" if len(tops) > 1 and tops & set(_STEPS) else read_tree(manifest).whole
 
 
 FORMATS = (

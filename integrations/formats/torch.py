@@ -20,10 +20,11 @@ from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch.objects import build, pickle_object
-from wherry.integrations.containers.torch.values import RULES, tree_kind
+from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
+from wherry.tree.reading import read_tree
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -71,19 +72,19 @@ def _open(location: Location, detection: Detection) -> Opened:
 def _open_archive(location: Location, detection: Detection, archive: Archive) -> Opened:
     entry = location.stat()
     assert entry is not None
-    tree, kind = archive.tree, tree_kind(archive.tree)
+    tree = archive.tree
     manifest = Manifest(
         tensors=archive.specs,
         values=tree.values,
         empties=tree.empties,
         lists=frozenset(tree.lists),
         step=detection.step,
-        kind=kind,
         custom=tree.custom,
     )
+    manifest = replace(manifest, kind=read_tree(manifest).whole)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(archive.placed)} tensors, {len(tree.values)} other values")
-    precise = replace(detection, kind=kind).seen(seen)
+    precise = replace(detection, kind=manifest.kind).seen(seen)
     return Opened(precise, manifest, StridedReader(location, archive.placed, (member,)))
 
 

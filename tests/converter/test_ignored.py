@@ -229,6 +229,23 @@ def test_the_checkpointables_of_the_v1_api(tmp_path):
         wherry.plan(tmp_path / "ckpt", tmp_path / "out", to="orbax")
 
 
+def test_an_item_of_strings_is_listed_and_blocks_nothing(tmp_path):
+    """Keras saves its `model_config` so: an item with a tree, but without arrays."""
+    state = {
+        "trainable_variables": {"kernel": np.ones(3)},
+        "optimizer_variables": {"adam": {"m": np.ones(3)}},
+    }
+    items = {"pytree": ocp.args.PyTreeSave(state), "model_config": ocp.args.PyTreeSave({"config": "{}"})}
+    with ocp.CheckpointManager(tmp_path / "run", item_names=tuple(items)) as manager:
+        manager.save(1, args=ocp.args.Composite(**items))
+        manager.wait_until_finished()
+    plan = wherry.plan(tmp_path / "run", tmp_path / "out", to="orbax", only="params")
+    assert [render(path) for path in plan.manifest.tensors] == ["trainable_variables/kernel"]
+    assert {row["path"]: row["what"] for row in plan.to_json()["ignored"]}[
+        "../model_config"
+    ] == "an item without arrays"
+
+
 def test_a_checkpoint_beside_a_checkpoint_is_none_of_its_items(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         for name in ("params", "state"):
@@ -258,7 +275,7 @@ def test_what_only_params_leaves_out_is_counted_in_the_receipt(tmp_path):
     assert len(plan.to_json()["ignored"]) == 9
     assert receipt.ignored == [{
         "path": "optim/state/optim.state.…", "rule": "only params", "what": "9 tensors",
-        "reason": "not a parameter; only parameters were requested",
+        "reason": "optimizer: in a node called as an optimizer, next to the parameters; only parameters were requested",
     }]  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from wherry.live.shares import (
 from wherry.live.snapshot import Snapshot
 from wherry.staging.lease import Lease
 from wherry.storage.stores import locate
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from wherry.live.snapshot import PlacedBox
 
 log = logger("wherry.export")
-_PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
 _LONGEST = 1500  # characters of an error that is sent to the other processes
 
@@ -278,16 +278,14 @@ def _checkpoint(
 
 def _manifest(found: Any, request: ExportRequest) -> Manifest:
     tensors = {one.spec.path: one.spec for one in found.tensors}
-    roots = {path[0] for path in tensors if path}
     tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
-    state = bool(roots & set(_PARAMETERS)) and bool(roots - set(_PARAMETERS))
     return Manifest(
         tensors=tensors,
         values=found.values,
         empties=found.empties,
         lists=found.lists,
         step=request.step,
-        kind="train-state" if state else "params",
+        kind=read_leaves(tensors, found.values, found.empties, specs=tensors).whole_of_arrays,
         origin={"framework": found.framework, **({"tied": tied} if tied else {})},
     )
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wherry.core import dtypes
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry
 from wherry.core.keypath import KeyPath, render
+from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.companions import ignored_companion
 from wherry.tree.axes import AXIS_OPTIONS, name_axes
 from wherry.tree.forms import FORM_OPTIONS
+from wherry.tree.reading import read_tree
 from wherry.tree.spelling import (
     CUT_OPTIONS,
     NAMES,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
+    from wherry.tree.reading import Leaf, TreeReading
 
 
 __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]
@@ -45,10 +48,7 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 # Options of every target: how the tree is spelled. They are set with --set, as the options of a format are.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", COMPANIONS, OTHERS)
-_PARAMETER_ROOTS = ("params", "target", "model", "state_dict")
-_MOMENTS = "optimizer.state."  # the start of torch's names of moments, by the names of their parameters
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
-_NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
 
 
@@ -145,33 +145,33 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
         return paths, ()
     if only != "params":
         raise UsageError(f"invalid value for --only: {only!r}", cure="pass --only params")
-    first = {path: _root(path, source) for path in paths}
-    roots = [root for root in _PARAMETER_ROOTS if root in first.values()]
-    kept = [path for path in paths if first[path] in roots]
-    if source.kind == "params" and not kept:
-        kept = paths
-    if source.kind == "train-state" and not kept and _NESTED not in source.custom:
-        kept = _beside_moments(paths)
+    reading = read_tree(source)
+    kept = sorted(reading.parameters)
     if not kept:
         raise UnrepresentableError(
-            "--only params: no parameters found in this tree", uri=uri, cure="remove --only"
+            f"--only params: {_undecided(reading)}",
+            uri=uri,
+            cure="remove --only params to convert every tensor",
         )
     chosen = set(kept)
-    reason = "not a parameter; only parameters were requested"
-    return kept, tuple(IgnoredEntry(path, "only params", reason) for path in paths if path not in chosen)
+    return kept, tuple(_left_out(path, reading.leaves[path]) for path in paths if path not in chosen)
 
 
-def _beside_moments(paths: list[KeyPath]) -> list[KeyPath]:
-    """The parameters of a flat tree that has the moments under torch's names for them; empty if it has none."""
-    kept = [path for path in paths if not path[0].startswith(_MOMENTS)]
-    return kept if len(kept) < len(paths) else []
+def _undecided(reading: TreeReading) -> str:
+    """Why no tensors are known to be the parameters."""
+    unknown = sorted(map(render, reading.unknown))
+    if not unknown:
+        return "no parameters found in this tree"
+    more = f", and {len(unknown) - _SHOWN_FAULTS} more" if len(unknown) > _SHOWN_FAULTS else ""
+    shown = ", ".join(unknown[:_SHOWN_FAULTS])
+    return f"{plural(len(unknown), 'tensor')} of unknown kind, parameters or not: {shown}{more}"
 
 
-def _root(path: KeyPath, source: Manifest) -> str | None:
-    """The top node that holds a tensor; names that a planner joined (PyTorch DCP) are split."""
-    planned = source.custom.get(_NESTED)
-    parts = planned.get(path[0]) if isinstance(planned, dict) and path else None
-    return next(iter(parts or path), None)
+def _left_out(path: KeyPath, leaf: Leaf) -> IgnoredEntry:
+    kind = {"parameter": "outside the model", "unknown": "not known to be a parameter"}.get(
+        leaf.kind, leaf.kind
+    )
+    return IgnoredEntry(path, "only params", f"{kind}: {leaf.why}; only parameters were requested")
 
 
 def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:

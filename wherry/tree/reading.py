@@ -4,13 +4,17 @@ A trainer saves more than a model, and few save it under the model's own names: 
 them, data parallelism `module`, NNX a `value` below every parameter, a train state the node `params`. This module reads
 a tree once, before any layout. Detection, `--only params`, layouts and merges use its answer.
 
-    read_tree(manifest).kinds        # key path → what the leaf is
+    read_tree(manifest).leaves       # key path → what the leaf is, and by which evidence
+    read_tree(manifest).parameters   # what `--only params` converts
+    read_tree(manifest).whole        # the kind of the tree
     read_tree(manifest).trees        # the trees that its parameters may be, with fewer and fewer wrappers
 
-**Kinds.** A leaf is state of an optimizer, a counter or a key by the names of the nodes above it or by the leaves next
-to it (`exp_avg`, `step`; `mu`, `nu`, `count`; `state` next to `param_groups`), at any depth. It is a parameter if a
-node that is known to hold parameters is above it, or if its names are those of parameters (`weight`, `kernel`), or if
-the format holds nothing else. Everything else is unknown: a number in place of a name proves nothing.
+**Kinds.** What a leaf is follows from structure first, at any depth. An optimizer's state is what torch and optax save:
+a moment (`exp_avg`), `state` next to `param_groups`, a node with nothing but fields of an optax state (`count`, `mu`,
+`nu`), and what is below a word that no model uses (`opt_state`). Words that a model may use (`optimizer`, `opt`) count
+where such structure is below them, or where they are next to the node of the parameters, or repeat its names. A leaf is
+a parameter if a node that is known to hold parameters is above it, or if its names are those of parameters (`weight`,
+`kernel`), or if the format holds nothing else. Everything else is unknown: a number in place of a name proves nothing.
 
 **Wrappers.** Words that no model uses (`_orig_mod`) are removed wherever they are; roots (`model`, `params`, `module`)
 only where every parameter is below them. A model may use these words too (`model.layers.0`), so each removal is a tree
@@ -28,6 +32,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.tree.optimizers import (
+    HELD,
+    SLOTS,
+    WRAPPED,
+    Repeats,
+    StateNodes,
+    Tokens,
+    may_be_optimizer,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,8 +51,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 
-LeafKind: TypeAlias = Literal["parameter", "statistic", "optimizer", "counter", "key", "unknown"]
-_Tokens: TypeAlias = tuple[str, ...]
+LeafKind: TypeAlias = Literal["parameter", "statistic", "copy", "optimizer", "counter", "key", "unknown"]
 
 PLANNED = "planner_data"  # in a manifest's `custom`: one-part name → parts of its nested path (PyTorch DCP)
 
@@ -82,24 +95,13 @@ _AROUND = {
     "items": "the item of a step",
     "default": "the item of a step",
 }
-_OPTIMIZER_WORD = re.compile(
-    r"(?:\w+_)?optimi[sz]ers?(?:_\w+)?"
-    r"|(?:\w+_)?(?:optim|opt)_(?:states?|state_dict|vars|variables|\d+)(?:_\w+)?"
-    r"|last_optimizer_state|param_states"
+# Roots that no module is called: what is next to them is no part of the model.
+_SURE_ROOTS = frozenset(
+    {"params", "target", "mdl_vars", "state_dict", "model_state_dict", "trainable_variables", "variables"}
 )
-_OPTIMIZER_ROOTS = frozenset({"opt", "opts", "optim", "optims"})  # only where no module can be
-# Leaves that optimizers of torch keep for a parameter and that no module has.
-_MOMENTS = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "acc_delta"}
-    | {"exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_diff", "grad_avg", "previous_grad", "prev_grad"}
-)
-_GROUPS, _STATE = "param_groups", "state"  # what torch's Optimizer.state_dict has
-# Fields of the states of optax: one of the first with one of the others is such a state.
-_FIRST_FIELDS = frozenset({"mu", "nu", "trace", "v_row", "v_col"})
-_OTHER_FIELDS = frozenset({"count", "mu", "nu", "trace", "v_row", "v_col", "v"})
 _KEYS = frozenset(
     {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state"}
-    | {"cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng"}
+    | {"cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng", "cpu_rng_state"}
 )
 _KEY_FIELDS = frozenset({"key", "count"})  # below a key's node of NNX
 _STATISTICS = frozenset({"batch_stats", "non_trainable_variables"})
@@ -125,17 +127,32 @@ _COUNTERS = frozenset(
         "count",
     }
     | {"num_steps", "step_count", "train_step", "tokens", "tokens_seen", "best_val_loss", "best_loss"}
-    | {"lr", "learning_rate", "loss"}
+    | {
+        "lr",
+        "learning_rate",
+        "loss",
+        "save_counter",
+        "num_updates",
+        "global_steps",
+        "current_step",
+        "opt_step",
+    }
 )
+_MOMENT_WORDS = frozenset(
+    {"mu", "nu", "trace", "momentum", "velocity"}
+)  # next to parameters, never among them
+_COPY_WORD = re.compile(r"(?:\w+_)?(?:ema|swa|shadow|polyak)(?:_\w+)?")
+_COPY_OF = "target_"  # in front of the name of the node that it follows
 _PARAMETER_LEAF = re.compile(
     r"(?:\w*_)?(?:weights?|bias|kernel|embeddings?|lora_[ab]|w|b)(?:_[a-z]+\d*)*|scale|gamma|beta",
     re.IGNORECASE,
 )
+_LETTERS = frozenset({"w", "b"})  # names of a parameter together, or below the name of a module
 _NUMBERED = re.compile(r"(?:arr_)?\d+")
-_TARGET = "target"
 _NEAR = 2  # words from the top in which a node of the run may be
 _MOST_MODELS = 8  # nodes that may each be a model
 _ALONE = 1  # elements of a number of the run
+_WHOLE_NUMBERS = ("int", "uint", "bool")
 
 
 class Leaf(NamedTuple):
@@ -218,11 +235,11 @@ class ModelTree:
         """
         if not root and not joint:
             return self
-        return ModelTree(
-            {path: (*root, *_after(joint, name)) for path, name in self.names.items()},
-            self.outside,
-            self.removed,
-        )
+        names = {
+            path: name if path in self.outside else (*root, *_after(joint, name))
+            for path, name in self.names.items()
+        }
+        return replace(self, names=names)
 
 
 def _after(joint: str, name: KeyPath) -> KeyPath:
@@ -236,11 +253,13 @@ class TreeReading:
     Attributes:
         leaves: what each tensor is.
         optimizer: whether the tree has the state of an optimizer, in tensors or in other leaves.
+        others: whether it has leaves that are no tensors.
         stored: key path → the key path that it is stored under, of leaves that a user renamed.
     """
 
     leaves: Mapping[KeyPath, Leaf]
     optimizer: bool
+    others: bool = False
     stored: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
 
     def kind(self, path: KeyPath) -> LeafKind:
@@ -256,16 +275,36 @@ class TreeReading:
         return "params" if "parameter" in kinds and "unknown" not in kinds else "other"
 
     @property
+    def whole_of_arrays(self) -> Kind:
+        """The kind of a tree of JAX: as `whole`; also parameters if it has nothing but arrays, each with a name.
+
+        A script saves its parameters alone in such a tree, under names of its own. None of them is that of a run.
+        """
+        plain = ("parameter", "statistic", "unknown")
+        bare = not self.others and all(
+            leaf.kind in plain and (leaf.kind != "unknown" or _has_name(path))
+            for path, leaf in self.leaves.items()
+        )
+        return "params" if bare and self.leaves else self.whole
+
+    @property
     def unknown(self) -> list[KeyPath]:
         """The tensors of which nothing shows what they are."""
         return [path for path, leaf in self.leaves.items() if leaf.kind == "unknown"]
 
     @property
     def parameters(self) -> list[KeyPath]:
-        """The parameters and statistics of the model: below the nodes known to hold some if there are any, else all."""
+        """The parameters and statistics of the model.
+
+        Below nodes that hold nothing else, if there are any; else all, if a node that may be a module is known to hold
+        some, or if it is known of every leaf what it is. Empty if it is not.
+        """
         found = {path: leaf.node for path, leaf in self.leaves.items() if leaf.kind in _OF_MODELS}
-        rooted = any(found.values())
-        return [path for path, node in found.items() if node or not rooted]
+        roots = {node[-1] for path, node in found.items() if node and self.kind(path) == "parameter"}
+        if any(_is_sure(root) for root in roots):
+            return [path for path, node in found.items() if node]
+        known = roots or (not self.unknown and any(self.kind(path) == "parameter" for path in found))
+        return list(found) if known else []
 
     @cached_property
     def trees(self) -> tuple[ModelTree, ...]:
@@ -275,13 +314,14 @@ class TreeReading:
 
 _OF_MODELS = ("parameter", "statistic")
 _OF_RUNS = ("optimizer", "counter", "key")
-WEIGHTS = frozenset({*_OF_MODELS, "unknown"})  # kinds of leaves that a model may have
+WEIGHTS = frozenset({*_OF_MODELS, "copy", "unknown"})  # kinds of leaves that a model may have
 
 
 def read_tree(manifest: Manifest, renamed: Mapping[KeyPath, KeyPath] | None = None) -> TreeReading:
     """Read the tree of a checkpoint.
 
-    A format that holds nothing but parameters says so by the manifest's kind, which proves what names do not show.
+    A format that holds nothing but parameters says so by the manifest's kind, which proves what names do not show; not
+    of leaves that have numbers in place of names.
 
     Args:
         manifest: what the checkpoint holds.
@@ -291,7 +331,8 @@ def read_tree(manifest: Manifest, renamed: Mapping[KeyPath, KeyPath] | None = No
     stored = {name: path for path, name in names.items() if path != name}
     reading = read_leaves(
         [names.get(path, path) for path in manifest.tensors],
-        [names.get(path, path) for path in (*manifest.values, *manifest.empties)],
+        [names.get(path, path) for path in manifest.values],
+        [names.get(path, path) for path in manifest.empties],
         planned=planned if isinstance(planned, dict) else {},
         specs={names.get(path, path): spec for path, spec in manifest.tensors.items()}
         if stored
@@ -304,6 +345,7 @@ def read_tree(manifest: Manifest, renamed: Mapping[KeyPath, KeyPath] | None = No
 def read_leaves(
     paths: Iterable[KeyPath],
     others: Iterable[KeyPath] = (),
+    empties: Iterable[KeyPath] = (),
     *,
     planned: Mapping[str, Any] | None = None,
     specs: Mapping[KeyPath, TensorSpec] | None = None,
@@ -314,143 +356,197 @@ def read_leaves(
     Args:
         paths: key paths of the tensors.
         others: key paths of the other leaves, which are evidence too.
+        empties: key paths of nodes without leaves, which are no state of their own.
         planned: one-part name → parts of its nested path, where a planner joined them.
         specs: the tensors, if they are known.
         proven: whether the format holds nothing but parameters, unless names show otherwise.
     """
     parts = {path: _parts_of(path, planned or {}) for path in paths}
-    around = [_parts_of(path, planned or {}) for path in others]
-    states = _StateNodes.among([*map(_tokens, parts.values()), *map(_tokens, around)])
-    leaves = {path: _leaf(own, states, specs[path] if specs else None) for path, own in parts.items()}
-    by_names = _scopes_of_parameters(parts, leaves)
-    rooted = any(leaf.node for leaf in leaves.values())
-    for path, leaf in leaves.items():
-        if leaf.kind != "unknown":
-            continue
-        if rooted and not proven and specs and specs[path].size == _ALONE and not specs[path].shape:
-            leaves[path] = Leaf("counter", (), "a number outside the model")
-        elif _scope(parts[path]) in by_names or () in by_names:
-            leaves[path] = Leaf("parameter", (), "named as parameters are")
-        elif proven:
-            leaves[path] = Leaf("parameter", (), "the format holds parameters only")
-    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(
-        _optimizer_words(own, states) for own in around
+    words = {path: tokens_of(own) for path, own in parts.items()}
+    values = [(own, tokens_of(own)) for own in (_parts_of(path, planned or {}) for path in others)]
+    tops = {path: top for path, own in parts.items() if (top := _top_of(own))}
+    states = StateNodes.among(
+        (*((own, words[path]) for path, own in parts.items()), *values),
+        [tokens_of(_parts_of(path, planned or {})) for path in empties],
+        {parts[path] for path, top in tops.items() if _is_sure(top[-1])},
     )
-    return TreeReading(leaves, optimizer)
+    tops = {path: top for path, top in tops.items() if may_be_optimizer(top[-1]) and top not in states.whole}
+    leaves = {
+        path: _OF_OPTIMIZERS
+        if states.holds(words[path])
+        else _leaf(own, words[path], states, tops.get(path, ()), specs[path] if specs else None)
+        for path, own in parts.items()
+    }
+    doubtful = _settle(leaves, parts, words, tops, specs)
+    if states.doubtful:
+        doubtful |= {path for path, tokens in words.items() if states.may_hold(tokens)}
+    _name(leaves, parts, words, specs, proven, doubtful)
+    _find_copies(leaves, parts)
+    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(
+        states.holds(tokens) for _, tokens in values
+    )
+    return TreeReading(leaves, optimizer, bool(values))
 
 
 def _parts_of(path: KeyPath, planned: Mapping[str, Any]) -> KeyPath:
     """A key path as the program had it: names that a planner joined are split."""
-    found = planned.get(path[0]) if len(path) == 1 else None
-    return tuple(map(str, found)) if found else path
-
-
-def _tokens(parts: KeyPath) -> _Tokens:
-    """The words of a key path: its parts, and the modules of a name of torch."""
-    return parts if not any("." in part for part in parts) else tuple(".".join(parts).split("."))
-
-
-@dataclass(frozen=True, slots=True)
-class _StateNodes:
-    """The nodes that are the state of an optimizer by what is in them.
-
-    Attributes:
-        whole: nodes of which everything is its state.
-        fields: node → the fields in it that are its state.
-    """
-
-    whole: frozenset[_Tokens]
-    fields: Mapping[_Tokens, frozenset[str]]
-
-    @staticmethod
-    def among(every: Collection[_Tokens]) -> _StateNodes:
-        """The nodes of a tree, from the words of all its leaves."""
-        whole: set[_Tokens] = set()
-        seen: defaultdict[_Tokens, set[str]] = defaultdict(set)
-        for tokens in every:
-            for place, token in enumerate(tokens):
-                if token in _MOMENTS:
-                    whole.add(tokens[:place])
-                elif token == _GROUPS:
-                    seen[tokens[:place]] |= {_GROUPS, _STATE}
-                elif token in _OTHER_FIELDS:
-                    seen[tokens[:place]].add(token)
-        fields = {
-            node: frozenset(found)
-            for node, found in seen.items()
-            if _GROUPS in found or (found & _FIRST_FIELDS and (len(found) > 1 or _is_link(node)))
-        }
-        return _StateNodes(frozenset(whole), fields)
-
-    def holds(self, tokens: _Tokens) -> bool:
-        """Whether a leaf is in one of them."""
-        if not self.whole and not self.fields:
-            return False
-        return any(
-            tokens[:place] in self.whole or token in self.fields.get(tokens[:place], ())
-            for place, token in enumerate(tokens)
-        )
-
-
-def _is_link(node: _Tokens) -> bool:
-    """Whether a node is a link of a chain of optax: an index, which no module of a field `trace` has."""
-    return bool(node) and node[-1].isdecimal()
+    if len(path) != 1:
+        return path
+    found = planned.get(path[0])
+    if found:
+        return tuple(map(str, found))
+    return tuple(path[0].split("/")) if "/" in path[0] else path
 
 
 @lru_cache(1 << 14)
-def _is_optimizer(token: str) -> bool:
-    return _OPTIMIZER_WORD.fullmatch(token.lower()) is not None
+def _is_parameter_name(token: str) -> bool:
+    return _PARAMETER_LEAF.fullmatch(token) is not None
 
 
-def _optimizer_words(parts: KeyPath, states: _StateNodes) -> bool:
-    """Whether a leaf is state of an optimizer, by the nodes above it or by the leaves next to it."""
-    tokens = _tokens(parts)
-    if states.holds(tokens) or any(map(_is_optimizer, tokens)):
-        return not _is_target(tokens)
-    first = next((token for token in tokens if token not in _AROUND), "")
-    return first.lower() in _OPTIMIZER_ROOTS and len(tokens) > 1
+def _has_name(path: KeyPath) -> bool:
+    """Whether a leaf has a name, not only its number in a list."""
+    return any(part not in WRAPPED and not _NUMBERED.fullmatch(part) for part in path)
 
 
-def _is_target(tokens: _Tokens) -> bool:
-    """Whether a leaf is a parameter that an `Optimizer` of Flax before 0.6 held: `optimizer/target/…`."""
-    return len(tokens) > 2 and _is_optimizer(tokens[0]) and tokens[1] == _TARGET  # noqa: PLR2004
+def _is_sure(root: str) -> bool:
+    return root in _SURE_ROOTS or root.endswith("_params")
 
 
-def _leaf(parts: KeyPath, states: _StateNodes, spec: TensorSpec | None) -> Leaf:
+def _is_around(part: str) -> bool:
+    return part in _AROUND or part.isdecimal()
+
+
+def _top_of(parts: KeyPath) -> KeyPath:
+    """The node of a leaf that is not around both a model and its run; empty if the leaf itself is there."""
+    place = next((at for at, part in enumerate(parts) if not _is_around(part)), len(parts))
+    return parts[: place + 1] if place < len(parts) - 1 else ()
+
+
+_OF_OPTIMIZERS = Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
+
+
+def _leaf(parts: KeyPath, tokens: Tokens, states: StateNodes, top: KeyPath, spec: TensorSpec | None) -> Leaf:
     """What a leaf is by its own names; unknown if they do not show it."""
-    if _optimizer_words(parts, states):
-        return Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
-    node = _root_of(parts)
-    words = [token for token in _tokens(parts) if token not in (BOX, OLD_VARIABLE)]
-    outside = words[: words.index(node[-1])] if node else words
-    typed = spec is not None and spec.tags is not None and "prng" in spec.tags
-    if typed or not _KEYS.isdisjoint(outside) or (not _KEYS.isdisjoint(words) and words[-1] in _KEY_FIELDS):
+    node = _root_of(parts, states, top)
+    words = tokens if WRAPPED.isdisjoint(tokens) else tuple(one for one in tokens if one not in WRAPPED)
+    if _is_key(words, node, spec):
         return Leaf("key", (), "a random-number key or its counter")
-    if not _STATISTICS.isdisjoint(words) or not _STATISTIC_LEAVES.isdisjoint(words[-1:]):
+    if not _STATISTICS.isdisjoint(parts):
+        own = next(parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS)
+        return Leaf("statistic", node or own, "a statistic of the data")
+    if words and words[-1] in _STATISTIC_LEAVES:
         return Leaf("statistic", node, "a statistic of the data")
     if node:
-        return Leaf("parameter", node, f"below {render(node)}")
-    if not _RUN_NODES.isdisjoint(words[:_NEAR]) or _is_counter(words, spec):
-        return Leaf("counter", (), "state of the run: a counter, a schedule or a metric")
-    return Leaf("unknown", (), "no name shows what it is")
+        return _below(node)
+    return _COUNTER if _is_counter(words, spec) else _UNKNOWN
 
 
-def _is_counter(words: list[str], spec: TensorSpec | None) -> bool:
+_UNKNOWN = Leaf("unknown", (), "no name shows what it is")
+_COUNTER = Leaf("counter", (), "a number of the run, by its name")
+
+
+@lru_cache(1 << 10)
+def _below(node: KeyPath) -> Leaf:
+    return Leaf("parameter", node, f"below {render(node)}")
+
+
+def _is_key(words: Tokens, node: KeyPath, spec: TensorSpec | None) -> bool:
+    """Whether a leaf is the key of a random-number generator: by its type, or by a name, and not of floats."""
+    if spec is not None and spec.tags is not None and "prng" in spec.tags:
+        return True
+    if _KEYS.isdisjoint(words) or (spec is not None and "float" in spec.dtype):
+        return False
+    outside = words[: words.index(node[-1])] if node else words
+    named = spec is None and _is_parameter_name(words[-1])
+    return (not _KEYS.isdisjoint(outside) and not named) or words[-1] in _KEY_FIELDS
+
+
+def _is_counter(words: Tokens, spec: TensorSpec | None) -> bool:
     """Whether a leaf is a number of the run: named so, near the top of the tree, and alone in its tensor."""
-    near = all(word in _AROUND for word in words[:-1])
-    return near and bool(words) and words[-1].lower() in _COUNTERS and (spec is None or spec.size == _ALONE)
+    if not words or words[-1].lower() not in _COUNTERS or (spec is not None and spec.size != _ALONE):
+        return False
+    return all(map(_is_around, words[:-1]))
 
 
-def _root_of(parts: KeyPath) -> KeyPath:
+def _root_of(parts: KeyPath, states: StateNodes, top: KeyPath) -> KeyPath:
     """The node that is known to hold parameters, above a leaf; only nodes around such ones may be above it."""
-    if _is_target(parts):
-        return parts[:2]
     for place, part in enumerate(parts[:-1]):
         if part in ROOTS or part.endswith("_params"):
             return parts[: place + 1]
-        if part not in _AROUND:
+        if _is_around(part):
+            continue
+        node = parts[: place + 1]
+        holds = may_be_optimizer(part) and (node == top or node in states.whole)
+        if not (holds and parts[place + 1] in HELD):
             return ()
     return ()
+
+
+def _settle(
+    leaves: dict[KeyPath, Leaf],
+    parts: Mapping[KeyPath, KeyPath],
+    words: Mapping[KeyPath, Tokens],
+    tops: Mapping[KeyPath, KeyPath],
+    specs: Mapping[KeyPath, TensorSpec] | None,
+) -> set[KeyPath]:
+    """Decide what depends on the rest of the tree: words that a module may have too, and numbers.
+
+    Returns:
+        The leaves that are as likely parameters as state of an optimizer.
+    """
+    roots = {leaf.node[-1] for leaf in leaves.values() if leaf.kind == "parameter"}
+    rooted, sure = bool(roots), any(map(_is_sure, roots))
+    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values())
+    judged = _judge_tops(parts, tops, rooted=rooted, optimizer=optimizer)
+    doubtful: set[KeyPath] = set()
+    flat = not optimizer and all(len(own) == 1 for own in parts.values())
+    dotted = flat and any(len(tokens) > 1 for tokens in words.values())
+    for path, leaf in leaves.items():
+        if leaf.kind == "counter" and dotted:
+            leaves[path] = _UNKNOWN
+        if leaf.kind != "unknown" or not (rooted or optimizer or tops):
+            continue
+        found = judged.get(tops[path], False) if path in tops else False
+        if found is None:
+            doubtful.add(path)
+        elif found:
+            leaves[path] = Leaf("optimizer", (), "in a node called as an optimizer, next to the parameters")
+        elif sure and not _MOMENT_WORDS.isdisjoint(words[path]):
+            leaves[path] = Leaf("optimizer", (), "a moment, next to the parameters")
+        elif (rooted or optimizer) and _is_of_run(words[path], specs[path] if specs else None):
+            leaves[path] = Leaf("counter", (), "in a node of the run: a schedule, a scaler or a metric")
+        elif rooted and specs and specs[path].size == _ALONE and not specs[path].shape:
+            leaves[path] = Leaf("counter", (), "a number outside the model")
+    return doubtful
+
+
+def _judge_tops(
+    parts: Mapping[KeyPath, KeyPath], tops: Mapping[KeyPath, KeyPath], *, rooted: bool, optimizer: bool
+) -> dict[KeyPath, bool | None]:
+    """Whether nodes are the state of an optimizer, whose word may also be that of a module; None if both may be."""
+    if not tops:
+        return {}
+    below: defaultdict[KeyPath, list[Tokens]] = defaultdict(list)
+    for path, top in tops.items():
+        below[top].append(tokens_of(parts[path][len(top) :]))
+    repeats = Repeats(frozenset(map(tokens_of, parts.values())))
+    found: dict[KeyPath, bool | None] = {}
+    for top, rest in below.items():
+        heads, named = {one[0] for one in rest}, any(_is_parameter_name(one[-1]) for one in rest)
+        moments = bool(heads & SLOTS) and heads <= SLOTS | _COUNTERS
+        found[top] = rooted or moments or (optimizer and not named)
+        if not found[top] and min(map(len, rest)) > 1 and repeats.has(tokens_of(top), rest):
+            found[top] = None
+    return found
+
+
+def _is_of_run(tokens: Tokens, spec: TensorSpec | None) -> bool:
+    """Whether a leaf is in a node of a scaler, a schedule or the like, and no parameter of a module of that name."""
+    if _RUN_NODES.isdisjoint(tokens[:_NEAR]):
+        return False
+    return not _is_parameter_name(tokens[-1]) or (
+        tokens[-1] == "scale" and spec is not None and not spec.shape
+    )
 
 
 def _scope(parts: KeyPath) -> KeyPath:
@@ -459,19 +555,81 @@ def _scope(parts: KeyPath) -> KeyPath:
     return tuple(inner[:1]) if len(inner) > 1 else ()
 
 
-def _scopes_of_parameters(parts: Mapping[KeyPath, KeyPath], leaves: Mapping[KeyPath, Leaf]) -> set[KeyPath]:
-    """The scopes of which a name shows that they hold parameters."""
+def _name(
+    leaves: dict[KeyPath, Leaf],
+    parts: Mapping[KeyPath, KeyPath],
+    words: Mapping[KeyPath, Tokens],
+    specs: Mapping[KeyPath, TensorSpec] | None,
+    proven: bool,
+    doubtful: Collection[KeyPath],
+) -> None:
+    """Find the parameters that names show, and those that nothing else than parameters is around."""
+    open_ = {
+        path: _scope(parts[path])
+        for path, leaf in leaves.items()
+        if leaf.kind == "unknown" and path not in doubtful
+    }
+    if not open_:
+        return
+    by_names, letters = _scopes_of_parameters(open_, words)
+    run = any(leaf.kind in ("optimizer", "counter", "key") or leaf.node for leaf in leaves.values())
+    some = bool(by_names or letters)
+    for path, scope in open_.items():
+        if scope in by_names or () in by_names or path in letters:
+            leaves[path] = _NAMED
+        elif proven and _has_name(parts[path]):
+            leaves[path] = Leaf("parameter", (), "the format holds parameters only")
+        elif some and not run and specs and _has_name(parts[path]) and not _is_whole_number(specs[path]):
+            leaves[path] = Leaf("parameter", (), "in a tree of parameters, without the state of a run")
+
+
+_NAMED = Leaf("parameter", (), "named as parameters are")
+
+
+def _is_whole_number(spec: TensorSpec) -> bool:
+    return spec.dtype.startswith(_WHOLE_NUMBERS)
+
+
+def _scopes_of_parameters(
+    open_: Mapping[KeyPath, KeyPath], words: Mapping[KeyPath, Tokens]
+) -> tuple[set[KeyPath], set[KeyPath]]:
+    """The scopes of which a name shows that they hold parameters; and leaves of which only their own name does."""
     found: set[KeyPath] = set()
-    for path, own in parts.items():
-        if leaves[path].kind == "unknown":
-            tokens = [token for token in _tokens(own) if token not in (BOX, OLD_VARIABLE)]
-            if (
-                len(tokens) > 0
-                and _PARAMETER_LEAF.fullmatch(tokens[-1])
-                and not _NUMBERED.fullmatch(tokens[-1])
-            ):
-                found.add(_scope(own))
-    return found
+    letters: dict[str, KeyPath] = {}
+    for path, scope in open_.items():
+        if scope in found:
+            continue
+        tokens = [token for token in words[path] if token not in WRAPPED]
+        if not tokens or not _is_parameter_name(tokens[-1]):
+            continue
+        if tokens[-1].lower() in _LETTERS and not (scope or len(tokens) > 1):
+            letters[tokens[-1].lower()] = path
+        else:
+            found.add(scope)
+    return found, set(letters.values()) if len(letters) == len(_LETTERS) else set()
+
+
+def _find_copies(leaves: dict[KeyPath, Leaf], parts: Mapping[KeyPath, KeyPath]) -> None:
+    """Find averages and target networks next to the parameters that they follow, in a tree with the state of a run."""
+    tops: defaultdict[str, list[KeyPath]] = defaultdict(list)
+    for path, leaf in leaves.items():
+        if leaf.kind in _OF_MODELS and len(parts[path]) > 1:
+            tops[next((part for part in parts[path] if part not in _AROUND), "")].append(path)
+    run = any(leaf.kind == "optimizer" or leaf.node for leaf in leaves.values())
+    copies = {top for top in tops if run and _is_copy(top, tops)}
+    if not copies or copies == set(tops):
+        return
+    for top in copies:
+        for path in tops[top]:
+            leaves[path] = Leaf(
+                "copy", leaves[path].node, f"a copy of the parameters that training follows: {top}"
+            )
+
+
+def _is_copy(top: str, tops: Collection[str]) -> bool:
+    """Whether a node is called as an average of parameters, or as the target of a node next to it."""
+    target = top.startswith(_COPY_OF) and top.removeprefix(_COPY_OF) in tops
+    return target or _COPY_WORD.fullmatch(top) is not None
 
 
 def _trees(leaves: Mapping[KeyPath, Leaf]) -> Iterator[ModelTree]:

@@ -22,6 +22,7 @@ from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
 from wherry.runtime.threads import without_collection
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location
@@ -105,7 +106,7 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
         ),
         writer=writer,
         step=step_of(location, inside_step=bool(around) or location.name in layout.PREFERRED_ITEMS),
-        kind=tree.kind_of(leaves.arrays, leaves.strings) if leaves else None,
+        kind=read_leaves(leaves.tensors, leaves.others, leaves.empties).whole_of_arrays if leaves else None,
         verdict=verdict,
         reason=refused.what if refused else None,
         evidence=(*_presence(item), *evidence),

@@ -21,6 +21,7 @@ from wherry.integrations.containers.orbax import aggregate, layout, marks, parti
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.runtime.threads import without_collection
+from wherry.tree.reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,10 +81,10 @@ def open_item(
         empties=leaves.empties,
         lists=frozenset(leaves.lists),
         step=detection.step,
-        kind=tree.kind_of(leaves.tensors, leaves.others),
         companions=_companions(location, glimpse, arrays.found),
         custom=_custom(location, glimpse, metadata),
     )
+    manifest = replace(manifest, kind=read_tree(manifest).whole_of_arrays)
     manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
     manifest, named = partitioning.with_names(manifest)
     notes = [*_notes(item, leaves, unknown), *named]

@@ -1,8 +1,8 @@
 """What a step holds beside the item that is read: other items, checkpointables of the v1 API, and files.
 
 An item with arrays is taken for weights, unless its name or its key paths say that it is the state of an optimizer or
-of a run. Items without arrays hold JSON, metrics or the position of a data loader. A folder is a step if it has the
-files of one or a step's name; else only folders with the usual names of items are items. A folder with its own
+of a run. Items without arrays hold JSON, strings, metrics or the position of a data loader. A folder is a step if it
+has the files of one or a step's name; else only folders with the usual names of items are items. A folder with its own
 `_CHECKPOINT_METADATA` is a checkpoint of its own.
 """
 
@@ -14,9 +14,10 @@ from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, igno
 from wherry.core.steps import step_number
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse
-from wherry.integrations.containers.orbax import layout, tree
+from wherry.integrations.containers.orbax import aggregate, layout, tree
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _MARKERS = frozenset({layout.CHECKPOINT, layout.COMMITTED, layout.V1_MARKER, *OWN_NAMES})
 _NOT_READ = "one item of a step is converted"
+_PARAMETER = ("params", "kernel")  # stands for the item that is read
 
 
 def other_items(item: Location, home: Location, read: Collection[str] = ()) -> tuple[IgnoredEntry, ...]:
@@ -66,19 +68,29 @@ def _entry(step: Location, name: str, entry: Entry, *, v1: bool) -> IgnoredEntry
     if place.join(layout.CHECKPOINT).exists():
         return None
     item = layout.look_at_item(Glimpse(place))
-    if item is None or not item.has_arrays:
+    paths = _paths(place, item) if item is not None and item.has_arrays else []
+    if paths == []:
         return ignored_file(name, ITEMS, f"{word} without arrays", _NOT_READ)
-    if tree.is_state(entry.name, _paths(place, item)):
+    if paths is not None and _is_state(entry.name, paths):
         return ignored_file(
             name, TRAINING_STATE, f"{word} with the state of an optimizer or of the run", _NOT_READ
         )
     return ignored_file(name, ITEMS, f"{word} with arrays", _NOT_READ, weights=True)
 
 
-def _paths(place: Location, item: layout.OrbaxItem) -> list[KeyPath]:
-    """The key paths of the arrays of an item; none if its tree cannot be read."""
+def _is_state(name: str, paths: list[KeyPath]) -> bool:
+    """Whether an item holds nothing but the state of an optimizer or of a run, next to the item with the parameters."""
+    inside = [(name, *path) for path in paths]
+    found = read_leaves([*inside, _PARAMETER])
+    return all(found.kind(path) in ("optimizer", "counter", "key") for path in inside)
+
+
+def _paths(place: Location, item: layout.OrbaxItem) -> list[KeyPath] | None:
+    """The key paths of the arrays of an item; None if they are not stated, or cannot be read."""
+    if not item.tree and not item.msgpack:
+        return None
     try:
         metadata = tree.read_tree(place) if item.tree else {}
-        return list(tree.parse_tree(metadata, place.uri).arrays) if metadata else []
+        return list(aggregate.read_tree(place, item, metadata).tensors)
     except WherryError:
-        return []
+        return None

@@ -32,9 +32,8 @@ from wherry.text.json_scan import DROPPED
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from wherry.core.detection import Kind
     from wherry.core.manifest import Manifest, Value
     from wherry.integrations.containers.msgpack.contents import Place
     from wherry.storage.location import Location
@@ -52,13 +51,6 @@ _ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
 _SMALL_TREE = 256 << 10  # bytes; sharing takes longer than it saves memory
 _LONGEST_TYPE = 100  # characters
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
-
-_OPTIMIZER_PARTS = frozenset(
-    {"opt_state", "opt_states", "optimizer", "optimizer_state", "optim", "mu", "nu", "exp_avg", "exp_avg_sq"}
-    | {"param_states", "momentum"}
-)
-_PARAMETER_ROOTS = frozenset({"params", "param", "model", "mdl_vars", "target", "variables"})
-_STATE_PARTS = frozenset({"step", "rng", "rngs", "lr", "global_step", "iteration", "epoch"})
 
 
 @dataclass(slots=True)
@@ -255,23 +247,6 @@ def read_prng_impls(location: Location) -> dict[str, str]:
                 f"invalid {ARRAY_METADATAS}/{entry.name}: {error!r}", uri=location.uri
             ) from error
     return impls
-
-
-def kind_of(paths: Iterable[KeyPath], values: Iterable[KeyPath] = ()) -> Kind:
-    """Whether these leaves are parameters, a train state, or something else."""
-    tensors, others = list(paths), list(values)
-    if any(part in _OPTIMIZER_PARTS for path in tensors for part in path):
-        return "train-state"
-    if all(path and path[0] in _PARAMETER_ROOTS for path in tensors):
-        return "params"
-    stateful = any(part in _STATE_PARTS for path in tensors for part in path[:1])
-    return "other" if stateful or others else "params"
-
-
-def is_state(name: str, paths: Collection[KeyPath]) -> bool:
-    """Whether an item holds the state of an optimizer or of a run, by its name or by all of its key paths."""
-    parts = _OPTIMIZER_PARTS | _STATE_PARTS
-    return name in parts or (bool(paths) and all(parts.intersection(path) for path in paths))
 
 
 def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any]) -> JsonObject:

@@ -4,7 +4,7 @@ The allow-list holds exactly the globals that state dicts and trainer dicts of t
 is ("storage", type, key, location, elements); the type gives the dtype, except for `UntypedStorage`, whose elements are
 bytes and whose tensors name their dtype (`_rebuild_tensor_v3`). Known globals that are harmless but not read (sparse
 and quantised tensors, numpy objects, whole modules) are unsupported; all others are hostile. `flatten` turns the inert
-value into key paths, and `tree_kind` classifies them.
+value into key paths.
 
 Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
 """
@@ -12,46 +12,14 @@ Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS, NUMPY_SCALARS
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.pickle.values import Global, Opaque, Rules
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from wherry.core.detection import Kind
-    from wherry.core.keypath import KeyPath
-
-
-__all__ = ["PickleTree", "flatten", "kind_of", "tree_kind"]
-_OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "opt", "opt_state"})
-_OPTIMIZER_STATES = (
-    *("optimizer_state", "optimizer_states", "optimizer_state_dict", "last_optimizer_state"),
-    "optimizer_history",
-)
-_PARAMETER_NAMES = ("weight", "bias")
-
-
-def kind_of(tensors: Collection[KeyPath], others: Collection[KeyPath]) -> Kind:
-    """`train-state` for a tree with an optimizer, `params` for a flat state dict, else `other`.
-
-    Args:
-        tensors: nested key paths of tensors.
-        others: key paths of the other leaves.
-    """
-    tops = {path[0].lower() for path in (*tensors, *others) if path}
-    if tops & _OPTIMIZERS or tops & set(_OPTIMIZER_STATES):
-        return "train-state"
-    names = [path[-1].rsplit(".", 1)[-1] for path in tensors if path]
-    return "params" if any(name in _PARAMETER_NAMES for name in names) else "other"
-
-
-def tree_kind(tree: PickleTree) -> Kind:
-    """`kind_of` for a tree."""
-    return kind_of(tree.tensors, (*tree.values, *tree.empties))
+__all__ = ["PickleTree", "flatten"]
 
 
 def flatten(root: Any, pickle_bytes: int) -> PickleTree:

@@ -17,7 +17,6 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.containers.torch.writer import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
@@ -35,6 +34,7 @@ from wherry.integrations.formats.dcp.rewrite import REWRITES
 from wherry.integrations.formats.dcp.step import beside_item, item_evidence, model_of_step, step_around
 from wherry.integrations.formats.dcp.writer import DcpWriter
 from wherry.storage.stores import make_folder
+from wherry.tree.reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -94,8 +94,6 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     """Open a folder of `.metadata` and `.distcp` files, by the rules of the system that saved it."""
     contents = read_contents(location, own)
     index = contents.index
-    paths = [_nested_path(contents, name) for name in index.tensors]
-    kind = kind_of(paths, [_nested_path(contents, name) for name in index.objects])
     step = _step(contents) if detection.step is None else detection.step
     manifest = Manifest(
         tensors=contents.tensors,
@@ -103,10 +101,11 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
         empties=contents.empties,
         lists=frozenset(contents.lists),
         step=step,
-        kind=kind,
         companions=tuple(Companion(entry.name, entry.size) for entry in contents.companions),
         custom=_custom(contents),
     )
+    kind = read_tree(manifest).whole
+    manifest = replace(manifest, kind=kind)
     files = (*contents.files, *contents.companions)
     names = frozenset(entry.name for entry in contents.companions)
     reader = DcpReader(location, index, contents.items, files, contents.inner, names)
@@ -116,12 +115,6 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     )
     precise = replace(detection, writer=index.writer, kind=kind, step=step)
     return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *beside_item(location)))
-
-
-def _nested_path(contents: DcpContents, name: str) -> tuple[str, ...]:
-    """The nested path of a name; if the metadata has none, the part before the first dot is the node."""
-    parts = contents.index.nested.get(name)
-    return tuple(map(str, parts)) if parts else tuple(name.split(".", 1))
 
 
 def _custom(contents: DcpContents) -> dict[str, Any]:

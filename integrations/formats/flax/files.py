@@ -17,9 +17,9 @@ from wherry.formats.reader import ReaderOver
 from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.layout import RENAMELESS
-from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
 from wherry.storage.location import Entry
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ def _open_contents(
 ) -> Opened:
     stored = _stored_step(specs, contents, reader)
     step = stored if detection.step is None else detection.step
-    kind = kind_of(specs, contents.values)
+    kind = read_leaves(specs, contents.values, contents.empties, specs=specs).whole_of_arrays
     manifest = Manifest(
         tensors=specs,
         values=contents.values,

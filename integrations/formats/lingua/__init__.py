@@ -22,7 +22,6 @@ from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.objects import build, pickle_object
-from wherry.integrations.containers.torch.values import tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
@@ -34,6 +33,7 @@ from wherry.integrations.formats.meta import single_form
 from wherry.storage.location import Entry
 from wherry.storage.stores import make_folder
 from wherry.text.numbers import decimal_number
+from wherry.tree.reading import read_tree
 from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:
@@ -179,7 +179,6 @@ def _is_consolidated(glimpse: Glimpse) -> bool:
 
 def _open_consolidated(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location.join(CONSOLIDATED))
-    kind = tree_kind(archive.tree)
     entry = location.join(CONSOLIDATED).stat()
     assert entry is not None
     own = Entry(CONSOLIDATED, entry.size, is_dir=False, mark=entry.mark)
@@ -194,14 +193,14 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
         values=archive.tree.values,
         empties=archive.tree.empties,
         lists=frozenset(archive.tree.lists),
-        kind=kind,
         companions=tuple(Companion(one.name, one.size) for one in beside.companions),
         custom=archive.tree.custom,
     )
+    manifest = replace(manifest, kind=read_tree(manifest).whole)
     step = detection.step if detection.step is not None else _optimizer_step(manifest, reader)
     manifest = replace(manifest, step=step, origin=_origin(manifest, params))
     seen = Evidence(CONSOLIDATED, f"{len(archive.placed)} tensors, step {step} by folder or optimizer")
-    precise = replace(detection, step=step, kind=kind).seen(seen)
+    precise = replace(detection, step=step, kind=manifest.kind).seen(seen)
     return Opened(precise, manifest, reader, tuple(beside.ignored))
 
 

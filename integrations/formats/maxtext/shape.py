@@ -22,7 +22,6 @@ from wherry.formats.systems import TreeForm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
@@ -129,11 +128,6 @@ def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath)
         mixed=bool(groups) and bool(unscanned),
         nnx_aux=any(path[0] == "nnx_aux" for path in paths if path),
     )
-
-
-def kind_of(paths: Iterable[KeyPath]) -> Kind:
-    """A train state if there are moments, else parameters (also with a step of 0 and an empty `opt_state`)."""
-    return "train-state" if any(path[:1] == ("opt_state",) for path in paths) else "params"
 
 
 def _has_model(paths: list[KeyPath], root: KeyPath) -> bool:

@@ -20,6 +20,7 @@ from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -96,9 +97,14 @@ def find(glimpse: Glimpse) -> MaxTextStep | None:
     confirmed = scan_layers is not None or item.location.name == ITEM
     root = shape.parameter_root(paths, confirmed=confirmed)
     if root is not None:
-        return MaxTextStep(home, item, shape.look(paths, root), scan_layers, shape.kind_of(paths))
+        return MaxTextStep(home, item, shape.look(paths, root), scan_layers, _kind(paths))
     ours = own_notes(item.metadata).get("format") == NAME
     return MaxTextStep(home, item, None, scan_layers) if ours else None
+
+
+def _kind(paths: list[KeyPath]) -> Kind:
+    """A train state if there are moments, else parameters, which the decoder shows."""
+    return "train-state" if read_leaves(paths).optimizer else "params"
 
 
 def open_found(found: MaxTextStep) -> Opened:

@@ -17,11 +17,11 @@ from wherry.formats.format import Opened
 from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.formats.paxml import metadata
-from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.layout import COMMITTED, Place
 from wherry.integrations.formats.paxml.state import evidence
 from wherry.integrations.formats.paxml.treedef import leaf_names
 from wherry.storage.location import Entry
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,8 @@ def open_flax(place: Place, detection: Detection) -> Opened:
     if odd is not None:
         raise CorruptError(f"unexpected array outside {LEAVES}", uri=place.state.uri, path=render(odd))
     names = _names(contents)
-    kind = naming.kind_of(names.values()) if names else None
+    found = read_leaves(names.values()).whole if names else "other"
+    kind = "train-state" if found == "other" else found
     fields: dict[str, Any] = {"version": place.metadata.version}
     if names:
         fields["names"] = {render(path): render(name) for path, name in names.items()}
@@ -71,13 +72,13 @@ def open_flax(place: Place, detection: Detection) -> Opened:
         empties=contents.empties,
         lists=frozenset(contents.lists),
         step=detection.step,
-        kind=kind or "train-state",
+        kind=kind,
         custom={"paxml": fields},
     )
     reader = PlacedReader(place.home, contents.places, tuple(_members(place)))
     words = "the names of all leaves" if names else "no names of the leaves: abbreviated, or of another tree"
-    found = detection.seen(Evidence(STRUCTURE, f"the structure has {words}"))
-    return Opened(replace(found, kind=kind or "train-state"), manifest, reader)
+    precise = detection.seen(Evidence(STRUCTURE, f"the structure has {words}"))
+    return Opened(replace(precise, kind=kind), manifest, reader)
 
 
 def _names(contents: MsgpackContents) -> dict[KeyPath, KeyPath]:

@@ -20,7 +20,6 @@ from wherry.formats.systems import TreeForm
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
@@ -77,14 +76,6 @@ def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:
 def split_name(name: str) -> KeyPath:
     """Split a folder name into a key path; list indices stay appended to their parts."""
     return tuple(name.split(SEPARATOR))
-
-
-def kind_of(paths: Iterable[KeyPath]) -> Kind | None:
-    """A train state if there are optimizer states, parameters if there are only variables; None for another tree."""
-    roots = {path[0] for path in paths if path}
-    if any(root == OPTIMIZER or root.startswith(f"{OPTIMIZER}_") for root in roots):
-        return "train-state"
-    return "params" if VARIABLES in roots else None
 
 
 def optimizer_groups(specs: Mapping[KeyPath, TensorSpec]) -> dict[str, dict[str, Any]]:

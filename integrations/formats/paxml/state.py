@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import render
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.orbax import tree
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.other_items import other_items
@@ -18,6 +17,7 @@ from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.arrays import open_arrays
 from wherry.integrations.formats.paxml.layout import COMMITTED, NEWEST, Place, StateLayout
+from wherry.tree.reading import read_leaves, read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,7 @@ def describe(place: Place) -> Detection:
         format_version=place.version,
         writer=writer,
         step=place.step,
-        kind=naming.kind_of(names),
+        kind=_kind(names),
         verdict=verdict,
         reason=reason,
         evidence=tuple(evidence(place)),
@@ -79,7 +79,7 @@ def open_place(place: Place, detection: Detection) -> Opened:
     stored = manifest.tensors
     tensors = metadata.unpad(stored, place.metadata)
     padded = {path: stored[path] for path, spec in tensors.items() if spec.shape != stored[path].shape}
-    kind = naming.kind_of(tensors) or _noted_kind(place) or tree.kind_of(tensors, manifest.values)
+    kind = _kind(tensors) or _noted_kind(place) or read_tree(manifest).whole_of_arrays
     manifest = replace(
         manifest,
         tensors=tensors,
@@ -139,6 +139,12 @@ def _find_evidence(manifest: Manifest, padded: dict[KeyPath, Any]) -> list[Evide
     if padded:
         rows.append(Evidence(metadata.FILE, f"{len(padded)} arrays are cut to their unpadded_shape"))
     return rows
+
+
+def _kind(paths: Iterable[KeyPath]) -> Kind | None:
+    """The kind that key paths show; None if they do not."""
+    found = read_leaves(paths).whole
+    return None if found == "other" else found
 
 
 def _noted_kind(place: Place) -> Kind | None:

@@ -22,7 +22,6 @@ from wherry.errors import IncompleteError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.msgpack.contents import PlacedReader
 from wherry.integrations.containers.orbax.layout import MANIFEST
-from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
@@ -32,6 +31,7 @@ from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
 from wherry.integrations.formats.t5x.step import checked_step
 from wherry.integrations.formats.t5x.tree import T5xTree, read_tree
+from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
         empties=tree.contents.empties,
         lists=frozenset(tree.contents.lists),
         step=detection.step if step is None else step,
-        kind=kind_of(specs, tree.contents.values),
+        kind=read_leaves(specs, tree.contents.values, tree.contents.empties, specs=specs).whole_of_arrays,
         companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
         origin={"pinned": True} if home == location and home.join(layout.PINNED).exists() else {},
     )
