@@ -544,6 +544,16 @@ def _without_leaf_wrappers(
     return names, removed
 
 
+def framework_words(paths: Iterable[KeyPath]) -> set[str]:
+    """The words of frameworks in the names of a tree, which no model uses (`_orig_mod`)."""
+    return {word for path in paths for part in path for word in part.split(".") if word in WRAPPERS}
+
+
+def share_first_word(paths: Collection[KeyPath]) -> bool:
+    """Whether every name begins with one word, which may be a root, or the model's own."""
+    return _common_first(paths) is not None
+
+
 def _is_root(word: str) -> bool:
     return word in ROOTS or word in _AROUND or word.endswith("_params")
 
