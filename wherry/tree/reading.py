@@ -190,6 +190,11 @@ class ModelTree:
         """The name of a leaf in the model."""
         return self.names.get(path, path)
 
+    @property
+    def is_other(self) -> bool:
+        """Whether a leaf has another name in the model than it is stored under."""
+        return any(path != name for path, name in self.names.items())
+
     def over(self, stored: Mapping[KeyPath, KeyPath]) -> ModelTree:
         """The same tree by the key paths that its leaves are stored under, before a user's renaming."""
         if not stored:

@@ -300,9 +300,10 @@ def _is_needed(
 ) -> bool:
     if asked or wish.explicit or (row.names_needed and system_of(checkpoint.detection.format) != row.system):
         return True
-    if row.names_needed and found.system is target and found.tree.removed and not found.unknown:
-        return True
-    return found.system is not target and not _tree_stays(checkpoint, row, wish)
+    if found.system is target:
+        own = row.system and not in_form(checkpoint, row) and row.adapt is None
+        return bool(own) and found.tree.is_other and not found.unknown
+    return not _tree_stays(checkpoint, row, wish)
 
 
 def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
