@@ -196,6 +196,11 @@ class TargetRequest:
         route="Rules that rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", stated="", planned=True,
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """One text is one rule, or several with `;` between them; never its characters."""
+        rules: Any = self.rename
+        object.__setattr__(self, "rename", (rules,) if isinstance(rules, str) else tuple(rules))
+
     @property
     def settings(self) -> dict[str, Any]:
         """The options, including the renames."""
@@ -367,7 +372,7 @@ class MergeKeywords(WritingKeywords, total=False):
 
     opaque: Iterable[str]
     family_file: str | os.PathLike[str] | None
-    rename: Iterable[str]
+    rename: str | Iterable[str]
     as_step: int | None
     sign: str | os.PathLike[str] | None
     lineage: bool

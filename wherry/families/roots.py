@@ -68,10 +68,8 @@ def source_tree(
         system: the only system that counts, if it is known.
     """
     best: tuple[int, SourceTree] | None = None
+    systems = [one for one in _systems(family, format) if system in (None, one.name)]
     for tree in reading.trees if peel else reading.trees[:1]:
-        systems = [one for one in _systems(family, format, tree) if system in (None, one.name)]
-        if len(systems) == 1 and len(reading.trees) == 1 and not _roots(systems[0])[1:]:
-            return SourceTree(systems[0], tree, 0)
         sample = _one_of_each_form(manifest, tree)
         apart = sum(tree.outside.get(path) in WEIGHTS for path in sample.tensors)
         for one in systems:
@@ -101,7 +99,7 @@ def removal_rule(family: Family, format: str, manifest: Manifest, reading: TreeR
             if tree is None:
                 break
             sample = _one_of_each_form(manifest, tree)
-            for one in _systems(family, format, tree):
+            for one in _systems(family, format):
                 for candidate in _placed(tree, one):
                     if not unknown_tensors(family, one, named_manifest(sample, candidate), candidate.outside):
                         return _rule_of(tree)
@@ -119,13 +117,15 @@ def _rule_of(tree: ModelTree) -> str | None:
     return f"{prefix}{{rest*}} -> {{rest*}}"
 
 
-def _systems(family: Family, format: str, tree: ModelTree) -> Iterator[System]:
-    """The systems of a family that may store a tree in a format; Hugging Face first in a container."""
-    flat = format in CONTAINERS and all(len(name) == 1 for name in tree.names.values())
+def _systems(family: Family, format: str) -> Iterator[System]:
+    """The systems of a family that may store trees in a format; Hugging Face first in a container."""
+    contained = format in CONTAINERS
     fits = [
-        one for one in family.systems.values() if format in one.formats or (flat and one.name == _HUGGINGFACE)
+        one
+        for one in family.systems.values()
+        if format in one.formats or (contained and one.name == _HUGGINGFACE)
     ]
-    yield from sorted(fits, key=lambda one: one.name != _HUGGINGFACE) if format in CONTAINERS else fits
+    yield from sorted(fits, key=lambda one: one.name != _HUGGINGFACE) if contained else fits
 
 
 def _placed(tree: ModelTree, system: System) -> Iterator[ModelTree]:

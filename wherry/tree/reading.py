@@ -207,6 +207,11 @@ class ModelTree:
         """The name of a leaf in the model."""
         return self.names.get(path, path)
 
+    @property
+    def is_other(self) -> bool:
+        """Whether a leaf has another name in the model than it is stored under."""
+        return any(path != name for path, name in self.names.items())
+
     def over(self, stored: Mapping[KeyPath, KeyPath]) -> ModelTree:
         """The same tree by the key paths that its leaves are stored under, before a user's renaming."""
         if not stored:
@@ -700,6 +705,16 @@ def _without_leaf_wrappers(
                     (f"/{word}", len(names), "a variable of Flax NNX, or a box of Flax linen"),
                 ]
     return names, removed
+
+
+def framework_words(paths: Iterable[KeyPath]) -> set[str]:
+    """The words of frameworks in the names of a tree, which no model uses (`_orig_mod`)."""
+    return {word for path in paths for part in path for word in part.split(".") if word in WRAPPERS}
+
+
+def share_first_word(paths: Collection[KeyPath]) -> bool:
+    """Whether every name begins with one word, which may be a root, or the model's own."""
+    return _common_first(paths) is not None
 
 
 def _is_root(word: str) -> bool:

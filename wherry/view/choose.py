@@ -22,8 +22,9 @@ from wherry.errors import UsageError
 from wherry.formats.registry import system_of
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import TREE_OPTIONS
+from wherry.tree.reading import framework_words, share_first_word
 from wherry.tree.spelling import changes_key_paths
-from wherry.view.foreign import RENAME, in_form, require_own
+from wherry.view.foreign import RENAME, in_form, require_own, require_unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,9 +84,8 @@ def relaid(
         raise UsageError(
             f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
-    bare = row.names_needed and wish.family == NONE and system_of(checkpoint.detection.format) != row.system
     if not asked and _same_tree(checkpoint, row, wish, own):
-        return with_files(checkpoint, wish) if bare and files else checkpoint, own, only
+        return _kept(checkpoint, row, wish, files=files), own, only
     from wherry.view.system import laid_out
 
     renames = rule_texts(own.get(RENAME) or ())
@@ -93,14 +93,19 @@ def relaid(
     if seen is not None:
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
     require_own(checkpoint, row, own, wish)
-    return with_files(checkpoint, wish) if bare and files else checkpoint, {**own, **asked}, only
+    require_unwrapped(checkpoint, row, own, wish)
+    return _kept(checkpoint, row, wish, files=files), {**own, **asked}, only
 
 
-def with_files(checkpoint: Checkpoint, wish: LayoutRequest) -> Checkpoint:
-    """A source whose names are kept, with the files that a Hugging Face folder needs; see `with_companions`."""
+def _kept(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, files: bool) -> Checkpoint:
+    """A source whose names are kept, with the files that a Hugging Face folder needs and that the user states."""
+    foreign = system_of(checkpoint.detection.format) != row.system
+    stated = bool(wish.config or wish.assets)
+    if not (files and row.names_needed and (stated or (foreign and wish.family == NONE))):
+        return checkpoint
     from wherry.view.companions_view import with_companions  # imports the families
 
-    return with_companions(checkpoint, wish)
+    return with_companions(checkpoint, wish, proved=not foreign and wish.family != NONE)
 
 
 def _quantised_view(
@@ -142,11 +147,17 @@ def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoin
 def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Mapping[str, Any]) -> bool:
     """Whether the tree stays unchanged, decided without loading any family.
 
-    A tree that options respell is judged under its new key paths, once the plan has made them.
+    A tree that options respell is judged under its new key paths, once the plan has made them. Names in a Hugging Face
+    folder that may be wrapped are judged by a family.
     """
     source = checkpoint.detection.format
+    if row.names_needed and row.name == source and wish.family == NONE:
+        return True
     if wish.explicit or wish.config:
         return False
+    if row.name == source and row.names_needed:
+        names = checkpoint.manifest.tensors
+        return not (framework_words(names) or share_first_word(names))
     if row.name == source or row.name in CONTAINERS:
         return True
     if row.names_needed:

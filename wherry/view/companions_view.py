@@ -96,14 +96,21 @@ class CompanionsReader(ReaderOver):
         self._reader.close()
 
 
-def with_companions(checkpoint: Checkpoint, wish: LayoutRequest) -> Checkpoint:
+def with_companions(checkpoint: Checkpoint, wish: LayoutRequest, *, proved: bool = False) -> Checkpoint:
     """A source whose names are kept, with the config and the files that the user states or that the trainer saved.
+
+    Args:
+        checkpoint: the source.
+        wish: the config and the assets.
+        proved: whether the names are those of the target's system.
 
     Raises:
         NotFoundError, UsageError: a stated file cannot be read.
     """
+    carried = CONFIG in {one.name for one in checkpoint.manifest.companions} and not wish.config
     config = config_file(wish.config) if wish.config else config_of(checkpoint)
     files = asset_files(wish.assets) if wish.assets else asset_files(model_folder(checkpoint))
-    if config is not None:
+    if config is not None and not carried:
         files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
-    return CompanionsView(checkpoint, files, (_NOT_PROVED, *(() if config else (_NO_CONFIG,))))
+    notes = (*(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
+    return CompanionsView(checkpoint, files, notes)

@@ -13,6 +13,7 @@ from wherry.core.keypath import render
 from wherry.core.request import NONE
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
+from wherry.tree.reading import WRAPPERS, framework_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,29 @@ def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any],
 
     if row.adapt is None or model_words(checkpoint, wish.config):
         raise no_layout(checkpoint, row, wish)
+
+
+def require_unwrapped(
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest
+) -> None:
+    """Refuse a Hugging Face folder whose names have words of frameworks, if they are kept and not renamed.
+
+    Raises:
+        UnrepresentableError: transformers would load none of these tensors.
+    """
+    if not row.names_needed or wish.family == NONE or options.get(RENAME):
+        return
+    words = framework_words(checkpoint.manifest.tensors)
+    if not words or system_of(checkpoint.detection.format) != row.system:
+        return
+    word = min(words)
+    path = next(path for path in checkpoint.manifest.tensors if framework_words([path]))
+    raise UnrepresentableError(
+        f"names have `{word}`, which {WRAPPERS[word]} puts there and no model has: {render(path)}, …",
+        uri=checkpoint.uri,
+        path=render(path),
+        cure=f"pass the model's --config to have it removed, or keep the names with --family {NONE}",
+    )
 
 
 def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: LayoutRequest) -> None:

@@ -159,10 +159,13 @@ def view(
     if family is None and wish.dtype:
         raise no_layout(checkpoint, row, wish)
     pair = _systems(family, named, row, wish) if family else None
-    if family is None or pair is None or not _is_needed(*pair, row, checkpoint, wish, asked=bool(asked)):
+    if family is None or pair is None:
         return None
     found, target = pair
     source = found.system
+    needed = _is_needed(found, target, row, checkpoint, wish, asked=bool(asked))
+    if not needed and not _is_compared(named, found, family, target, row, wish):
+        return None
     theirs = {*target.forms, *target.conventions}
     _require_options(asked, family, source, target, row)
     stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
@@ -181,6 +184,8 @@ def view(
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
         sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"),
     )  # fmt: skip
+    if not needed:
+        return None  # the config that the user states is that of the tensors, which keep their names
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
     if not of_adapter:
@@ -199,16 +204,39 @@ def _convert(
     try:
         return convert_layout(checkpoint.manifest, family, source, target, tree=found.tree, **how)
     except UnrepresentableError as error:
-        rule = found.unknown and removal_rule(
-            family, checkpoint.detection.format, checkpoint.manifest, named.reading
-        )
-        if rule:
-            start = rule.partition("{")[0]
-            error.what = (
-                f"all names of the model begin with `{start}`, which no system of family {family.name} has"
-            )
-            error.cure = f"remove it with --rename '{rule}'"
-        raise
+        hidden = _hidden_model(named, found, family)
+        raise (hidden or error) from (error if hidden else None)
+
+
+def _hidden_model(named: NamedSource, found: SourceTree, family: Family) -> UnrepresentableError | None:
+    """The refusal of a tree in which a prefix that no table knows hides a model of a family; None if none does."""
+    checkpoint = named.checkpoint
+    rule = found.unknown and removal_rule(
+        family, checkpoint.detection.format, checkpoint.manifest, named.reading
+    )
+    if not rule:
+        return None
+    return UnrepresentableError(
+        f"all names of the model begin with `{rule.partition('{')[0]}`, which no system of family {family.name} has",
+        uri=checkpoint.uri,
+        cure=f"remove it with --rename '{rule}'",
+    )
+
+
+def _is_compared(
+    named: NamedSource, found: SourceTree, family: Family, target: System, row: Format, wish: LayoutRequest
+) -> bool:
+    """Whether the names stay and a config that the user states is compared with the tensors.
+
+    Raises:
+        UnrepresentableError: the names stay, but a prefix hides the model.
+    """
+    if not row.names_needed or found.system is not target:
+        return False
+    hidden = None if named.renames else _hidden_model(named, found, family)
+    if hidden is not None:
+        raise hidden
+    return bool(wish.config) and not found.unknown
 
 
 class NamedSource:
@@ -272,7 +300,10 @@ def _is_needed(
 ) -> bool:
     if asked or wish.explicit or _lacks_names(checkpoint, row):
         return True
-    return found.system is not target and not _tree_stays(checkpoint, row, wish)
+    if found.system is target:
+        own = row.system and not in_form(checkpoint, row) and row.adapt is None
+        return bool(own) and found.tree.is_other and not found.unknown
+    return not _tree_stays(checkpoint, row, wish)
 
 
 def _lacks_names(checkpoint: Checkpoint, row: Format) -> bool:
@@ -282,7 +313,8 @@ def _lacks_names(checkpoint: Checkpoint, row: Format) -> bool:
 
 def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
     """Whether the tree is kept: a config that the user names for a system's target says what the tensors are."""
-    return _plain(checkpoint, row) and not (wish.config and row.system)
+    stated = wish.config and row.system and system_of(checkpoint.detection.format) != row.system
+    return _plain(checkpoint, row) and not stated
 
 
 def _plain(checkpoint: Checkpoint, row: Format) -> bool:
