@@ -4,14 +4,14 @@ Facts (from files of Orbax 0.1.7 to 0.12.8): an **item** folder holds one tree. 
 (since 0.4.4, the tree), array data (OCDBT: `manifest.ocdbt` and `d/`, which refer into `ocdbt.process_<id>/`;
 before 0.4 or on demand one folder per array), and up to 0.5.15 `checkpoint`, a msgpack tree whose leaves are
 either arrays ("aggregate") or `PLACEHOLDER://<name>` strings. A **step** folder holds items and, since 0.11.1, a
-full `_CHECKPOINT_METADATA`. Everything with the suffix `.orbax-checkpoint-tmp` was never committed.
+full `_CHECKPOINT_METADATA`. `commit` describes what shows that a save was committed.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, CrowdedFolderError, IncompleteError
@@ -43,6 +43,9 @@ STRINGS = "_strings.json"
 ARRAY_METADATAS = "array_metadatas"
 MSGPACK = "checkpoint"
 V1_MARKER = "orbax.checkpoint"
+DELETION = "_CHECKPOINT_DELETION"
+COMMIT_TIME = "commit_timestamp_nsecs"
+USE_OCDBT = "use_ocdbt"
 MANIFEST = "manifest.ocdbt"
 
 # Names in an item folder that array folders cannot have.
@@ -64,10 +67,13 @@ RESERVED = frozenset(
     | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
 )
 PREFERRED_ITEMS = ("state", "default", "items", "pytree", "params", "train_state", "model")
-_UNCOMMITTED = re.compile(r".*\.orbax-checkpoint-tmp(-\d+)?")
+_UNCOMMITTED = re.compile(
+    r"(?P<final>.*?)\.(orbax-checkpoint-tmp(-\d+)?|partial_save(\.(pending_\w+|orbax-checkpoint-tmp(-\d+)?))?)"
+)
 # A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
 _ENVELOPE_BYTES = 64
+_FEW = 3  # folders that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,15 @@ def _look_at_child(glimpse: Glimpse) -> OrbaxItem | None:
         return None
 
 
+def has_empty_msgpack(folder: Location) -> bool:
+    """Whether a folder has arrays next to an empty msgpack tree, which the older generations wrote last."""
+    file = folder.join(MSGPACK).stat()
+    if file is None or file.is_dir or file.size:
+        return False
+    folders = (entry.name for entry in folder.entries() if entry.is_dir and not is_reserved(entry.name))
+    return any(folder.join(f"{name}/.zarray").exists() for name in islice(folders, _FEW))
+
+
 def is_reserved(name: str) -> bool:
     """Whether Orbax or wherry reserves a name in an item folder, so that no array can have it."""
     return name in RESERVED or name.startswith(PROCESS_PREFIX)
@@ -163,7 +178,8 @@ def is_uncommitted(name: str) -> bool:
 
 def final_name(name: str) -> str:
     """The name that a folder would have had after its commit."""
-    return name.split(".orbax-checkpoint-tmp", maxsplit=1)[0]
+    found = _UNCOMMITTED.fullmatch(name)
+    return found["final"] if found else name
 
 
 def generation(

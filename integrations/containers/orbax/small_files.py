@@ -59,7 +59,7 @@ def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Mani
             "metrics": {},
             "performance_metrics": {},
             "init_timestamp_nsecs": started,
-            "commit_timestamp_nsecs": time.time_ns(),
+            layout.COMMIT_TIME: time.time_ns(),
             "custom_metadata": dict(manifest.custom.get("checkpoint") or {}),
         }
     )

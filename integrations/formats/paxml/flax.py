@@ -54,8 +54,7 @@ def open_flax(place: Place, detection: Detection) -> Opened:
         UnsupportedError: the file has an unknown type.
         HostileError: the nesting or a size is impossible.
     """
-    if place.damage is not None:
-        raise place.damage
+    place.require_committed()
     contents = gather(index_file(place.state), place.state)
     odd = next((path for path in contents.specs if path[0] != LEAVES), None)
     if odd is not None:
