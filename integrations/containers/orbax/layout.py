@@ -73,6 +73,10 @@ _UNCOMMITTED = re.compile(
 # A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
 _ENVELOPE_BYTES = 64
+_LEAVES = (b"PLACEHOLDER://", b"AGGREGATED://", b"\x01\x93")  # the last: ext type 1, [shape, dtype, bytes]
+# The first byte of a msgpack map and of an array: few elements, 16 bits of them, 32 bits.
+_MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+_ARRAYS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 _FEW = 3  # folders that are looked at
 
 
@@ -132,10 +136,20 @@ def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
         processes=tuple(name for name in entries if name.startswith(PROCESS_PREFIX)),
         folders=any(entry.is_dir and not is_reserved(name) for name, entry in entries.items()),
     )
-    bare_ocdbt = item.merged and ("d" in entries or bool(item.processes))
-    if item.tree or item.msgpack or bare_ocdbt or item.processes or SHARDING in entries:
+    if item.tree or item.msgpack or item.processes or SHARDING in entries:
         return item
-    return None
+    # A database alone may be of any program that uses tensorstore: the files of a save show that it is Orbax's.
+    return item if item.merged and "d" in entries and _is_of_orbax(glimpse) else None
+
+
+def _is_of_orbax(glimpse: Glimpse) -> bool:
+    """Whether a folder, or the step around it, has small files that Orbax writes, or a record of wherry."""
+    if any(
+        name in glimpse.entries for name in (CHECKPOINT, COMMITTED, ARRAY_METADATAS, STRINGS, FOLDER_NAME)
+    ):
+        return True
+    around = (CHECKPOINT, COMMITTED, V1_MARKER)
+    return any(glimpse.location.parent.join(name).exists() for name in around)
 
 
 def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
@@ -252,5 +266,7 @@ def _is_msgpack_tree(glimpse: Glimpse) -> bool:
     if entry is None or entry.is_dir or entry.size == 0:
         return False
     head = glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)
-    is_map = 0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)  # noqa: PLR2004  fixmap, map 16, map 32
-    return is_map and not any(head[1:].startswith(envelope) for envelope in _FOREIGN_ENVELOPES)
+    if head[0] in _MAPS:
+        return not any(head[1:].startswith(envelope) for envelope in _FOREIGN_ENVELOPES)
+    # A tuple or list at the root, such as an optimizer state; without `_METADATA` its leaves show what it is.
+    return head[0] in _ARRAYS and (TREE in glimpse.entries or any(mark in head for mark in _LEAVES))

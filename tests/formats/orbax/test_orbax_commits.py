@@ -329,7 +329,8 @@ def _in_bucket_of(step: Path) -> None:
     ("case", "item"),
     [
         ("maxtext-llama31-l3-scan", "items"), ("t5x-orbax-ocdbt-head", "state"), ("t5x-orbax-zarr-2023", "state"),
-        ("paxml-gpt3-l3-v11-gda-zarr", "state"), ("paxml-gpt3-l3-v12-gda-ocdbt", "state"), ("paxml-gpt3-l3-flax", "state"),
+        ("paxml-gpt3-l3-v11-gda-zarr", "state"), ("paxml-gpt3-l3-v12-gda-ocdbt", "state"),
+        ("paxml-gpt3-l3-flax", "state"),
         ("penzai-llama-unroll-plain", ""), ("orbax-0110-flax-orbax", ""),
     ],
 )  # fmt: skip
