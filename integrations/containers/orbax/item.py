@@ -232,11 +232,14 @@ def _specs(
             chunks=array.zarr.chunks,
             axes=_fitting(axes.get(array.name), array),
             sharding=shardings.get(array.name),
-            tags={"prng": prng[array.name]} if array.name in prng else None,
+            tags={tree.PRNG: prng[array.name]} if array.name in prng else None,
         )
         for path, array in arrays.items()
     }
-    return stored | leaves.inline
+    return {
+        path: replace(spec, tags={**(spec.tags or {}), **tree.SCALAR_TAG}) if path in leaves.scalars else spec
+        for path, spec in (stored | leaves.inline).items()
+    }
 
 
 def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:
