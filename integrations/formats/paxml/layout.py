@@ -21,6 +21,7 @@ from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.commit import missing_commit
+from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.formats.paxml import metadata, names
 
 if TYPE_CHECKING:
@@ -135,6 +136,18 @@ def _find(glimpse: Glimpse) -> Place | None:
     return _alone(glimpse.location, layout) if layout is StateLayout.ARRAYS and has_names(glimpse) else None
 
 
+def _is_state(glimpse: Glimpse, layout: StateLayout) -> bool:
+    """Whether the state itself shows that it is PaxML's; only of a step whose item `metadata` cannot be read."""
+    if layout is not StateLayout.OCDBT:
+        return layout is StateLayout.FLAX
+    item = look(glimpse)
+    return (
+        item is not None
+        and item.leaves is not None
+        and any(path[:1] == (names.VARIABLES,) for path in item.leaves.arrays)
+    )
+
+
 def has_names(glimpse: Glimpse) -> bool:
     """Whether a folder has arrays with PaxML's names."""
     return any(entry.is_dir and name.startswith(_NAME_MARKS) for name, entry in glimpse.entries.items())
@@ -163,7 +176,7 @@ def _in_step(glimpse: Glimpse) -> Place | None:
         )
         return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
     theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
-    if not (theirs or has_names(inside)):
+    if not (theirs or has_names(inside) or (damage is not None and _is_state(inside, layout))):
         return None
     return Place(
         glimpse.location, place.join(MSGPACK) if layout is StateLayout.FLAX else place, layout, found, damage
