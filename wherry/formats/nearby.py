@@ -54,6 +54,8 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     alone = claimed((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
     if len(alone) == 1:
         return f"pass its file: {shlex.quote(alone[0].uri)}"
+    if alone:
+        return f"pass one of its files: {', '.join(shlex.quote(place.uri) for place in alone)}"
     folders = [
         name
         for name, entry in glimpse.entries.items()

@@ -23,6 +23,8 @@ from wherry.integrations.containers.orbax.item import own_notes, require_whole
 from wherry.runtime.threads import without_collection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wherry.storage.location import Location
 
 NEWEST = "0.12.8"
@@ -181,7 +183,7 @@ def _found_step(glimpse: Glimpse) -> FoundItem | None:
         if remains or any(map(layout.has_empty_msgpack, usually)):
             return _remains(glimpse, "no item with arrays found")
         return None
-    name = _choose(glimpse, sorted(items))
+    name = _choose(glimpse, items)
     found = _found_item(Glimpse(glimpse.location.join(name)), items[name], glimpse)
     others = [other for other in sorted(items) if other != name]
     chosen = f"the item with arrays{', preferred to ' + ', '.join(others) if others else ''}"
@@ -189,10 +191,15 @@ def _found_step(glimpse: Glimpse) -> FoundItem | None:
     return replace(found, detection=replace(found.detection, evidence=evidence))
 
 
-def _choose(glimpse: Glimpse, names: list[str]) -> str:
+def _choose(glimpse: Glimpse, items: Mapping[str, layout.OrbaxItem]) -> str:
+    names = sorted(items)
     if len(names) == 1:
         return names[0]
     preferred = next((name for name in layout.PREFERRED_ITEMS if name in names), None)
+    if preferred is None:
+        # Tunix saves `model_params` and `optimizer_state`.
+        rest = [name for name in names if not _is_state(glimpse.location.join(name), items[name])]
+        preferred = rest[0] if len(rest) == 1 else None
     if preferred is None:
         raise AmbiguousError(
             f"the step has several items: {', '.join(names)}",
@@ -200,6 +207,17 @@ def _choose(glimpse: Glimpse, names: list[str]) -> str:
             cure=f"pass --item {names[0]}",
         )
     return preferred
+
+
+def _is_state(place: Location, item: layout.OrbaxItem) -> bool:
+    """Whether an item holds the state of an optimizer or of the run, by its name or its key paths."""
+    try:
+        leaves = tree.parse_tree(tree.read_tree(place), place.uri) if item.tree else None
+    except OSError:
+        raise
+    except WherryError:
+        leaves = None
+    return tree.is_state(place.name, leaves.tensors if leaves else ())
 
 
 def _remains(glimpse: Glimpse, reason: str) -> FoundItem:
