@@ -25,6 +25,7 @@ from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.survey import one_stream
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
+from wherry.integrations.containers.safetensors.header import plausible
 from wherry.integrations.containers.torch.legacy import is_legacy
 from wherry.storage.location import Entry
 from wherry.tree.reading import read_tree
@@ -44,8 +45,8 @@ _STEPS = ("step", "global_step", "iteration")
 def _detect(glimpse: Glimpse) -> Detection | None:
     head = glimpse.head
     binary = head.startswith(_MARKS)
-    if not (binary or head.startswith(_TEXT_STARTS)) or is_legacy(head):
-        return None
+    if not (binary or head.startswith(_TEXT_STARTS)) or is_legacy(head) or plausible(head, glimpse.size):
+        return None  # no pickle has the zeros of a header's length behind its magic, and then a brace
     stream, _ = one_stream(head, glimpse.location.name)
     if not (_may_be(stream, glimpse) if binary else _is_text_pickle(stream, glimpse)):
         return None
@@ -90,7 +91,7 @@ def _open(location: Location, detection: Detection) -> Opened:
                 uri=location.uri,
                 cure="restore the file",
             )
-    tree = plant(root, end, PickledArray)
+    tree = plant(root, end, PickledArray, location.uri)
     arrays: dict[KeyPath, PickledArray] = tree.tensors
     if not arrays:
         raise NotACheckpointError(

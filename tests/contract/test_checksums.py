@@ -43,6 +43,7 @@ UNCHECKED = {
     "flax-gda",
     "gguf",
     "numpy-pickle",
+    "ocdbt",
     "paxml-flax",
     "torch-legacy",
     "torchscript",

@@ -18,7 +18,7 @@ from wherry.errors import CorruptError, HostileError, UnrepresentableError, Unsu
 from wherry.formats.registry import find_format
 from wherry.testing import readers
 
-NAMES = ("gguf", "equinox", "tf-bundle")
+NAMES = ("gguf", "equinox", "ocdbt", "tf-bundle")
 
 
 @pytest.mark.parametrize("case", cases("gguf", "equinox"))

@@ -13,9 +13,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.support import rank_files, universal, zero
+from tests.support import ocdbt, rank_files, universal, zero
 from tests.support.crash import own_container
 from tests.support.formats import cases, place
 from tests.support.warm import Warm
@@ -55,6 +56,7 @@ IMITATED = {
     "deepspeed": lambda folder: zero.save(folder, stage=2, ranks=2) / "global_step10",
     "deepspeed-universal": lambda folder: universal.save(folder) / universal.STEP,
     "fsdp": two_ranks_of_fsdp,
+    "ocdbt": lambda folder: ocdbt.write(folder, {"model/w": np.ones((3, 4), np.float32)}),
 }
 ROOT = Path(__file__).parents[2]
 MODULES = (

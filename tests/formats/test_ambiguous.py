@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from types import SimpleNamespace
 
 import pytest
 
+import wherry
 from wherry.core.detection import Detection
 from wherry.errors import AmbiguousError
 from wherry.formats.detect import look
@@ -38,3 +41,15 @@ def test_of_two_equals_none_is_guessed(tmp_path):
     with pytest.raises(AmbiguousError, match="this could be one or two") as caught:
         looked(tmp_path, one=row("one"), two=row("two"))
     assert "--from one" in caught.value.cure
+
+
+@pytest.mark.parametrize("low", range(0, 256, 8))
+def test_a_header_of_any_length_is_a_header(tmp_path, low):
+    """The JSON header that fills the file decides, whatever another format makes of the bytes of its length."""
+    file = tmp_path / "ambiguous.bin"
+    text = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    for length in (high * 256 + low for high in (*range(16), 0x20, 0x80, 0x8A, 0xFF, 0x102, 0x204, 0x505)):
+        if length >= len(text):
+            file.write_bytes(struct.pack("<Q", length) + text.ljust(length) + bytes(8))
+            found = wherry.detect(file)
+            assert (found.verdict, found.format) == ("ok", "safetensors"), hex(length)

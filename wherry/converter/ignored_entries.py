@@ -98,7 +98,7 @@ def require_requested(
         names = ", ".join(f"{one.name} ({one.what})" for one in rows[:_SHOWN])
         more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
         raise UnrepresentableError(
-            f"weights next to the converted ones would be left out: {names}{more}",
+            f"weights next to the converted ones would be left out: {names}{more}; {rows[0].reason}",
             uri=uri,
             cure=f'pass --ignore {OTHERS} to leave them out (in a route: ignore = ["{OTHERS}"])',
         )

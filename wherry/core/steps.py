@@ -18,6 +18,7 @@ _ANY_PREFIX = re.compile(r"(?:.+_)?(\d{1,18})")
 # Names under which systems write unfinished checkpoints; all of them rename at the end.
 _UNFINISHED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r".+\.orbax-checkpoint-tmp(-\d+)?"), "Orbax did not finish this save"),
+    (re.compile(r".+\.partial_save(\.pending_\w+)?"), "Orbax did not finalize this partial save"),
     (re.compile(r".+\.tmp-\d+"), "T5X did not finish this save"),
     (re.compile(r"tmp-checkpoint-\d+"), "the Hugging Face trainer did not finish this save"),
     (re.compile(r"checkpoint_tmp(_gda)?"), "Flax did not finish this save"),

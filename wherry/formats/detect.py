@@ -8,6 +8,7 @@ folder stands for its newest complete step; the evidence lists the steps that we
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.steps import StepFolder, step_number, steps_among
+from wherry.core.steps import StepFolder, step_number, steps_among, unfinished_reason
 from wherry.core.units import plural
 from wherry.errors import (
     AmbiguousError,
+    DamagedError,
     IncompleteError,
     MissingExtraError,
     NotACheckpointError,
@@ -29,7 +31,7 @@ from wherry.errors import (
 )
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
-from wherry.formats.nearby import cure_of_absence, cure_of_nothing
+from wherry.formats.nearby import MOST_LOOKED_AT, claimed, cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.objects.object_view import ObjectView, view_of_store
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
+_DIGITS = re.compile(r"(\d{1,18})")
 
 
 def detect(
@@ -223,14 +226,56 @@ def _in_run(run: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
         found = _newest_complete(root.location, steps, rows)
         if found is not None:
             return found
+        found = _unfinished(root, rows)
+        if found is not None:
+            return found
     return _empty_step(run, rows)
+
+
+def _unfinished(root: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
+    """The newest save of a run that has only saves that were not finished, by their names; None for other folders.
+
+    Raises:
+        IncompleteError: the save has only the name of one that was not finished.
+    """
+    folders = [name for name, entry in root.entries.items() if entry.is_dir and not entry.barred]
+    reasons = {name: reason for name in folders if (reason := unfinished_reason(name)) is not None}
+    others = [root.location.join(name) for name in folders if name not in reasons]
+    if not reasons or claimed(others[:MOST_LOOKED_AT], _is_checkpoint):
+        return None
+    for name in sorted(reasons, key=_natural, reverse=True):
+        claim = look(Glimpse(root.location.join(name)), rows)
+        if claim is not None and claim.verdict == "ok":
+            raise IncompleteError(
+                f"the run has no finished save: {reasons[name]}: {name}",
+                uri=root.location.uri,
+                cure="use another run; to read the save as it is, pass its folder",
+            )
+        if claim is not None:
+            return replace(
+                claim,
+                reason=f"the run has no finished save: {claim.reason}",
+                evidence=(Evidence(name, f"newest of {plural(len(reasons), 'save')}"), *claim.evidence),
+            )
+    return None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which the numbers in a name count as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str, Format]) -> Detection | None:
     passed: list[Evidence] = []
     newest: Detection | None = None
+    damage: DamagedError | None = None
     for step in steps:
-        claim = look(Glimpse(root.join(step.name)), rows)
+        try:
+            claim = look(Glimpse(root.join(step.name)), rows)
+        except DamagedError as error:
+            damage = damage or error
+            passed.append(Evidence(step.name, f"skipped: {error.verdict}: {error.what}"))
+            continue
         if claim is None:
             passed.append(Evidence(step.name, "skipped: not a checkpoint"))
             continue
@@ -240,6 +285,8 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
         newest = newest or found
         passed.append(Evidence(step.name, f"skipped: {found.verdict}: {found.reason}"))
+    if newest is None and damage is not None:
+        raise damage
     return newest and newest.seen(*passed)
 
 

@@ -24,6 +24,7 @@ from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageEr
 from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
+from wherry.formats.unsupported_forms import unsupported_form
 from wherry.objects.listing_view import view_for_walk
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import OWN_NAMES
@@ -138,7 +139,11 @@ class _Walk:
                 self._skip(glimpse.location, reason)
             yield from self._steps_within(glimpse)
         elif children:
-            yield from self._among(glimpse, children)
+            form = unsupported_form(glimpse)
+            if form is not None and form.ranks:
+                self._skip(glimpse.location, f"{form.name}, which wherry does not read")
+            else:
+                yield from self._among(glimpse, children)
 
     def _among(self, glimpse: Glimpse, children: Mapping[str, Entry]) -> Iterator[Detection]:
         kept = [entry for entry in children.values() if self._keep(glimpse, entry)]

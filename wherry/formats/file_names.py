@@ -24,6 +24,9 @@ _ONNX = re.compile(r".+\.onnx(_data)?")
 _DEEPSPEED = re.compile(
     r"(mp_rank_\d+|layer_\d+|expp_rank_\d+|((bf|fp)16_)?zero_pp_rank_\d+)([_-]\w+)*[_-](model|optim)_states\.pt"
 )
+# nanotron's file of each rank (serialize/utils.py); vLLM's of each worker (model_loader/sharded_state_loader.py).
+_NANOTRON = re.compile(r".+_pp-rank-\d+-of-\d+_tp-rank-\d+-of-\d+(_exp-rank-\d+-of-\d+)?\.safetensors")
+_VLLM = re.compile(r"model-rank-\d+-part-\d+\.safetensors")
 _FSDP_ITEM = re.compile(r"(?P<model>pytorch_model_fsdp)_\d+|optimizer_\d+")
 
 
@@ -73,6 +76,16 @@ def is_weights(name: str) -> bool:
 def is_deepspeed_shard(name: str) -> bool:
     """Whether a file name is that of one rank's part of a DeepSpeed checkpoint."""
     return _DEEPSPEED.fullmatch(name) is not None
+
+
+def is_nanotron_shard(name: str) -> bool:
+    """Whether a file name is that of one rank's part of one tensor in a nanotron checkpoint."""
+    return _NANOTRON.fullmatch(name) is not None
+
+
+def is_vllm_shard(name: str) -> bool:
+    """Whether a file name is that of one worker's part of a model that vLLM saved as `sharded_state`."""
+    return _VLLM.fullmatch(name) is not None
 
 
 def weights_words(name: str) -> str:

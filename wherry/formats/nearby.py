@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from wherry.core.steps import unfinished_reason
 from wherry.errors import AmbiguousError, CrowdedFolderError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _FEW = 8  # files of a folder that are looked at one by one
-_SOME = 32  # folders of a folder that are looked at one by one
+MOST_LOOKED_AT = 32  # folders of a folder that are looked at one by one
 _SHOWN = 3
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -46,15 +47,21 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     """
     location = glimpse.location
     if glimpse.is_file:
-        if _admit([location.parent], is_checkpoint):
+        if claimed([location.parent], is_checkpoint):
             return f"pass its folder: {shlex.quote(location.parent.uri)}"
         return "run `wherry formats` to list the supported formats"
     files = [name for name, entry in glimpse.entries.items() if not (entry.is_dir or entry.barred)]
-    alone = _admit((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
+    alone = claimed((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
     if len(alone) == 1:
         return f"pass its file: {shlex.quote(alone[0].uri)}"
-    folders = [name for name, entry in glimpse.entries.items() if entry.is_dir and not entry.barred]
-    below = _admit((location.join(name) for name in islice(folders, _SOME)), is_checkpoint)
+    if alone:
+        return f"pass one of its files: {', '.join(shlex.quote(place.uri) for place in alone)}"
+    folders = [
+        name
+        for name, entry in glimpse.entries.items()
+        if entry.is_dir and not entry.barred and unfinished_reason(name) is None
+    ]
+    below = claimed((location.join(name) for name in islice(folders, MOST_LOOKED_AT)), is_checkpoint)
     if below:
         return _cure_of_folders(location, below)
     return "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below it"
@@ -68,7 +75,8 @@ def _cure_of_folders(location: Location, below: list[Location]) -> str:
     return f"pass one of the checkpoints in it ({shown}{more}); `wherry discover {shlex.quote(location.uri)}` lists all"
 
 
-def _admit(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
+def claimed(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
+    """The places that a format recognises."""
     found: list[Location] = []
     for place in places:
         with suppress(AmbiguousError, CrowdedFolderError):

@@ -29,7 +29,6 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "pth": ("torch-zip",),
     "ckpt": ("torch-zip", "tf-bundle"),
     "jax": ("orbax",),
-    "ocdbt": ("orbax",),
     "zarr": ("orbax",),
     "tensorstore": ("orbax",),
     "nnx": ("orbax",),

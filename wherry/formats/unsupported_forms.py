@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.formats.file_names import is_deepspeed_shard, trainer_file
+from wherry.formats.file_names import is_deepspeed_shard, is_nanotron_shard, is_vllm_shard, trainer_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
 
 _STEP = re.compile(r"global_step\d+")
+_LAYER = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
+_FEW = 8  # folders that are looked at
 _TAR = slice(257, 262)  # of the first header of a tar archive: its magic
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ZIP = b"PK\x03\x04"
@@ -35,6 +37,7 @@ class UnsupportedForm(NamedTuple):
     name: str
     seen: Callable[[Glimpse], bool]
     cure: str
+    ranks: bool = False  # a folder that is one checkpoint in files of ranks, so that nothing in it is one
 
 
 def _deepspeed(glimpse: Glimpse) -> bool:
@@ -45,6 +48,39 @@ def _deepspeed(glimpse: Glimpse) -> bool:
 def _deepspeed_shard(glimpse: Glimpse) -> bool:
     named = is_deepspeed_shard(glimpse.location.name)
     return named and glimpse.is_file and glimpse.head.startswith((_ZIP, _PICKLE))
+
+
+def _rank_file(glimpse: Glimpse) -> bool:
+    name = glimpse.location.name
+    return (is_nanotron_shard(name) or is_vllm_shard(name)) and glimpse.is_file
+
+
+def _nanotron(glimpse: Glimpse) -> bool:
+    names = glimpse.entries
+    return "checkpoint_metadata.json" in names and "model_config.json" in names and "model" in names
+
+
+def _vllm(glimpse: Glimpse) -> bool:
+    return any(map(is_vllm_shard, glimpse.entries))
+
+
+def _nanotron_run(glimpse: Glimpse) -> bool:
+    steps = [name for name, entry in glimpse.entries.items() if entry.is_dir and name.isdecimal()]
+    return "latest.txt" in glimpse.entries and any(
+        glimpse.location.join(f"{name}/checkpoint_metadata.json").exists() for name in steps[:_FEW]
+    )
+
+
+def _pipeline_layers(glimpse: Glimpse) -> bool:
+    """A step whose files are layers, or a run with such a step."""
+    if any(map(_LAYER.fullmatch, glimpse.entries)):
+        return True
+    steps = [name for name in glimpse.entries if _STEP.fullmatch(name)] if "latest" in glimpse.entries else []
+    return any(
+        _LAYER.fullmatch(entry.name)
+        for name in steps[:_FEW]
+        for entry in glimpse.location.join(name).entries()
+    )
 
 
 def _nemo(glimpse: Glimpse) -> bool:
@@ -80,9 +116,10 @@ def is_part(glimpse: Glimpse) -> bool:
     """Whether a file is part of something else although its first bytes are those of a checkpoint.
 
     Files of a trainer's arguments or random states are pickles without weights, which are never read; the file of one
-    rank of DeepSpeed holds a part of the weights, or of the optimizer state, that only the other files complete.
+    rank of DeepSpeed, nanotron or vLLM holds a part of the weights, or of the optimizer state, that only the other
+    files complete.
     """
-    return _companion(glimpse) or _deepspeed_shard(glimpse)
+    return _companion(glimpse) or _deepspeed_shard(glimpse) or _rank_file(glimpse)
 
 
 _MERGE = (
@@ -93,6 +130,7 @@ _MERGE_ABOVE = (
     "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
     "tensors: --from torch-zip reads them"
 )
+_NANOTRON_CURE = "convert it with nanotron's examples/llama/convert_nanotron_to_hf.py, and pass the folder that this writes"
 FORMS = (
     UnsupportedForm(
         "a file of a trainer's arguments or random states without weights",
@@ -101,9 +139,28 @@ FORMS = (
     ),
     UnsupportedForm("the file of one rank of a DeepSpeed checkpoint", _deepspeed_shard, _MERGE_ABOVE),
     UnsupportedForm(
+        "a DeepSpeed checkpoint of pipeline layers, such as GPT-NeoX saves",
+        _pipeline_layers,
+        "convert it with GPT-NeoX's tools/ckpts/convert_neox_to_hf.py, and pass the folder that this writes; DeepSpeed "
+        "puts no script beside such a checkpoint",
+    ),
+    UnsupportedForm(
         "a DeepSpeed checkpoint",
         _deepspeed,
         _MERGE,
+    ),
+    UnsupportedForm(
+        "the file of one rank of nanotron, or of one worker of vLLM",
+        _rank_file,
+        "merge the ranks where they were trained or served; --from safetensors reads this part alone",
+    ),
+    UnsupportedForm("a nanotron checkpoint of files of ranks", _nanotron, _NANOTRON_CURE, ranks=True),
+    UnsupportedForm("a run of nanotron", _nanotron_run, _NANOTRON_CURE),
+    UnsupportedForm(
+        "a model that vLLM saved as sharded_state",
+        _vllm,
+        "convert the model from which vLLM loaded it; vLLM's names and shapes depend on its own number of workers",
+        ranks=True,
     ),
     UnsupportedForm(
         "a NeMo archive",

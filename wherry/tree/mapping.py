@@ -11,11 +11,11 @@ recorded in the manifest's origin, so that `verify --against` finds every tensor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wherry.core import dtypes
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry
-from wherry.core.keypath import KeyPath, render
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.companions import ignored_companion
@@ -49,6 +49,9 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", COMPANIONS, OTHERS)
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
+_NUMBERED = (
+    "paxml"  # in `custom`: `names` of leaves that are stored under numbers, and the `lists` among their nodes
+)
 _Held = TypeVar("_Held")
 
 
@@ -93,6 +96,67 @@ def map_tree(
         UnrepresentableError: two key paths collide, or `only` selects nothing.
         MismatchError: axis names that the user states contradict the checkpoint.
     """
+    stated = true_names(source)
+    if stated is None:
+        return _map_tree(source, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
+    mapped = _map_tree(stated.manifest, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
+    pairs = {target: stated.stored[name] for target, name in mapped.pairs.items()}
+    back = {stored: target for target, stored in pairs.items()}
+    noted = {"asked": {}, **mapped.manifest.origin.get(NAMES, {})}
+    noted[RENAMED] = {render(stored): render(target) for stored, target in sorted(back.items())}
+    manifest = replace(mapped.manifest, origin={**mapped.manifest.origin, NAMES: noted})
+    return MappedTree(manifest, pairs, (*mapped.ignored, *stated.ignored))
+
+
+class TrueNames(NamedTuple):
+    """A tree whose format stores its leaves under other key paths than those that it has.
+
+    Attributes:
+        manifest: the tree under its own key paths.
+        stored: key path → the one under which it is stored.
+        ignored: entries of the source that say no more than these names.
+    """
+
+    manifest: Manifest
+    stored: Mapping[KeyPath, KeyPath]
+    ignored: tuple[IgnoredEntry, ...]
+
+
+def true_names(source: Manifest) -> TrueNames | None:
+    """The tree under the names that PaxML's Flax type states in a text; None for every other tree."""
+    noted = source.custom.get(_NUMBERED)
+    if not isinstance(noted, dict) or not isinstance(noted.get("names"), dict):
+        return None
+    names = {parse(stored): parse(name) for stored, name in noted["names"].items()}
+    here = {*source.tensors, *source.empties}
+    if not names or not here <= names.keys() or len(set(names.values())) < len(names):
+        return None
+    manifest = replace(
+        source,
+        tensors={names[path]: replace(spec, path=names[path]) for path, spec in source.tensors.items()},
+        values={},
+        empties={names[path]: kind for path, kind in source.empties.items()},
+        lists=frozenset(parse(node) for node in noted.get("lists", ())),
+        custom={
+            **source.custom,
+            _NUMBERED: {name: part for name, part in noted.items() if name not in ("names", "lists")},
+        },
+    )
+    reason = "the key paths have the names that it states"
+    ignored = tuple(IgnoredEntry(path, "names", reason, "value") for path in source.values)
+    return TrueNames(manifest, {name: path for path, name in names.items()}, ignored)
+
+
+def _map_tree(
+    source: Manifest,
+    row: Format,
+    tree: Mapping[str, Any],
+    *,
+    only: str | None,
+    ignore: Iterable[str],
+    uri: str,
+    renames: Iterable[str],
+) -> MappedTree:
     rules = _checked_rules(ignore)
     source = name_axes(source, tree)
     tree = with_renames(tree, renames)

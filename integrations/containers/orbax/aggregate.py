@@ -65,6 +65,7 @@ def from_contents(contents: MsgpackContents, uri: str) -> ItemTree:
     found = tree.ItemTree(
         inline=dict(contents.specs),
         places=dict(contents.places),
+        scalars={path for path, place in contents.places.items() if isinstance(place, bytes)},
         empties=dict(contents.empties),
         lists=set(contents.lists),
     )
@@ -107,6 +108,7 @@ def _join(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
             **new,
         },
         aggregated=described.aggregated,
+        scalars=described.scalars | packed.scalars,
         strings={path: name for path, name in described.strings.items() if path not in packed.texts},
         empties={
             **{path: kind for path, kind in packed.empties.items() if path not in leaves},

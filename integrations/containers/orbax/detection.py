@@ -3,9 +3,8 @@
 Systems that build on Orbax (MaxText, T5X, PaxML, Penzai) examine the same folder: `look` does so once for each
 `Glimpse` and keeps everything that it read, so that none of them reads `_METADATA` again.
 
-Facts: a step folder holds items; if there are several, one must have a usual name, or the user must choose. A folder
-with the suffix `.orbax-checkpoint-tmp` was never committed. On stores without rename Orbax counts a checkpoint as
-committed only if `commit_success.txt` exists. No file names its Orbax release: fields that no release up to 0.12.8
+Facts: a step folder holds items; if there are several, one must have a usual name, or the user must choose. `commit`
+describes what shows that a save was committed. No file names its Orbax release: fields that no release up to 0.12.8
 writes are listed in the evidence, and refused by name if they decide the meaning of the tensors.
 """
 
@@ -17,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damage
 from wherry.core.steps import step_number
-from wherry.errors import AmbiguousError, IncompleteError, WherryError
+from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
@@ -25,6 +24,8 @@ from wherry.runtime.threads import without_collection
 from wherry.tree.reading import read_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wherry.storage.location import Location
 
 NEWEST = "0.12.8"
@@ -75,15 +76,17 @@ def _look(glimpse: Glimpse) -> FoundItem | None:
         return _found_item(glimpse, item)
     if layout.is_uncommitted(glimpse.location.name):
         return _remains(glimpse, "not committed: the folder name has the suffix of a save in progress")
+    if layout.has_empty_msgpack(glimpse.location):
+        return _remains(glimpse, f"{layout.MSGPACK} is empty, probably after a power failure")
     return _found_step(glimpse)
 
 
 @without_collection()
-def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
+def _found_item(glimpse: Glimpse, item: layout.OrbaxItem, parent: Glimpse | None = None) -> FoundItem:
     location, names = glimpse.location, set(glimpse.entries)
     marks_of_step = (layout.COMMITTED, layout.V1_MARKER, layout.CHECKPOINT)
     around = {name for name in marks_of_step if location.parent.join(name).exists()}
-    verdict, refused, metadata = _verdict(location, item, names, around)
+    verdict, refused, metadata = _verdict(location, item, parent)
     writer, signs = layout.generation(item, names | around, metadata)
     own = own_notes(metadata)
     evidence = [Evidence(".", f"{sign} is written by {writer}") for sign in sorted(signs)]
@@ -137,24 +140,18 @@ def _presence(item: layout.OrbaxItem) -> list[Evidence]:
 
 
 def _verdict(
-    location: Location, item: layout.OrbaxItem, names: set[str], around: set[str]
+    location: Location, item: layout.OrbaxItem, parent: Glimpse | None
 ) -> tuple[Verdict, WherryError | None, layout.JsonObject]:
-    """The verdict from names and `_METADATA`, and its error; a msgpack tree alone is complete until it is opened."""
+    """The verdict from names and small files, and its error."""
     metadata: layout.JsonObject = {}
     try:
         if item.tree:
             metadata = tree.read_tree(location)
-        if item.tree or not item.msgpack:
-            require_whole(location, item)
-        if layout.CHECKPOINT in names:
-            layout.read_json(location.join(layout.CHECKPOINT))
+        require_whole(location, item, parent)
     except OSError:
         raise
     except WherryError as error:
         return verdict_of_damage(error.verdict), error, metadata
-    if location.store.protocol in layout.RENAMELESS and layout.COMMITTED not in names | around:
-        words = f"file not found: {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://"
-        return "incomplete", IncompleteError(words, uri=location.uri), metadata
     return "ok", None, metadata
 
 
@@ -182,20 +179,28 @@ def _found_step(glimpse: Glimpse) -> FoundItem | None:
         }
         items = {name: item for name, item in items.items() if step_number(name) is None}
     if not items:
+        usually = [glimpse.location.join(name) for name in layout.PREFERRED_ITEMS if name in glimpse.entries]
         remains = marked or any(layout.is_uncommitted(name) for name in glimpse.entries)
-        return _remains(glimpse, "no item with arrays found") if remains else None
-    name = _choose(glimpse, sorted(items))
-    found = _found_item(Glimpse(glimpse.location.join(name)), items[name])
+        if remains or any(map(layout.has_empty_msgpack, usually)):
+            return _remains(glimpse, "no item with arrays found")
+        return None
+    name = _choose(glimpse, items)
+    found = _found_item(Glimpse(glimpse.location.join(name)), items[name], glimpse)
     others = [other for other in sorted(items) if other != name]
     chosen = f"the item with arrays{', preferred to ' + ', '.join(others) if others else ''}"
     evidence = (Evidence(f"../{name}", chosen), *found.detection.evidence)
     return replace(found, detection=replace(found.detection, evidence=evidence))
 
 
-def _choose(glimpse: Glimpse, names: list[str]) -> str:
+def _choose(glimpse: Glimpse, items: Mapping[str, layout.OrbaxItem]) -> str:
+    names = sorted(items)
     if len(names) == 1:
         return names[0]
     preferred = next((name for name in layout.PREFERRED_ITEMS if name in names), None)
+    if preferred is None:
+        # Tunix saves `model_params` and `optimizer_state`.
+        rest = [name for name in names if not _is_state(glimpse.location.join(name), items[name])]
+        preferred = rest[0] if len(rest) == 1 else None
     if preferred is None:
         raise AmbiguousError(
             f"the step has several items: {', '.join(names)}",
@@ -203,6 +208,17 @@ def _choose(glimpse: Glimpse, names: list[str]) -> str:
             cure=f"pass --item {names[0]}",
         )
     return preferred
+
+
+def _is_state(place: Location, item: layout.OrbaxItem) -> bool:
+    """Whether an item holds the state of an optimizer or of the run, by its name or its key paths."""
+    try:
+        leaves = tree.parse_tree(tree.read_tree(place), place.uri) if item.tree else None
+    except OSError:
+        raise
+    except WherryError:
+        leaves = None
+    return tree.is_state(place.name, leaves.tensors if leaves else ())
 
 
 def _remains(glimpse: Glimpse, reason: str) -> FoundItem:

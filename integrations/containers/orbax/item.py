@@ -18,6 +18,7 @@ from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
+from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.runtime.threads import without_collection
@@ -126,15 +127,21 @@ def _reader(
     )
 
 
-def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
-    """Refuse an item that names and the listing of the folder show to be unfinished.
+def require_whole(location: Location, item: layout.OrbaxItem | None, parent: Glimpse | None = None) -> None:
+    """Refuse an item that names and small files show to be unfinished.
+
+    Args:
+        location: the item.
+        item: its files.
+        parent: the folder that holds it, if the caller has listed it.
 
     Raises:
         IncompleteError: it was never committed, has no tree, or its OCDBT databases were never merged.
     """
-    if any(layout.is_uncommitted(name) for name in (location.name, location.parent.name)):
+    reason = missing_commit(location, parent)
+    if reason is not None:
         raise IncompleteError(
-            "not committed: the folder name has the suffix of a save in progress",
+            reason,
             uri=location.uri,
             cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
         )
@@ -152,7 +159,7 @@ def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
     if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
         return ""
     name = "merge" if item.processes and not item.merged else "commit"
-    return f"`wherry rewrite {shlex.quote(location.uri)} TARGET --as {name}`"
+    return f"`wherry rewrite {shlex.quote(location.uri)} TARGET --as {name} --from orbax`"
 
 
 def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
@@ -226,11 +233,14 @@ def _specs(
             chunks=array.zarr.chunks,
             axes=_fitting(axes.get(array.name), array),
             sharding=shardings.get(array.name),
-            tags={"prng": prng[array.name]} if array.name in prng else None,
+            tags={tree.PRNG: prng[array.name]} if array.name in prng else None,
         )
         for path, array in arrays.items()
     }
-    return stored | leaves.inline
+    return {
+        path: replace(spec, tags={**(spec.tags or {}), **tree.SCALAR_TAG}) if path in leaves.scalars else spec
+        for path, spec in (stored | leaves.inline).items()
+    }
 
 
 def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:

@@ -4,14 +4,14 @@ Facts (from files of Orbax 0.1.7 to 0.12.8): an **item** folder holds one tree. 
 (since 0.4.4, the tree), array data (OCDBT: `manifest.ocdbt` and `d/`, which refer into `ocdbt.process_<id>/`;
 before 0.4 or on demand one folder per array), and up to 0.5.15 `checkpoint`, a msgpack tree whose leaves are
 either arrays ("aggregate") or `PLACEHOLDER://<name>` strings. A **step** folder holds items and, since 0.11.1, a
-full `_CHECKPOINT_METADATA`. Everything with the suffix `.orbax-checkpoint-tmp` was never committed.
+full `_CHECKPOINT_METADATA`. `commit` describes what shows that a save was committed.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, CrowdedFolderError, IncompleteError
@@ -43,6 +43,9 @@ STRINGS = "_strings.json"
 ARRAY_METADATAS = "array_metadatas"
 MSGPACK = "checkpoint"
 V1_MARKER = "orbax.checkpoint"
+DELETION = "_CHECKPOINT_DELETION"
+COMMIT_TIME = "commit_timestamp_nsecs"
+USE_OCDBT = "use_ocdbt"
 MANIFEST = "manifest.ocdbt"
 
 # Names in an item folder that array folders cannot have.
@@ -64,10 +67,17 @@ RESERVED = frozenset(
     | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
 )
 PREFERRED_ITEMS = ("state", "default", "items", "pytree", "params", "train_state", "model")
-_UNCOMMITTED = re.compile(r".*\.orbax-checkpoint-tmp(-\d+)?")
+_UNCOMMITTED = re.compile(
+    r"(?P<final>.*?)\.(orbax-checkpoint-tmp(-\d+)?|partial_save(\.(pending_\w+|orbax-checkpoint-tmp(-\d+)?))?)"
+)
 # A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
 _ENVELOPE_BYTES = 64
+_LEAVES = (b"PLACEHOLDER://", b"AGGREGATED://", b"\x01\x93")  # the last: ext type 1, [shape, dtype, bytes]
+# The first byte of a msgpack map and of an array: few elements, 16 bits of them, 32 bits.
+_MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+_ARRAYS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+_FEW = 3  # folders that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +136,20 @@ def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
         processes=tuple(name for name in entries if name.startswith(PROCESS_PREFIX)),
         folders=any(entry.is_dir and not is_reserved(name) for name, entry in entries.items()),
     )
-    bare_ocdbt = item.merged and ("d" in entries or bool(item.processes))
-    if item.tree or item.msgpack or bare_ocdbt or item.processes or SHARDING in entries:
+    if item.tree or item.msgpack or item.processes or SHARDING in entries:
         return item
-    return None
+    # A database alone may be of any program that uses tensorstore: the files of a save show that it is Orbax's.
+    return item if item.merged and "d" in entries and _is_of_orbax(glimpse) else None
+
+
+def _is_of_orbax(glimpse: Glimpse) -> bool:
+    """Whether a folder, or the step around it, has small files that Orbax writes, or a record of wherry."""
+    if any(
+        name in glimpse.entries for name in (CHECKPOINT, COMMITTED, ARRAY_METADATAS, STRINGS, FOLDER_NAME)
+    ):
+        return True
+    around = (CHECKPOINT, COMMITTED, V1_MARKER)
+    return any(glimpse.location.parent.join(name).exists() for name in around)
 
 
 def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
@@ -151,6 +171,15 @@ def _look_at_child(glimpse: Glimpse) -> OrbaxItem | None:
         return None
 
 
+def has_empty_msgpack(folder: Location) -> bool:
+    """Whether a folder has arrays next to an empty msgpack tree, which the older generations wrote last."""
+    file = folder.join(MSGPACK).stat()
+    if file is None or file.is_dir or file.size:
+        return False
+    folders = (entry.name for entry in folder.entries() if entry.is_dir and not is_reserved(entry.name))
+    return any(folder.join(f"{name}/.zarray").exists() for name in islice(folders, _FEW))
+
+
 def is_reserved(name: str) -> bool:
     """Whether Orbax or wherry reserves a name in an item folder, so that no array can have it."""
     return name in RESERVED or name.startswith(PROCESS_PREFIX)
@@ -163,7 +192,8 @@ def is_uncommitted(name: str) -> bool:
 
 def final_name(name: str) -> str:
     """The name that a folder would have had after its commit."""
-    return name.split(".orbax-checkpoint-tmp", maxsplit=1)[0]
+    found = _UNCOMMITTED.fullmatch(name)
+    return found["final"] if found else name
 
 
 def generation(
@@ -236,5 +266,7 @@ def _is_msgpack_tree(glimpse: Glimpse) -> bool:
     if entry is None or entry.is_dir or entry.size == 0:
         return False
     head = glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)
-    is_map = 0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)  # noqa: PLR2004  fixmap, map 16, map 32
-    return is_map and not any(head[1:].startswith(envelope) for envelope in _FOREIGN_ENVELOPES)
+    if head[0] in _MAPS:
+        return not any(head[1:].startswith(envelope) for envelope in _FOREIGN_ENVELOPES)
+    # A tuple or list at the root, such as an optimizer state; without `_METADATA` its leaves show what it is.
+    return head[0] in _ARRAYS and (TREE in glimpse.entries or any(mark in head for mark in _LEAVES))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.step import put_files
-from wherry.integrations.containers.orbax.tree import stored_name
+from wherry.integrations.containers.orbax.tree import PRNG, stored_name
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def notes(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
         "kind": manifest.kind,
         "scalars": [stored_name(path) for path in scalars],
         "prng": {
-            stored_name(path): spec.tags["prng"]
-            for path, spec in tensors
-            if spec.tags and "prng" in spec.tags
+            stored_name(path): spec.tags[PRNG] for path, spec in tensors if spec.tags and PRNG in spec.tags
         },
         "axes": {stored_name(path): spec.axes for path, spec in tensors if spec.axes is not None},
         "custom": {key: value for key, value in manifest.custom.items() if key not in ("item", "checkpoint")},
@@ -59,7 +57,7 @@ def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Mani
             "metrics": {},
             "performance_metrics": {},
             "init_timestamp_nsecs": started,
-            "commit_timestamp_nsecs": time.time_ns(),
+            layout.COMMIT_TIME: time.time_ns(),
             "custom_metadata": dict(manifest.custom.get("checkpoint") or {}),
         }
     )

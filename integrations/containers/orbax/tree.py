@@ -10,6 +10,7 @@ string (0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>`
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -39,7 +40,14 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 SEQUENCE, MAPPING = 1, 2
-_ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
+JAX_ARRAY, NUMPY_ARRAY, SCALAR = "jax.Array", "np.ndarray", "scalar"
+PRNG = "prng"  # in a tensor's tags: the implementation of the typed keys that the tensor is the data of
+SCALAR_TAG = {"python": SCALAR}  # in a tensor's tags: Orbax restores a Python number, and no array of rank 0
+_ARRAY_TYPES = frozenset({JAX_ARRAY, NUMPY_ARRAY, SCALAR})
+_KEY_DTYPE = "uint32"
+_KEY_IMPL = "random_key_impl"
+# Every device there is, one copy on each: a number of -1 fits any, so that no topology is stored.
+_ANYWHERE = {"sharding_type": "NamedSharding", "shape": [-1], "axis_names": ["device"], "partition_spec": []}
 # Orbax's word for an empty node → wherry's. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
 _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
@@ -50,7 +58,8 @@ _PLAIN = frozenset({str, int, type(None)})  # types of a key and of its kind
 _ONE_SHARDING = JsonLimits(nbytes=1 << 16, nodes=1 << 10)
 _SMALL_TREE = 256 << 10  # bytes; sharing takes longer than it saves memory
 _LONGEST_TYPE = 100  # characters
-_SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
+_SINGLE = "SingleDeviceSharding"
+_SHARDINGS_WITHOUT_MESH = frozenset({_SINGLE, "PositionalSharding", "GSPMDSharding"})
 
 
 @dataclass(slots=True)
@@ -60,6 +69,7 @@ class ItemTree:
     Attributes:
         arrays: key path of each leaf that is an array on disk → its stored name.
         aggregated: those whose bytes should be in the msgpack tree.
+        scalars: key paths of the leaves, here or in the msgpack tree, that Orbax restores as Python numbers.
         strings: key path of each string leaf → its stored name.
         empties: key path of each node without children → its kind.
         lists: paths of the nodes that are sequences.
@@ -71,6 +81,7 @@ class ItemTree:
 
     arrays: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     aggregated: set[KeyPath] = field(default_factory=set[KeyPath])
+    scalars: set[KeyPath] = field(default_factory=set[KeyPath])
     strings: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
@@ -219,6 +230,8 @@ def read_shardings(
 def _sharding(text: str, location: Location) -> Sharding | str:
     """A sharding over a mesh, or the type of another one."""
     fields = parse_json(text.encode(), SHARDING, uri=location.uri, limits=_ONE_SHARDING)
+    if fields == _ANYWHERE:
+        return _SINGLE
     kind = fields["sharding_type"]
     return _named_sharding(fields) if kind == "NamedSharding" else str(kind)[:_LONGEST_TYPE]
 
@@ -233,7 +246,7 @@ def read_prng_impls(location: Location) -> dict[str, str]:
 
     def keep(_number: int, row: Any) -> Any:
         fields = row["array_metadata"]
-        impl = (fields.get("ext_metadata") or {}).get("random_key_impl")
+        impl = (fields.get("ext_metadata") or {}).get(_KEY_IMPL)
         if impl:
             impls[str(fields["param_name"])] = str(impl)
         return DROPPED
@@ -249,14 +262,61 @@ def read_prng_impls(location: Location) -> dict[str, str]:
     return impls
 
 
-def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any]) -> JsonObject:
+def key_data(manifest: Manifest) -> dict[KeyPath, str]:
+    """The tensors that are the data of typed PRNG keys → the implementation of the keys."""
+    return {
+        path: spec.tags[PRNG]
+        for path, spec in manifest.tensors.items()
+        if spec.tags and PRNG in spec.tags and spec.dtype == _KEY_DTYPE and spec.shape
+    }
+
+
+def array_metadatas_json(keys: Mapping[KeyPath, str], specs: Mapping[KeyPath, TensorSpec]) -> JsonObject:
+    """`array_metadatas/process_0` for the data of typed keys; Orbax needs no row of another array.
+
+    Args:
+        keys: what `key_data` returns.
+        specs: the tensors with their chunks.
+    """
+    rows = [
+        {
+            "param_name": stored_name(path),
+            "write_shape": specs[path].shape,
+            "chunk_shape": specs[path].chunks,
+            "ext_metadata": {_KEY_IMPL: impl},
+        }
+        for path, impl in keys.items()
+    ]
+    return {"array_metadatas": [{"array_metadata": row} for row in rows]}
+
+
+def shardings_json(keys: Iterable[KeyPath]) -> JsonObject:
+    """`_sharding` for arrays that Orbax restores as `jax.Array`, on whatever devices there are."""
+    return {
+        base64.urlsafe_b64encode(stored_name(path).encode()).decode(): json.dumps(_ANYWHERE) for path in keys
+    }
+
+
+def tree_json(
+    manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any], keys: Collection[KeyPath] = ()
+) -> JsonObject:
     """`_METADATA` for a manifest.
 
     Arrays are `np.ndarray`, so that every Orbax API can load them, with and without a target and on any
-    devices; `jax.Array` would need `_sharding`.
+    devices; `jax.Array` needs `_sharding`. Only those can be typed keys.
+
+    Args:
+        manifest: the leaves.
+        zarr3: whether arrays are stored as zarr 3.
+        ocdbt: whether they are in an OCDBT database.
+        custom: the free metadata of the item.
+        keys: tensors that are restored as typed keys.
     """
+    scalars = [path for path, spec in manifest.tensors.items() if _is_scalar(spec)]
     rows: dict[KeyPath, str] = {
-        **dict.fromkeys(manifest.tensors, "np.ndarray"),
+        **dict.fromkeys(manifest.tensors, NUMPY_ARRAY),
+        **dict.fromkeys(scalars, SCALAR),
+        **dict.fromkeys(keys, JAX_ARRAY),
         **{path: _value_type(value) for path, value in manifest.values.items()},
         **{path: _EMPTY_WORDS[kind] for path, kind in manifest.empties.items()},
     }
@@ -286,7 +346,11 @@ def _natural(row: tuple[KeyPath, str]) -> list[tuple[int, int, str]]:
 def _value_type(value: object) -> str:
     if value is None:
         return "None"
-    return "string" if isinstance(value, str) else "scalar"
+    return "string" if isinstance(value, str) else SCALAR
+
+
+def _is_scalar(spec: TensorSpec) -> bool:
+    return spec.tags is not None and not spec.shape and SCALAR_TAG.items() <= spec.tags.items()
 
 
 def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
@@ -307,6 +371,8 @@ def _leaf(tree: ItemTree, path: KeyPath, fields: JsonObject, uri: str) -> None:
     tree.unknown |= fields.keys() - _ROW_FIELDS
     if word in _ARRAY_TYPES:
         tree.arrays[path] = stored_name(path)
+        if word == SCALAR:
+            tree.scalars.add(path)
         if fields.get("skip_deserialize"):
             tree.aggregated.add(path)
     elif word == "string":

@@ -14,6 +14,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
@@ -25,7 +26,13 @@ from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.orbax import layout, partitioning
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
-from wherry.integrations.containers.orbax.tree import stored_name, tree_json
+from wherry.integrations.containers.orbax.tree import (
+    array_metadatas_json,
+    key_data,
+    shardings_json,
+    stored_name,
+    tree_json,
+)
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
@@ -49,7 +56,13 @@ _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 class OrbaxWriter(BaseWriter):
-    """Writes one item into a staging folder; see Writer."""
+    """Writes one item into a staging folder; see Writer.
+
+    Attributes:
+        typed_keys: whether typed PRNG keys are written as such; a system may always restore their plain data.
+    """
+
+    typed_keys = True
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
         refuse_unrepresentable(manifest, options, staging.uri)
@@ -147,7 +160,9 @@ class OrbaxWriter(BaseWriter):
         if values := dict(self._values()):
             self._store.finish(values)
         for name, text in self._small_files():
-            self._staging.join(name).put(text.encode())
+            place = self._staging.join(name)
+            make_folder(place.parent)
+            place.put(text.encode())
         sync_everything(self._staging)
         self._finished = True
 
@@ -195,7 +210,18 @@ class OrbaxWriter(BaseWriter):
         if strings:
             yield layout.STRINGS, json.dumps(strings)
         custom = {**partitioning.item_metadata(manifest), "wherry": self._notes()}
-        metadata = tree_json(manifest, zarr3=self._version == 3, ocdbt=self._ocdbt, custom=custom)  # noqa: PLR2004
+        keys = key_data(manifest) if self.typed_keys else {}
+        if keys:
+            specs = {path: replace(manifest.tensors[path], chunks=self._chunks[path]) for path in keys}
+            yield layout.SHARDING, json.dumps(shardings_json(keys))
+            yield f"{layout.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas_json(keys, specs))
+        metadata = tree_json(
+            manifest,
+            zarr3=self._version == 3,  # noqa: PLR2004  zarr 3
+            ocdbt=self._ocdbt,
+            custom=custom,
+            keys=keys,
+        )
         yield layout.TREE, json.dumps(metadata)
         yield layout.CHECKPOINT, checkpoint_json(HANDLER, self._started, manifest)
         yield layout.COMMITTED, WRITTEN.decode()

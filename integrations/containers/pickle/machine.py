@@ -216,12 +216,23 @@ class Machine:
         elif type(module) is not str or type(name) is not str:
             raise CorruptError("invalid pickle: the name of a global is not a string", cure=_AGAIN)
         elif wanted not in self.rules.allowed and str(wanted) not in self.rules.opaque:
-            raise self.rules.refusal(wanted) or HostileError(
-                f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
-                cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
-                " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
+            raise (
+                self.rules.refusal(wanted)
+                or self._refused_within(wanted)
+                or HostileError(
+                    f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
+                    cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
+                    " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
+                )
             )
         self.stack.append(wanted)
+
+    def _refused_within(self, wanted: Global) -> WherryError | None:
+        """The error of a global that is not allowed, from the function to whose arguments it belongs."""
+        around = self.marks[-1] if self.marks else []
+        function = around[-1] if around else None
+        found = self.rules.within.get(function) if type(function) is Global else None
+        return found and found(wanted, self.stack[-1] if self.stack else None)
 
     def call(self, args: Any) -> None:
         """Push the result of a call, without calling."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Value
-from wherry.errors import CorruptError, HostileError, UnsupportedError
+from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import unwrap_config
 from wherry.integrations.containers.pickle.values import Attributes, CallRecord, Far, Global, Opaque
 
@@ -54,20 +54,26 @@ class PickleTree:
         return {"pickle": found} if found else {}
 
 
-def plant(root: Any, pickle_bytes: int, tensor: type) -> PickleTree:
+def plant(root: Any, pickle_bytes: int, tensor: type, uri: str | None = None) -> PickleTree:
     """List the leaves of an inert value.
 
     Args:
         root: the value from the machine.
         pickle_bytes: length of the pickle, which limits the number of nodes.
         tensor: the type of tensors in this format.
+        uri: the file, for errors.
 
     Raises:
         HostileError: the tree exceeds the limit of levels, or of nodes for a pickle of that length.
-        CorruptError: two keys of one dict print alike, or a key has an unsupported type.
+        CorruptError: two keys of one dict print alike.
+        UnsupportedError: a key has an unsupported type.
     """
     walk = _TreeWalk(pickle_bytes + _FREE_NODES, tensor)
-    walk.node((), root)
+    try:
+        walk.node((), root)
+    except WherryError as error:
+        error.uri = error.uri or uri
+        raise
     return walk.tree
 
 
@@ -164,11 +170,15 @@ class _TreeWalk:
             self.node((*path, str(index)), child)
 
 
+_LONGEST_SHOWN = 100  # characters of a key in an error
+
+
 def _key_text(key: Any, path: KeyPath) -> str:
     if key is None or isinstance(key, (str, int)):
         return str(key)
-    raise CorruptError(
-        f"unsupported dict key of type {type(key).__name__}",
-        path=render(path),
-        cure="use strings or numbers as keys",
+    shown = repr(key)[:_LONGEST_SHOWN] if type(key) is tuple else type(key).__name__
+    raise UnsupportedError(
+        f"unsupported dict key {shown} of type {type(key).__name__}",
+        path=render(path) or None,
+        cure="save the dict with strings or numbers as keys",
     )

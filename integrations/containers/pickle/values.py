@@ -8,7 +8,7 @@ whose hash takes 2^60 steps), long integers (all multiples of 2^61-1 collide) an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
@@ -130,6 +130,8 @@ class Rules:
         allowed: the allowed globals.
         persistent: converts a persistent id to a value; None if the format has none.
         refusal: a better error than `HostileError` for a global that is not allowed, or None.
+        within: the same for a global among the arguments of a function, by that function; it also gets the argument
+            before it.
         far: byte strings and texts of at least this many bytes stay in the file, as `Far`; None for no limit.
         opaque: names of further classes whose objects become opaque values.
         survey: called with every global; if given, all globals are allowed and all calls are recorded, to list
@@ -139,6 +141,9 @@ class Rules:
     allowed: Allowed
     persistent: Callable[[Any], Any] | None = None
     refusal: Callable[[Global], WherryError | None] = lambda _wanted: None
+    within: Mapping[tuple[str, str], Callable[[Global, Any], WherryError | None]] = field(
+        default_factory=dict["tuple[str, str]", "Callable[[Global, Any], WherryError | None]"]
+    )
     far: int | None = None
     opaque: frozenset[str] = frozenset()
     survey: Callable[[Global, int], None] | None = None

@@ -156,7 +156,7 @@ def _tree(data: bytes, location: Location, rules: Rules) -> PickleTree:
             uri=location.uri,
             cure="restore the file from a backup or download it again",
         )
-    return flatten(value, len(data))
+    return flatten(value, len(data), location.uri)
 
 
 def _root(directory: Directory, location: Location) -> str:

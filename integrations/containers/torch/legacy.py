@@ -95,7 +95,7 @@ def _pickles(data: PickleSource, seen: _StorageIds, location: Location) -> tuple
     keys, after = load(data, plain, uri, end)
     if type(keys) is not list or any(type(key) is not str for key in keys) or len(set(keys)) != len(keys):
         raise _corrupt("invalid fifth pickle: expected a list of distinct storage keys", location)
-    return flatten(root, end - start), keys, after
+    return flatten(root, end - start, uri), keys, after
 
 
 class _StorageIds:

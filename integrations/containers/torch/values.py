@@ -11,20 +11,21 @@ Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.p
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS, NUMPY_SCALARS
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
-from wherry.integrations.containers.pickle.values import Global, Opaque, Rules
+from wherry.integrations.containers.pickle.values import CallRecord, Global, Opaque, Rules
 
 __all__ = ["PickleTree", "flatten"]
 
 
-def flatten(root: Any, pickle_bytes: int) -> PickleTree:
+def flatten(root: Any, pickle_bytes: int, uri: str | None = None) -> PickleTree:
     """List the leaves of an inert value; see `pickle.tree.plant`."""
-    return plant(root, pickle_bytes, TorchTensor)
+    return plant(root, pickle_bytes, TorchTensor, uri)
 
 
 # torch's dtype → the name in wherry, and the name of its typed storage if it has one.
@@ -69,7 +70,6 @@ _UNREAD_REBUILDS = (
     "_rebuild_device_tensor_from_numpy",
     "_rebuild_device_tensor_from_cpu_tensor",
     "_rebuild_meta_tensor_no_storage",
-    "_rebuild_wrapper_subclass",
 )
 _UNREAD_TYPES = (
     *("QInt8Storage", "QInt32Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"),
@@ -208,13 +208,90 @@ def _refusal(wanted: Global) -> WherryError | None:
             f"unsupported numpy object {wanted} in a torch file",
             cure=f"pass --allow-opaque {wanted} to read only the tensors, or save tensors instead",
         )
+    if wanted.module.startswith(_SHARDED):
+        return UnsupportedError(
+            f"unsupported kind of tensor: {wanted}, of which every rank has only a part",
+            cure="load the ranks where they were trained and save whole tensors there (FSDP: "
+            "StateDictType.FULL_STATE_DICT), or save with torch.distributed.checkpoint, which is read",
+        )
     if wanted in _HARMLESS:
         return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
     return None
 
 
+def _class_refusal(wanted: Global, function: Any) -> WherryError | None:
+    """The error of an unknown class of tensors: only its name is wrong with such a pickle.
+
+    Args:
+        wanted: the class.
+        function: what would rebuild the tensor.
+    """
+    if (
+        wanted.module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+        or not wanted.name.isidentifier()
+    ):
+        return None
+    if function not in _DENSE:
+        return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
+    return UnsupportedError(
+        f"unsupported class of a tensor: {wanted}",
+        cure=f"pass --allow-opaque {wanted} to read the dense tensor without what the class adds, or save "
+        "tensor.as_subclass(torch.Tensor)",
+    )
+
+
+def _from_type(args: tuple[Any, ...]) -> Any:
+    """The dense tensor of an object of a subclass, or of one with attributes.
+
+    Raises:
+        UnsupportedError: it is not stored as a dense tensor, or an attribute holds a tensor.
+    """
+    function, kind, rest, state = args if len(args) == 4 else (None, None, None, None)  # noqa: PLR2004  as torch pickles it
+    rebuild = _DENSE.get(function) if isinstance(function, Global) else None
+    if rebuild is None or type(rest) is not tuple:
+        name = kind if isinstance(kind, Global) else "unknown"
+        raise UnsupportedError(f"unsupported kind of tensor: {name}", cure="save it as a dense tensor")
+    held = _tensors_in(state)
+    if held:
+        raise UnsupportedError(
+            f"unsupported tensor of class {kind}: its attribute {held[0]} is a tensor of its own",
+            cure="save a state dict in which that tensor has a name",
+        )
+    return rebuild(rest)
+
+
+def _tensors_in(state: Any) -> list[str]:
+    """The attributes of an object that hold tensors; torch pickles a dict, or a pair of dicts."""
+    parts = state if type(state) is tuple else (state,)
+    return [
+        str(name)
+        for part in parts
+        if type(part) is dict
+        for name, value in cast("dict[Any, Any]", part).items()
+        if isinstance(value, (TorchTensor, dict, list, tuple, CallRecord)) and _holds_tensor(value)
+    ]
+
+
+def _holds_tensor(value: Any) -> bool:
+    pending, seen = [value], 0
+    while pending and seen < _MOST_LOOKED_AT:
+        one, seen = pending.pop(), seen + 1
+        if isinstance(one, (TorchTensor, CallRecord)):
+            return True
+        pending += one.values() if type(one) is dict else one if type(one) in (list, tuple) else ()
+    return bool(pending)
+
+
+_DENSE = {
+    ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
+}
+_MOST_LOOKED_AT = 10_000  # values of an attribute
+_SHARDED = "torch.distributed."
+_FROM_TYPE = ("torch._tensor", "_rebuild_from_type_v2")
+_WRAPPED = ("torch._utils", "_rebuild_wrapper_subclass")
 _HARMLESS = {
-    ("torch._tensor", "_rebuild_from_type_v2"),
     *(("torch._utils", name) for name in _UNREAD_REBUILDS),
     *(("torch", name) for name in _UNREAD_TYPES),
 }
@@ -222,9 +299,10 @@ RULES = Rules(
     allowed={
         **HARMLESS,
         **NUMPY_SCALARS,
-        ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
-        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
-        ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
+        **_DENSE,
+        _FROM_TYPE: _from_type,
+        _WRAPPED: None,
+        ("torch", "Tensor"): None,
         ("torch._utils", "_rebuild_parameter"): _parameter,
         ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
         ("torch", "Size"): _size,
@@ -237,4 +315,5 @@ RULES = Rules(
     },
     persistent=storage_of,
     refusal=_refusal,
+    within={_FROM_TYPE: _class_refusal},
 )

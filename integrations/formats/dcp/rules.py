@@ -1,4 +1,4 @@
-"""The allow-list for a DCP `.metadata` pickle: exactly the globals that torch 2.0 to 2.15 write.
+"""The allow-list for a DCP `.metadata` pickle: exactly the globals that torch 2.0 to 2.15 and OLMo-core write.
 
 `TensorProperties` and its memory-format enum were in the sharded-tensor package until torch 2.2, and can be written
 under either name. A path of the writer's machine (`checkpoint_id`) is pickled as a `pathlib` object, which Python 3.13
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+OLMO_CORE = "olmo_core.distributed.checkpoint.filesystem"  # its writer's own class: path, offset and length, as torch's
 PLANNER = "torch.distributed.checkpoint.planner"  # plans that Megatron-Core keeps for its next save
 OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"
 STRIDED = "torch.strided"
@@ -57,6 +58,7 @@ _RECORDS = (
     (OLD_PROPERTIES, "TensorProperties"),
     (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"),
     (FILESYSTEM, "_StorageInfo"),
+    (OLMO_CORE, "_StorageInfo"),
     *((PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
 )
 _MAKERS: dict[tuple[str, str], Maker | None] = {

@@ -112,7 +112,7 @@ def _reader(
 ) -> FlatReader | StridedReader | PlacedReader:
     files = (*contents.files, *companions)
     names = frozenset(entry.name for entry in companions)
-    if weights.container == "bin":
+    if contents.placed:
         return StridedReader(location, contents.placed, files, names)
     if weights.container == "msgpack":
         return PlacedReader(location, contents.flax, files, names)

@@ -39,12 +39,15 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.reader import Extent
     from wherry.integrations.containers.msgpack.contents import Place
-    from wherry.integrations.formats.huggingface.weights import Weights
+    from wherry.integrations.formats.huggingface.weights import Container, Weights
     from wherry.storage.location import Location
 
 _SHARDING = "DCP_SHARDING_INFO"
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}(?P<rest>-of-\d{5}\..+)")
 _LEGACY = b"\x80\x02\x8a\x0a"
+_ZIP = b"PK\x03\x04"
+_HEAD = 16
+_BY_CONTENT = {"safetensors": "a safetensors file", "bin": "an archive of torch.save"}
 
 
 @dataclass(slots=True)
@@ -107,7 +110,7 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
         raise IncompleteError(
             f"file not found: {_first_of(missing)}, named in {weights.file}",
             uri=location.uri,
-            cure="download the missing files again",
+            cure=_cure_of_missing(location, shards),
         )
     _require_named(location, weights.file, shards)
     _add_file(index, weights.file, contents)
@@ -118,6 +121,14 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
             _require_mapped(path, name, weight_map, location)
     _require_present(weight_map, contents, location)
     _compare_total(weights.file, contents)
+
+
+def _cure_of_missing(location: Location, shards: list[str]) -> str:
+    """What to do about files that the index names; it may be that of another save, whose files are there."""
+    others = sorted(one.name for one in location.entries() if _save_of(one.name) and one.name not in shards)
+    if not others:
+        return "download the missing files again"
+    return f"download the missing files again, or the index of {_first_of(others)}, which it does not name"
 
 
 def _require_named(location: Location, index: str, shards: list[str]) -> None:
@@ -163,13 +174,33 @@ def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:
 
 def _read(location: Location, name: str, weights: Weights, contents: WeightContents) -> None:
     place = location.member(name)
-    if weights.container == "safetensors":
+    container = _container_of(place, weights.container)
+    if container != weights.container:
+        contents.evidence.append(Evidence(name, f"{_BY_CONTENT[container]} by its contents"))
+    if container == "safetensors":
         _read_safetensors(place, name, contents)
-    elif weights.container == "bin":
+    elif container == "bin":
         _read_bin(place, contents)
     else:
         _read_msgpack(place, contents)
+    if len([one for one in (contents.places, contents.placed, contents.flax) if one]) > 1:
+        raise UnsupportedError(
+            f"{name} is {_BY_CONTENT.get(container, container)}, and other files of the same weights are not",
+            uri=place.uri,
+            cure="convert the files one by one",
+        )
     _add_file(place, name, contents)
+
+
+def _container_of(place: Location, named: Container) -> Container:
+    """The container of a file by its first bytes, where these show another one than its name does."""
+    entry = place.stat()
+    if entry is None or entry.is_dir or named == "msgpack":
+        return named
+    head = place.read(0, _HEAD)
+    if named == "bin":
+        return "safetensors" if safetensors.plausible(head, entry.size) else named
+    return "bin" if head.startswith(_ZIP) else named
 
 
 def _read_safetensors(place: Location, name: str, contents: WeightContents) -> None:
@@ -219,8 +250,17 @@ def _add_file(place: Location, name: str, contents: WeightContents) -> None:
 def _require_new(path: KeyPath, name: str, contents: WeightContents, place: Location) -> None:
     if path in contents.specs:
         raise CorruptError(
-            f"duplicate tensor: {name} and another file both contain it", uri=place.uri, path=render(path)
+            f"duplicate tensor: {name} and {_file_of(path, contents)} both contain it",
+            uri=place.uri,
+            path=render(path),
+            cure="remove the file that does not belong to the save, and restore the index if it names that file",
         )
+
+
+def _file_of(path: KeyPath, contents: WeightContents) -> str:
+    """The name of the file that a tensor was read from."""
+    place = contents.places.get(path)
+    return next((extent.location.name for extent in place or ()), "another file")
 
 
 def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:

@@ -14,12 +14,13 @@ which `model_index.json` lists.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 Container: TypeAlias = Literal["safetensors", "bin", "msgpack"]
 CONFIG = "config.json"
@@ -27,7 +28,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 PIPELINE = "model_index.json"
 ADAPTER = "adapter_model"
 PRECEDENCE = (
-    "safetensors take precedence over .bin over msgpack, and files without a variant over those with one"
+    "safetensors take precedence over .bin over msgpack, files without a variant over those with one, "
+    "and an index whose files are there over one file"
 )
 
 _ORDER: tuple[Container, ...] = ("safetensors", "bin", "msgpack")
@@ -45,14 +47,18 @@ _STEMS: tuple[tuple[str, Container], ...] = (
 )
 CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
+_BEFORE, _BETWEEN = (rf"(?:\.(?P<{place}>[A-Za-z0-9_]+))?" for place in ("before", "between"))
 _KNOWN = rf"(?P<stem>{'|'.join(dict(_STEMS))})"
 _ENDING = rf"\.(?P<container>{'|'.join(_ORDER)})"
 _NAMES: dict[Literal["single", "sharded"], re.Pattern[str]] = {
     "single": re.compile(rf"{_KNOWN}{_VARIANT}{_ENDING}"),
-    "sharded": re.compile(rf"{_KNOWN}{_ENDING}\.index{_VARIANT}\.json"),
+    # diffusers has put the variant before the container, after it, and after `index`.
+    "sharded": re.compile(rf"{_KNOWN}{_BEFORE}{_ENDING}{_BETWEEN}\.index{_VARIANT}\.json"),
 }
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
+_ONE_OF_ONE = re.compile(r"(?P<stem>.+)-0*1-of-0*1\.(?P<container>safetensors|bin)")
+_ANY_SHARD = re.compile(r"(?P<stem>.+?)(?:\.\w+)?-\d{5}-of-(?P<count>\d{5})(?:\.\w+)?\.(?P<container>\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +102,25 @@ def flax_weights(names: Mapping[str, object]) -> Weights | None:
 def weight_sets(names: Mapping[str, object]) -> list[Weights]:
     """Every set of weights with a known stem, in order of precedence."""
     found = [weights for name in names if (weights := _parse_name(name)) is not None]
+    counts = Counter(one.groups() for name in names if (one := _ANY_SHARD.fullmatch(name)))
+    whole = {(stem, container) for (stem, count, container), files in counts.items() if files >= int(count)}
     return sorted(
         found,
-        key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single", weights.file),
+        key=lambda weights: (
+            _rank(weights),
+            weights.variant or "",
+            _is_second(weights, whole),
+            weights.file,
+        ),
     )
+
+
+def _is_second(weights: Weights, whole: Collection[tuple[str, str]]) -> bool:
+    """Whether weights come after the other form of the same: one file, but an index whose files are there before it.
+
+    transformers looks for the one file first. Next to a whole set it is a remainder of another save.
+    """
+    return (weights.form == "single") == ((weights.stem, weights.container) in whole)
 
 
 def _rank(weights: Weights) -> int:
@@ -112,7 +133,9 @@ def _parse_name(name: str) -> Weights | None:
     for form, pattern in _NAMES.items():
         found = pattern.fullmatch(name)
         if found and (found["stem"], found["container"]) in _STEMS:
-            return Weights(cast("Container", found["container"]), name, form, found["stem"], found["variant"])
+            groups = found.groupdict()
+            variant = groups["variant"] or groups.get("before") or groups.get("between")
+            return Weights(cast("Container", found["container"]), name, form, found["stem"], variant)
     return None
 
 
@@ -120,6 +143,10 @@ def _without_a_known_stem(names: Mapping[str, object]) -> Weights | None:
     index = next((name for name in sorted(names) if _ANY_INDEX.fullmatch(name)), None)
     if index is not None:
         return Weights("safetensors", index, "sharded", index.split(".safetensors")[0])
+    only = [found for name in names if (found := _ONE_OF_ONE.fullmatch(name))]
+    if len(only) == 1:
+        (found,) = only
+        return Weights(cast("Container", found["container"]), found.string, "single", found["stem"])
     shard = next((name for name in sorted(names) if _SHARD.fullmatch(name)), None)
     return None if shard is None else Weights("safetensors", shard, "no index", shard.split("-")[0])
 

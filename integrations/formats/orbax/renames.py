@@ -54,9 +54,9 @@ def add_commit_time(place: Location) -> bytes | None:
     if not place.exists():
         return None
     data = layout.read_json(place)
-    if data.get("commit_timestamp_nsecs"):
+    if data.get(layout.COMMIT_TIME):
         return None
-    return json.dumps({**data, "commit_timestamp_nsecs": time.time_ns()}).encode()
+    return json.dumps({**data, layout.COMMIT_TIME: time.time_ns()}).encode()
 
 
 def _replace(place: Location, change: Callable[[layout.JsonObject], layout.JsonObject]) -> None:

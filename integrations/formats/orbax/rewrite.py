@@ -32,6 +32,7 @@ from wherry.errors import (
 )
 from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.orbax import aggregate, layout, marks
+from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.tree import read_tree
@@ -70,7 +71,7 @@ def _commit(location: Location, detection: Detection, _value: str | None) -> Cha
     item = _item(location)
     if item.processes and not item.merged:
         raise UsageError("the process databases were never merged", uri=location.uri, cure="pass --as merge")
-    if not _by_name(location) and layout.COMMITTED in Glimpse(location).entries:
+    if layout.COMMITTED in Glimpse(location).entries and missing_commit(location) is None:
         raise UsageError("the item is already committed", uri=location.uri, cure="read it without a rewrite")
     return _committing(location, detection, sync_everything, ())
 

@@ -1,7 +1,7 @@
 """PaxML's Flax checkpoints: one msgpack file with the leaves by number, and the structure as a text.
 
 Key paths are as stored, `flattened_state/<i>`; the true names are kept in `custom["paxml"]["names"]`, if the text has
-them. The file is indexed in one pass without reading the arrays.
+them, and every target gets those. The file is indexed in one pass without reading the arrays.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def open_flax(place: Place, detection: Detection) -> Opened:
         UnsupportedError: the file has an unknown type.
         HostileError: the nesting or a size is impossible.
     """
-    if place.damage is not None:
-        raise place.damage
+    place.require_committed()
     contents = gather(index_file(place.state), place.state)
     odd = next((path for path in contents.specs if path[0] != LEAVES), None)
     if odd is not None:
         raise CorruptError(f"unexpected array outside {LEAVES}", uri=place.state.uri, path=render(odd))
-    names = _names(contents)
+    names, lists = _names(contents)
     found = read_leaves(names.values()).whole if names else "other"
     kind = "train-state" if found == "other" else found
     fields: dict[str, Any] = {"version": place.metadata.version}
     if names:
         fields["names"] = {render(path): render(name) for path, name in names.items()}
+        fields["lists"] = sorted(map(render, lists))
     manifest = Manifest(
         tensors=contents.specs,
         values=contents.values,
@@ -81,14 +81,14 @@ def open_flax(place: Place, detection: Detection) -> Opened:
     return Opened(replace(precise, kind=kind), manifest, reader)
 
 
-def _names(contents: MsgpackContents) -> dict[KeyPath, KeyPath]:
-    """Stored path → true name; empty if the structure does not have the name of every leaf."""
+def _names(contents: MsgpackContents) -> tuple[dict[KeyPath, KeyPath], frozenset[KeyPath]]:
+    """Stored path → true name, and the sequences; empty if the structure does not have the name of every leaf."""
     text = contents.values.get((STRUCTURE,))
     found = leaf_names(text) if isinstance(text, str) else None
     stored = {path for path in (*contents.specs, *contents.empties) if path[:1] == (LEAVES,)}
-    if found is None or {(LEAVES, str(number)) for number in range(len(found))} != stored:
-        return {}
-    return {(LEAVES, str(number)): name for number, name in enumerate(found)}
+    if found is None or {(LEAVES, str(number)) for number in range(len(found.leaves))} != stored:
+        return {}, frozenset()
+    return {(LEAVES, str(number)): name for number, name in enumerate(found.leaves)}, found.lists
 
 
 def _members(place: Place) -> Iterator[Entry]:

@@ -20,6 +20,8 @@ from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax.commit import missing_commit
+from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.formats.paxml import metadata, names
 
 if TYPE_CHECKING:
@@ -76,18 +78,36 @@ class Place:
 
     def verdict(self) -> tuple[Verdict, str | None]:
         """The verdict and its reason, from names only."""
-        if self.damage is not None:
-            return verdict_of_damage(self.damage.verdict), self.damage.what
-        if orbax.is_uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
-            return "incomplete", "the folder has the name of a save that was never committed"
-        protocol = self.home.store.protocol
-        if (
-            protocol in orbax.RENAMELESS
-            and self.home != self.state
-            and not self.home.join(COMMITTED).exists()
-        ):
-            return "incomplete", f"missing {COMMITTED}, which PaxML requires on {protocol}://"
+        try:
+            self.require_committed()
+        except OSError:
+            raise
+        except WherryError as error:
+            return verdict_of_damage(error.verdict), error.what
         return "ok", None
+
+    def require_committed(self) -> None:
+        """Refuse a save whose names and small files say that it was not committed.
+
+        Raises:
+            IncompleteError: a sign of the commit is missing.
+            CorruptError: a small file is invalid.
+        """
+        if self.damage is not None:
+            raise self.damage
+        protocol, item = (
+            self.home.store.protocol,
+            self.state.parent if self.layout is StateLayout.FLAX else self.state,
+        )
+        alone = self.home == self.state
+        if _TEMPORARY.fullmatch(self.home.name):
+            reason = "the folder has the name of a save that was never committed"
+        elif protocol in orbax.RENAMELESS and not alone and not self.home.join(COMMITTED).exists():
+            reason = f"missing {COMMITTED}, which PaxML requires on {protocol}://"
+        else:
+            reason = None if alone and self.layout is StateLayout.FLAX else missing_commit(item)
+        if reason is not None:
+            raise IncompleteError(reason, uri=self.home.uri, cure="use another step")
 
 
 _FOUND: WeakKeyDictionary[Glimpse, Place | None] = WeakKeyDictionary()
@@ -114,6 +134,18 @@ def _find(glimpse: Glimpse) -> Place | None:
     if layout is StateLayout.FLAX:
         return _alone(glimpse.location, layout, glimpse.location.join(MSGPACK))
     return _alone(glimpse.location, layout) if layout is StateLayout.ARRAYS and has_names(glimpse) else None
+
+
+def _is_state(glimpse: Glimpse, layout: StateLayout) -> bool:
+    """Whether the state itself shows that it is PaxML's; only of a step whose item `metadata` cannot be read."""
+    if layout is not StateLayout.OCDBT:
+        return layout is StateLayout.FLAX
+    item = look(glimpse)
+    return (
+        item is not None
+        and item.leaves is not None
+        and any(path[:1] == (names.VARIABLES,) for path in item.leaves.arrays)
+    )
 
 
 def has_names(glimpse: Glimpse) -> bool:
@@ -144,7 +176,7 @@ def _in_step(glimpse: Glimpse) -> Place | None:
         )
         return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
     theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
-    if not (theirs or has_names(inside)):
+    if not (theirs or has_names(inside) or (damage is not None and _is_state(inside, layout))):
         return None
     return Place(
         glimpse.location, place.join(MSGPACK) if layout is StateLayout.FLAX else place, layout, found, damage

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.keypath import KeyPath, render
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.containers.orbax.layout import read_json
 from wherry.integrations.formats.paxml.names import OPTIMIZER, VARIABLES
 
@@ -61,7 +61,11 @@ def read_metadata(home: Location) -> Metadata:
     place = home.join(FILE)
     if not place.exists():
         return Metadata()
-    data = read_json(place)
+    try:
+        data = read_json(place)
+    except IncompleteError as error:
+        error.what = error.what.replace(place.name, FILE, 1)
+        raise
     version, tree, notes = data.get(_VERSION), data.get(_TREE), data.get(NOTES)
     if isinstance(version, bool) or not isinstance(version, (int, float)):
         raise CorruptError("missing key 'version' in the metadata", uri=place.uri)

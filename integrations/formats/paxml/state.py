@@ -73,8 +73,7 @@ def open_place(place: Place, detection: Detection) -> Opened:
         UnsupportedError: an unsupported form.
         HostileError: an impossible name or size.
     """
-    if place.damage is not None:
-        raise place.damage
+    place.require_committed()
     manifest, inner = _open_stored(place)
     stored = manifest.tensors
     tensors = metadata.unpad(stored, place.metadata)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +33,20 @@ class _NotUnderstoodError(Exception):
     """The text does not have the form that jax prints, or was abbreviated."""
 
 
-def leaf_names(text: str) -> list[KeyPath] | None:
-    """The key path of each leaf, in order; None if the text does not have all of them."""
+class Structure(NamedTuple):
+    """What the text says of a tree.
+
+    Attributes:
+        leaves: the key path of each leaf, in order.
+        lists: the nodes that are lists or tuples.
+    """
+
+    leaves: list[KeyPath]
+    lists: frozenset[KeyPath]
+
+
+def leaf_names(text: str) -> Structure | None:
+    """The key paths of the leaves and of the sequences; None if the text does not have all of them."""
     if len(text) > _LONGEST:
         return None
     reader = _Text(text)
@@ -45,7 +57,7 @@ def leaf_names(text: str) -> list[KeyPath] | None:
         reader.expect(")")
     except (_NotUnderstoodError, ValueError, SyntaxError):
         return None
-    return names
+    return Structure(names, frozenset(reader.lists))
 
 
 class _Text:
@@ -54,6 +66,7 @@ class _Text:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self.lists: set[KeyPath] = set()
 
     def peek(self) -> str:
         """The next token, without consuming it."""
@@ -95,6 +108,7 @@ def _node(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
     elif sign == "{":
         yield from _entries(reader, path, depth)
     elif sign in _CLOSING:
+        reader.lists.add(path)
         yield from _items(reader, _CLOSING[sign], path, depth, ())
     elif sign == "CustomNode":
         yield from _custom(reader, path, depth)

@@ -38,8 +38,9 @@ _TYPES = (bool, int, float)
 
 
 class _StateWriter(OrbaxWriter):
-    """The item `state`, with PaxML's small files."""
+    """The item `state`, with PaxML's small files; PaxML restores with its own state, whose keys are plain data."""
 
+    typed_keys = False
     kept: frozenset[str] = frozenset({orbax.STRINGS, orbax.TREE})
 
     def _small_files(self) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Companion
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError
+from wherry.errors import WherryError
 from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
@@ -95,8 +95,10 @@ def names_handler(home: Location) -> bool:
     """Whether the step folder's metadata names T5X's own handler."""
     try:
         handlers = orbax.read_json(home.join(orbax.CHECKPOINT)).get("item_handlers")
-    except NotFoundError:
-        return False
+    except OSError:
+        raise
+    except WherryError:
+        return False  # absent, or Orbax's own detection of the item reports the error
     return isinstance(handlers, dict) and HANDLER in handlers.values()
 
 

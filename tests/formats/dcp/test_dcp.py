@@ -143,3 +143,39 @@ def test_objects_keep_their_classes_and_keys(tmp_path):
     found = {"a": torch.zeros(2), "pair": None, "lists": None}
     dcp.load(found, checkpoint_id=str(tmp_path / "b"), no_dist=True)
     assert (found["pair"], found["lists"]) == (state["pair"], state["lists"])
+
+
+def test_the_class_of_olmo_core_is_data(tmp_path):
+    """Its writer has a class of its own for a path, an offset and a length; it is known by its exact name alone."""
+    import dataclasses
+    import pickle
+    import sys
+    import types
+
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {"model": {"w": torch.arange(12.0).reshape(3, 4)}, "optim": {"w": torch.ones(3)}}
+    dcp.save(state, checkpoint_id=tmp_path / "step")
+    name = "olmo_core.distributed.checkpoint.filesystem"
+    modules = {".".join(name.split(".")[:depth]): types.ModuleType("m") for depth in range(1, 5)}
+    kind = dataclasses.make_dataclass(
+        "_StorageInfo", [("relative_path", str), ("offset", int), ("length", int)]
+    )
+    kind.__module__, modules[name]._StorageInfo = name, kind
+    file = tmp_path / "step" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    stored = {
+        key: kind(one.relative_path, one.offset, one.length) for key, one in metadata.storage_data.items()
+    }
+    metadata.storage_data = stored
+    with pytest.MonkeyPatch.context() as patch:
+        for module, found in modules.items():
+            patch.setitem(sys.modules, module, found)
+        data = pickle.dumps(metadata)
+    file.write_bytes(data)
+    assert wherry.detect(tmp_path / "step").verdict == "ok"
+    with wherry.open(tmp_path / "step") as checkpoint:
+        assert checkpoint.read(("model.w",)).tolist() == state["model"]["w"].tolist()
+    file.write_bytes(data.replace(b"checkpoint.filesystem", b"checkpoint.otherwhere"))
+    assert wherry.detect(tmp_path / "step").verdict == "malicious"

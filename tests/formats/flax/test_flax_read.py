@@ -236,3 +236,15 @@ def test_the_flat_hash_that_inspect_prints():
     found = wherry.inspect(place("flax-gda"), sha256=True)
     assert found.sha256 == {tuple(one["path"]): one["sha256"] for one in row["tensors"]}
     assert hashlib.sha256(b"").hexdigest() not in found.sha256.values()
+
+
+def test_files_that_are_named_by_a_metric_are_listed(tmp_path):
+    for value in (-10.5, -1.5):
+        (tmp_path / f"checkpoint_{value}").write_bytes(
+            serialization.to_bytes({"params": {"w": np.full(3, value)}})
+        )
+    found = wherry.detect(tmp_path)
+    assert found.verdict == "not-a-checkpoint"
+    for value in (-10.5, -1.5):
+        assert f"{tmp_path}/checkpoint_{value}" in found.cure
+        assert wherry.detect(tmp_path / f"checkpoint_{value}").verdict == "ok"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
+import wherry
 from tests.support.formats import (
     assert_as_expected,
     canonical,
@@ -23,8 +24,10 @@ from wherry.errors import (
     HostileError,
     IncompleteError,
     NotFoundError,
+    UnrepresentableError,
     UnsupportedError,
 )
+from wherry.families import families, load_family
 from wherry.formats.file_names import is_weights
 from wherry.integrations.formats.huggingface.folder import family_of
 from wherry.integrations.formats.huggingface.weights import find_weights
@@ -128,17 +131,28 @@ def test_names_of_weights_in_any_form():
         assert not is_weights(name)
 
 
-def test_families():
-    types = ["llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "t5", "mixtral", "gpt_oss"]
-    assert [family_of(name) for name in types] == [
-        "llama",
-        "qwen",
-        "gemma",
+def test_the_family_of_a_model_type_is_the_one_that_declares_it():
+    declared = {kind: name for name in families() for kind in load_family(name).model_types}
+    assert {kind: family_of(kind) for kind in declared} == declared
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "deepseek_v4",
         "deepseek",
-        "t5",
-        "mixtral",
-        "gpt-oss",
-    ]
+        "gemma3n",
+        "gemma3n_text",
+        "qwen3_omni_moe",
+        "qwen2_vl",
+        "gpt_oss2",
+        "gemma5",
+    ],
+)
+def test_a_type_that_begins_as_another_is_of_no_other_family(tmp_path, kind):
+    model = sharded(tmp_path / "m")
+    (model / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert wherry.detect(model).family not in {*families()} - {kind}
 
 
 def test_sharded(tmp_path):
@@ -291,3 +305,99 @@ def test_a_legacy_bin_says_so(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     with pytest.raises(UnsupportedError, match="legacy"):
         opened(tmp_path, "huggingface")
+
+
+def weights_of(folder):
+    with wherry.open(folder) as checkpoint:
+        return {path[0]: checkpoint.read(path).tolist() for path in checkpoint}
+
+
+def test_a_bin_file_that_is_safetensors_is_read_as_such(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    save_file(ONES, folder / "pytorch_model.bin", metadata={"format": "pt"})
+    assert wherry.detect(folder).verdict == "ok"
+    wherry.convert(folder, tmp_path / "out", to="huggingface")
+    assert (
+        weights_of(folder)
+        == weights_of(tmp_path / "out")
+        == {name: array.tolist() for name, array in ONES.items()}
+    )
+
+
+def test_shards_named_bin_that_are_safetensors(tmp_path):
+    folder = sharded(tmp_path / "m")
+    names = {
+        shard: shard.replace("model-", "pytorch_model-").replace(".safetensors", ".bin") for shard in SHARDS
+    }
+    for old, new in names.items():
+        (folder / old).rename(folder / new)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] = {tensor: names[file] for tensor, file in index["weight_map"].items()}
+    (folder / INDEX).unlink()
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert weights_of(folder) == {name: array.tolist() for name, array in ONES.items()}
+
+
+def test_an_archive_of_torch_that_is_named_safetensors(tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "m"
+    folder.mkdir()
+    torch.save({name: torch.from_numpy(array) for name, array in ONES.items()}, folder / "model.safetensors")
+    assert weights_of(folder) == {name: array.tolist() for name, array in ONES.items()}
+
+
+def test_one_of_one_needs_no_index(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    save_file(ONES, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    assert wherry.detect(folder).verdict == "ok"
+    assert set(weights_of(folder)) == set(ONES)
+
+
+def test_a_stray_file_next_to_a_whole_indexed_set(tmp_path):
+    """The set is read, the words name both, and the cure converts the set."""
+    folder = sharded(tmp_path / "m")
+    save_file({name: array * 0 for name, array in ONES.items()}, folder / "model.safetensors")
+    with pytest.raises(UnrepresentableError) as caught:
+        wherry.convert(folder, tmp_path / "never", to="huggingface")
+    assert "model.safetensors (" in caught.value.what
+    assert f"read from {INDEX}" in caught.value.what
+    wherry.convert(folder, tmp_path / "out", to="huggingface", ignore=["others"])
+    assert weights_of(tmp_path / "out") == {name: array.tolist() for name, array in ONES.items()}
+    (folder / SHARDS[0]).unlink()  # no whole set: the one file is the model, as in transformers
+    assert weights_of(folder)["b"] == [0] * len(ONES["b"])
+
+
+def test_an_index_of_another_save_names_the_files_that_are_there(tmp_path):
+    folder = sharded(
+        tmp_path / "m", {"a": "model-00001-of-00004.safetensors", "b": "model-00004-of-00004.safetensors"}
+    )
+    with pytest.raises(IncompleteError, match="named in model") as caught:
+        opened(folder, "huggingface")
+    assert SHARDS[0] in (caught.value.cure or "")
+
+
+def test_a_tensor_in_two_shards_names_both_files(tmp_path):
+    folder = sharded(tmp_path / "m")
+    save_file(ONES, folder / SHARDS[1], metadata={"format": "pt"})
+    with pytest.raises(CorruptError) as caught:
+        opened(folder, "huggingface")
+    assert all(shard in caught.value.what for shard in SHARDS)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "diffusion_pytorch_model.safetensors.index.fp16.json",
+        "diffusion_pytorch_model.safetensors.fp16.index.json",
+        "diffusion_pytorch_model.fp16.safetensors.index.json",
+    ],
+)
+def test_names_of_indexes_of_every_release_of_diffusers(tmp_path, index):
+    folder = sharded(tmp_path / "m")
+    (folder / INDEX).rename(folder / index)
+    found = find_weights({path.name: None for path in folder.iterdir()})
+    assert found is not None
+    assert (found.file, found.form, found.variant) == (index, "sharded", "fp16")
+    assert set(weights_of(folder)) == set(ONES)

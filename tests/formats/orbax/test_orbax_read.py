@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+import wherry
 from tests.support import orbax as support
 from tests.support.orbax import (
     CORPUS,
@@ -247,3 +249,17 @@ def test_what_the_installed_orbax_saves_from_eight_devices(tmp_path):
             assert array.tobytes() == wanted[".".join(path)].tobytes(), (name, path)
         assert found.manifest.tensors[("params", "w")].sharding.spec == ("fsdp", "tensor")
         assert found.manifest.tensors[("params", "w")].chunks == (16, 24)
+
+
+def test_the_item_that_is_no_state_is_chosen(tmp_path):
+    """Tunix saves the parameters of a model and the state of its optimizer as two items without usual names."""
+    weights, moments = {"w": np.ones(3, np.float32)}, {"0": {"count": np.int32(1), "mu": {"w": np.ones(3)}}}
+    with ocp.CheckpointManager(tmp_path / "run", item_names=("model_params", "optimizer_state")) as manager:
+        args = {"model_params": ocp.args.PyTreeSave(weights), "optimizer_state": ocp.args.PyTreeSave(moments)}
+        manager.save(1, args=ocp.args.Composite(**args))
+    found = wherry.detect(tmp_path / "run")
+    assert (found.verdict, found.uri.rpartition("/")[2], found.step) == ("ok", "model_params", 1)
+    with ocp.CheckpointManager(tmp_path / "two", item_names=("actor", "critic")) as manager:
+        args = {name: ocp.args.PyTreeSave(weights) for name in ("actor", "critic")}
+        manager.save(1, args=ocp.args.Composite(**args))
+    assert wherry.detect(tmp_path / "two").verdict == "unsupported"  # nothing says which

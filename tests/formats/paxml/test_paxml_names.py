@@ -11,6 +11,7 @@ import wherry
 from tests.support.formats import assert_as_expected, either, expected, opened, place
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
+from wherry.errors import WherryError
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml import treedef
 
@@ -128,4 +129,46 @@ def test_a_cut_flax_file(copied, case):
     ],
 )
 def test_treedef(text, names):
-    assert treedef.leaf_names(text) == names
+    found = treedef.leaf_names(text)
+    assert (found and found.leaves) == names
+
+
+@pytest.mark.parametrize("case", FLAX)
+@pytest.mark.parametrize(("to", "options"), [("orbax", {}), ("safetensors", {"join": "."}), ("paxml", {})])
+def test_targets_have_the_true_names(tmp_path, case, to, options):
+    """The source keeps the key paths that it stores; every target has those of the state."""
+    target = tmp_path / "run" / ("checkpoint_00004000" if to == "paxml" else "out")
+    wherry.convert(place(case), target, to=to, options=options)
+    assert wherry.verify(target, level="roundtrip", against=place(case)).ok
+    with wherry.open(target) as checkpoint, wherry.open(place(case)) as source:
+        assert len(checkpoint.manifest.tensors) == 57
+        for row in expected(case)["tensors"]:
+            path = tuple(row["tree_path"])
+            name = (".".join(path),) if to == "safetensors" else path
+            assert checkpoint.read_bytes(name) == source.read_bytes(tuple(row["path"]))
+
+
+@pytest.mark.parametrize("case", FLAX)
+def test_lists_are_lists_again(tmp_path, case):
+    wherry.convert(place(case), tmp_path / "out", to="orbax")
+    with wherry.open(tmp_path / "out") as checkpoint:
+        assert ("opt_states",) in checkpoint.manifest.lists
+
+
+STEPS = ("paxml-gpt3-l3-flax", "made-paxml-flax", "paxml-gpt3-l3-v11-gda-zarr", "paxml-gpt3-l3-v12-gda-ocdbt")
+
+
+@pytest.mark.parametrize("case", either(*STEPS))
+@pytest.mark.parametrize("text", ["", "  ", "{", "[1]"])
+def test_an_empty_metadata_item_is_named(copied, tmp_path, case, text):
+    step = copied(case)
+    (step / "metadata" / "metadata").write_text(text)
+    (tmp_path / "run").mkdir()
+    step = step.rename(tmp_path / "run" / step.name)
+    for uri in (step.parent, step, step / "state"):
+        found = wherry.detect(uri)
+        assert found.verdict == ("corrupt" if text.strip() else "incomplete"), (uri, found)
+        assert text.strip() or "metadata/metadata is empty" in found.reason
+        with pytest.raises(WherryError) as caught:
+            wherry.convert(uri, tmp_path / "never", to="orbax")
+        assert caught.value.exit_code == 5

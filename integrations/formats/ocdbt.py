@@ -1,0 +1,116 @@
+"""An OCDBT database of zarr arrays that Orbax did not write: of Levanter, or of jax.experimental.array_serialization.
+
+The names of the arrays are in the keys of the database, `model/embeddings/weight/zarr.json`, so that no other file is
+needed: a key path is such a name, cut at its slashes. Read, never written: Orbax's form of it is.
+
+Facts (jax 0.4.30 to 0.9, Levanter 2025; files written by tensorstore): the database is in the folder that holds the
+arrays by name, or in that of each innermost node. Chunks are compressed, and tensorstore leaves out chunks that equal
+the fill value unless it is told to store them; a chunk that is absent is never read as zeros here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.account import FILES, ignored_file
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.core.steps import step_number
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import CorruptError, NotACheckpointError
+from wherry.formats.format import Format, Glimpse, Holds, Opened
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
+from wherry.storage.sidecar import OWN_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from wherry.integrations.containers.zarr.listing import Listing
+    from wherry.storage.location import Location
+
+NAME = "ocdbt"
+_DATA = "d"
+_OWN = frozenset({layout.MANIFEST, _DATA, *OWN_NAMES})
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """A folder with a database and no file of Orbax, in it or around it; None for every other folder."""
+    entries = glimpse.entries
+    if layout.MANIFEST not in entries or _DATA not in entries or layout.look_at_item(glimpse) is not None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format=NAME,
+        format_version="ocdbt",
+        writer="tensorstore (Levanter or jax.experimental.array_serialization)",
+        step=step_number(glimpse.location.name),
+        evidence=(Evidence(layout.MANIFEST, "an OCDBT database without any file of Orbax"),),
+    )
+
+
+def open_database(location: Location, detection: Detection) -> Opened:
+    """See Format.
+
+    Raises:
+        NotACheckpointError: it has no arrays.
+        CorruptError: an array is inside of another one, or metadata is invalid.
+        IncompleteError, UnsupportedError, HostileError: as the arrays of an Orbax item.
+    """
+    from wherry.integrations.containers.zarr.arrays import open_arrays  # tensorstore
+    from wherry.integrations.containers.zarr.listing import list_ocdbt
+    from wherry.integrations.containers.zarr.reader import ArrayReader
+
+    listing = list_ocdbt(location)
+    names = _names(listing)
+    if not names:
+        raise NotACheckpointError("an OCDBT database without zarr arrays", uri=location.uri)
+    arrays = open_arrays(location, names, ocdbt=True, listed=listing)
+    _require_leaves(arrays.found, location.uri)
+    specs = {
+        path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
+        for path, array in arrays.found.items()
+    }
+    versions = sorted({array.zarr.version for array in arrays.found.values()})
+    ignored = tuple(
+        ignored_file(name, FILES, "a folder" if entry.is_dir else "a file", "it is not in the database")
+        for name, entry in Glimpse(location).entries.items()
+        if name not in _OWN and not name.startswith(".")
+    )
+    reader = ArrayReader(location, arrays.found, listing, None, ocdbt=True, zeros_stored=False)
+    seen = detection.seen(Evidence(layout.MANIFEST, f"{len(specs)} arrays by the names in the database"))
+    words = "ocdbt " + " and ".join(f"zarr{version}" for version in versions)
+    return Opened(
+        replace(seen, format_version=words), Manifest(tensors=specs, step=detection.step), reader, ignored
+    )
+
+
+def _names(listing: Listing) -> dict[KeyPath, str]:
+    """The arrays of a database: key path → stored name."""
+    found: dict[KeyPath, str] = {}
+    for key in listing.values:
+        name, _, file = key.rpartition("/")
+        if file in METADATA_NAMES.values():
+            found[tuple(name.split("/")) if name else ()] = name
+    return found
+
+
+def _require_leaves(paths: Collection[KeyPath], uri: str) -> None:
+    inside = next((path for path in paths if any(path[:depth] in paths for depth in range(len(path)))), None)
+    if inside is not None:
+        raise CorruptError("an array is stored inside of another array", uri=uri, path=render(inside))
+
+
+FORMATS = (
+    Format(
+        name=NAME,
+        title="OCDBT arrays (Levanter, JAX)",
+        detect=detect,
+        open=open_database,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        aliases=("levanter",),
+    ),
+)

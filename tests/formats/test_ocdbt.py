@@ -1,0 +1,80 @@
+"""OCDBT databases that Orbax did not write are read by their own names; those of Orbax that lost files are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import wherry
+from tests.support.ocdbt import write
+from tests.support.orbax import copied, needs_corpus
+from wherry.errors import CorruptError, DamagedError, IncompleteError
+from wherry.testing import readers
+
+ARRAYS = {
+    "model/embeddings/weight": np.arange(24, dtype=np.float32).reshape(6, 4) + 1,
+    "model/layers/0/w": np.full((3, 5), 7, np.int32),
+    "opt_state/mu/model/embeddings/weight": np.full((6, 4), 2, np.float32),
+}
+
+
+@pytest.mark.parametrize("driver", ["zarr3", "zarr"])
+@pytest.mark.parametrize("name", ["step-1000", "model", "anything", "state"])
+def test_arrays_have_the_names_in_the_database(tmp_path, name, driver):
+    place = write(tmp_path / "run" / name, ARRAYS, driver)
+    (place / "metadata.json").write_text('{"step": 1000}')
+    found = wherry.detect(place)
+    assert (found.verdict, found.format, found.step) == ("ok", "ocdbt", 1000 if name == "step-1000" else None)
+    with wherry.open(place) as checkpoint:
+        assert {"/".join(path) for path in checkpoint} == set(ARRAYS)
+        for path, array in ARRAYS.items():
+            np.testing.assert_array_equal(checkpoint.read(tuple(path.split("/"))), array)
+    wherry.convert(place, tmp_path / "out", to="orbax")
+    assert wherry.verify(tmp_path / "out", level="roundtrip", against=place).ok
+
+
+def test_the_contract_of_readers(tmp_path):
+    from wherry.formats.detect import resolve
+    from wherry.formats.registry import find_format
+
+    location, found = resolve(write(tmp_path / "a", ARRAYS))
+    readers.check_reader(find_format("ocdbt").open(location, found), regions=3)
+
+
+def test_the_newest_step_of_a_run_is_taken(tmp_path):
+    for step in (5, 60):
+        write(tmp_path / f"step-{step}", ARRAYS)
+    assert wherry.detect(tmp_path).step == 60
+    assert [one.step for one in wherry.discover(tmp_path)] == [5, 60]
+
+
+def test_damage(tmp_path):
+    place = write(tmp_path / "a", {"w": np.arange(40_000, dtype=np.float32)})
+    for file in (place / "d").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert wherry.detect(place).verdict in ("incomplete", "corrupt")
+    with pytest.raises(DamagedError):
+        wherry.convert(place, tmp_path / "out", to="orbax")
+
+
+def test_an_array_inside_of_another_is_refused(tmp_path):
+    place = write(tmp_path / "a", {"w": np.ones(3), "w/b": np.ones(3)})
+    with pytest.raises(CorruptError, match="inside of another array"):
+        wherry.convert(place, tmp_path / "out", to="orbax")
+
+
+def test_a_chunk_of_zeros_that_was_left_out_is_no_chunk(tmp_path):
+    place = write(tmp_path / "a", {"w": np.zeros((3, 4), np.float32)})
+    assert wherry.detect(place).verdict == "incomplete"
+
+
+@needs_corpus
+@pytest.mark.parametrize("case", ["orbax-0128-ocdbt-zarr3", "orbax-041-ocdbt", "orbax-0523-ocdbt"])
+def test_an_item_of_orbax_that_lost_its_tree_is_not_read_by_names(tmp_path, case):
+    folder = copied(case, tmp_path)
+    for name in ("_METADATA", "checkpoint"):
+        (folder / name).unlink(missing_ok=True)
+    found = wherry.detect(folder)
+    assert (found.verdict, found.format) == ("incomplete", "orbax")
+    with pytest.raises(IncompleteError):
+        wherry.convert(folder, tmp_path / "out", to="safetensors")
