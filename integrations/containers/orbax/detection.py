@@ -20,6 +20,7 @@ from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
+from wherry.integrations.containers.orbax.other_items import is_state
 from wherry.runtime.threads import without_collection
 from wherry.tree.reading import read_leaves
 
@@ -218,7 +219,7 @@ def _is_state(place: Location, item: layout.OrbaxItem) -> bool:
         raise
     except WherryError:
         leaves = None
-    return tree.is_state(place.name, leaves.tensors if leaves else ())
+    return is_state(place.name, leaves.arrays if leaves else ())
 
 
 def _remains(glimpse: Glimpse, reason: str) -> FoundItem:

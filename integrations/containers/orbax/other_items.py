@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MARKERS = frozenset({layout.CHECKPOINT, layout.COMMITTED, layout.V1_MARKER, *OWN_NAMES})
 _NOT_READ = "one item of a step is converted"
+_UNNAMED = "leaf"  # stands for a leaf of an item of which nothing is known
 _PARAMETER = ("params", "kernel")  # stands for the item that is read
 
 
@@ -71,16 +72,21 @@ def _entry(step: Location, name: str, entry: Entry, *, v1: bool) -> IgnoredEntry
     paths = _paths(place, item) if item is not None and item.has_arrays else []
     if paths == []:
         return ignored_file(name, ITEMS, f"{word} without arrays", _NOT_READ)
-    if paths is not None and _is_state(entry.name, paths):
+    if paths is not None and is_state(entry.name, paths):
         return ignored_file(
             name, TRAINING_STATE, f"{word} with the state of an optimizer or of the run", _NOT_READ
         )
     return ignored_file(name, ITEMS, f"{word} with arrays", _NOT_READ, weights=True)
 
 
-def _is_state(name: str, paths: list[KeyPath]) -> bool:
-    """Whether an item holds nothing but the state of an optimizer or of a run, next to the item with the parameters."""
-    inside = [(name, *path) for path in paths]
+def is_state(name: str, paths: Collection[KeyPath]) -> bool:
+    """Whether an item holds nothing but the state of an optimizer or of a run, next to the item with the parameters.
+
+    Args:
+        name: of the item, which alone shows it if no key path is known.
+        paths: key paths of its arrays.
+    """
+    inside = [(name, *path) for path in paths or ((_UNNAMED,),)]
     found = read_leaves([*inside, _PARAMETER])
     return all(found.kind(path) in ("optimizer", "counter", "key") for path in inside)
 

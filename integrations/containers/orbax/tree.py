@@ -33,7 +33,7 @@ from wherry.text.json_scan import DROPPED
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from wherry.core.manifest import Manifest, Value
     from wherry.integrations.containers.msgpack.contents import Place
