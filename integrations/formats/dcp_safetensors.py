@@ -18,7 +18,7 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.formats.huggingface.surroundings import surroundings
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse

@@ -28,7 +28,7 @@ from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.safetensors.header import plausible
 from wherry.integrations.containers.torch.legacy import is_legacy
 from wherry.storage.location import Entry
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from wherry.core.detection import Kind

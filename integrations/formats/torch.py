@@ -24,7 +24,7 @@ from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 import wherry
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 W, B, SCALAR = np.ones((3, 4), "f4"), np.ones(4, "f4"), np.float32(1)
 COUNT, KEY = np.array(3, "i4"), np.zeros(2, "u4")

@@ -35,7 +35,7 @@ from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
-    from wherry.tree.reading import ModelTree
+    from wherry.tree.tree_reading import ModelTree
 
 __all__ = [
     "BoundFamily",

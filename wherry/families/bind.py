@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.layout.sizes import SolvedSizes
-    from wherry.tree.reading import LeafKind
+    from wherry.tree.tree_reading import LeafKind
 
 # What becomes of leaves that no layout has and that are no weights → what they are, and why they are left out.
 _LEFT_OUT: Mapping[str, tuple[str, str]] = {

@@ -1,9 +1,9 @@
 """roots: which tree of a checkpoint a system's layouts fit, and the checkpoint under the names of that tree.
 
-A reading (`wherry.tree.reading`) lists the trees that the parameters of a checkpoint may be, the one with the fewest
-removals first. The first that a system knows completely, below the system's own root (`params/params` of MaxText), is
-taken; if there is none, the one of which it knows most and that leaves out fewest weights. One name of each form is
-looked up, not every layer's.
+A reading (`wherry.tree.tree_reading`) lists the trees that the parameters of a checkpoint may be, the one with the
+fewest removals first. The first that a system knows completely, below the system's own root (`params/params` of
+MaxText), is taken; if there is none, the one of which it knows most and that leaves out fewest weights. One name of each
+form is looked up, not every layer's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wherry.core.request import CONTAINERS
 from wherry.families.bind import BoundFamily, unknown_tensors
 from wherry.families.templates import form_choices, replace_macros
 from wherry.layout.layout import skeleton
-from wherry.tree.reading import WEIGHTS
+from wherry.tree.tree_reading import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.families.schema import Family, System
-    from wherry.tree.reading import ModelTree, TreeReading
+    from wherry.tree.tree_reading import ModelTree, TreeReading
 
 _HUGGINGFACE = "huggingface"
 _DEEPEST_PREFIX = 4  # words of a prefix that no table knows
@@ -73,7 +73,7 @@ def source_tree(
         sample = _one_of_each_form(manifest, tree)
         apart = sum(tree.outside.get(path) in WEIGHTS for path in sample.tensors)
         for one in systems:
-            for candidate in _placed(tree, one):
+            for candidate in _place_below_roots(tree, one):
                 unknown = unknown_tensors(family, one, named_manifest(sample, candidate), candidate.outside)
                 if best is None or unknown + apart < best[0]:
                     best = unknown + apart, SourceTree(one, candidate, unknown)
@@ -100,7 +100,7 @@ def removal_rule(family: Family, format: str, manifest: Manifest, reading: TreeR
                 break
             sample = _one_of_each_form(manifest, tree)
             for one in _systems(family, format):
-                for candidate in _placed(tree, one):
+                for candidate in _place_below_roots(tree, one):
                     if not unknown_tensors(family, one, named_manifest(sample, candidate), candidate.outside):
                         return _rule_of(tree)
             tree = tree.without_first()
@@ -128,7 +128,7 @@ def _systems(family: Family, format: str) -> Iterator[System]:
     yield from sorted(fits, key=lambda one: one.name != _HUGGINGFACE) if contained else fits
 
 
-def _placed(tree: ModelTree, system: System) -> Iterator[ModelTree]:
+def _place_below_roots(tree: ModelTree, system: System) -> Iterator[ModelTree]:
     """A tree as it is, and below each root of a system."""
     yield tree
     for parts, joint in _roots(system):

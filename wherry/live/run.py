@@ -37,7 +37,7 @@ from wherry.live.shares import (
 from wherry.live.snapshot import Snapshot
 from wherry.staging.lease import Lease
 from wherry.storage.stores import locate
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -21,7 +21,6 @@ from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.companions import ignored_companion
 from wherry.tree.axes import AXIS_OPTIONS, name_axes
 from wherry.tree.forms import FORM_OPTIONS
-from wherry.tree.reading import read_tree
 from wherry.tree.spelling import (
     CUT_OPTIONS,
     NAMES,
@@ -34,13 +33,14 @@ from wherry.tree.spelling import (
     spell,
     with_renames,
 )
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
-    from wherry.tree.reading import Leaf, TreeReading
+    from wherry.tree.tree_reading import LeafReading, TreeReading
 
 
 __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]
@@ -231,7 +231,7 @@ def _undecided(reading: TreeReading) -> str:
     return f"{plural(len(unknown), 'tensor')} of unknown kind, parameters or not: {shown}{more}"
 
 
-def _left_out(path: KeyPath, leaf: Leaf) -> IgnoredEntry:
+def _left_out(path: KeyPath, leaf: LeafReading) -> IgnoredEntry:
     kind = {"parameter": "outside the model", "unknown": "not known to be a parameter"}.get(
         leaf.kind, leaf.kind
     )

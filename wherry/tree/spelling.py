@@ -12,8 +12,8 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UsageError
 from wherry.tree.axes import BOX_TAG, BOXES
 from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respell, rule_texts
-from wherry.tree.reading import read_tree
 from wherry.tree.renames import inverse_rules, parse_rules
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
-    from wherry.tree.reading import TreeReading
+    from wherry.tree.tree_reading import TreeReading
 
 
 CUT_OPTIONS = {

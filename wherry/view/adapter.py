@@ -18,7 +18,7 @@ from wherry.families import load_family, source_tree, system_of_format
 from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
 from wherry.families.roots import named_manifest
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 

@@ -22,8 +22,8 @@ from wherry.errors import UsageError
 from wherry.formats.registry import system_of
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import TREE_OPTIONS
-from wherry.tree.reading import framework_words, share_first_word
 from wherry.tree.spelling import changes_key_paths
+from wherry.tree.tree_reading import framework_words, share_first_word
 from wherry.view.foreign import RENAME, in_form, require_own, require_unwrapped
 
 if TYPE_CHECKING:

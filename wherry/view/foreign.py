@@ -13,7 +13,7 @@ from wherry.core.keypath import render
 from wherry.core.request import NONE
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
-from wherry.tree.reading import WRAPPERS, framework_words
+from wherry.tree.tree_reading import WRAPPERS, framework_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Copy, Pieces, StoredTensor
     from wherry.storage.location import Entry
-    from wherry.tree.reading import ModelTree
+    from wherry.tree.tree_reading import ModelTree
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _NO_PLACE = "a layout has places for tensors only"

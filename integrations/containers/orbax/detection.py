@@ -22,7 +22,7 @@ from wherry.integrations.containers.orbax import layout, marks, tree
 from wherry.integrations.containers.orbax.item import own_notes, require_whole
 from wherry.integrations.containers.orbax.other_items import is_state
 from wherry.runtime.threads import without_collection
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.runtime.threads import without_collection
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,7 +17,7 @@ from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import aggregate, layout, tree
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -34,7 +34,7 @@ from wherry.integrations.formats.dcp.rewrite import REWRITES
 from wherry.integrations.formats.dcp.step import beside_item, item_evidence, model_of_step, step_around
 from wherry.integrations.formats.dcp.writer import DcpWriter
 from wherry.storage.stores import make_folder
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -19,7 +19,7 @@ from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.layout import RENAMELESS
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
 from wherry.storage.location import Entry
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from wherry.integrations.formats.meta import single_form
 from wherry.storage.location import Entry
 from wherry.storage.stores import make_folder
 from wherry.text.numbers import decimal_number
-from wherry.tree.reading import read_tree
+from wherry.tree.tree_reading import read_tree
 from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:

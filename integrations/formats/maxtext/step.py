@@ -20,7 +20,7 @@ from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

@@ -21,7 +21,7 @@ from wherry.integrations.formats.paxml.layout import COMMITTED, Place
 from wherry.integrations.formats.paxml.state import evidence
 from wherry.integrations.formats.paxml.treedef import leaf_names
 from wherry.storage.location import Entry
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

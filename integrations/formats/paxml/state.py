@@ -17,7 +17,7 @@ from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.arrays import open_arrays
 from wherry.integrations.formats.paxml.layout import COMMITTED, NEWEST, Place, StateLayout
-from wherry.tree.reading import read_leaves, read_tree
+from wherry.tree.tree_reading import read_leaves, read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

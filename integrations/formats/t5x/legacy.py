@@ -31,7 +31,7 @@ from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
 from wherry.integrations.formats.t5x.step import checked_step
 from wherry.integrations.formats.t5x.tree import T5xTree, read_tree
-from wherry.tree.reading import read_leaves
+from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

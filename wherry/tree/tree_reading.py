@@ -1,4 +1,4 @@
-"""reading: what a tree is: what each leaf is, which node holds the parameters, and what is wrapped around their names.
+"""tree_reading: what each leaf of a tree is, which node holds the parameters, and what is wrapped around their names.
 
 A trainer saves more than a model, and few save it under the model's own names: `torch.compile` puts `_orig_mod` between
 them, data parallelism `module`, NNX a `value` below every parameter, a train state the node `params`. This module reads
@@ -155,7 +155,7 @@ _ALONE = 1  # elements of a number of the run
 _WHOLE_NUMBERS = ("int", "uint", "bool")
 
 
-class Leaf(NamedTuple):
+class LeafReading(NamedTuple):
     """What a leaf is.
 
     Attributes:
@@ -262,7 +262,7 @@ class TreeReading:
         stored: key path → the key path that it is stored under, of leaves that a user renamed.
     """
 
-    leaves: Mapping[KeyPath, Leaf]
+    leaves: Mapping[KeyPath, LeafReading]
     optimizer: bool
     others: bool = False
     stored: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
@@ -427,32 +427,36 @@ def _top_of(parts: KeyPath) -> KeyPath:
     return parts[: place + 1] if place < len(parts) - 1 else ()
 
 
-_OF_OPTIMIZERS = Leaf("optimizer", (), "state of an optimizer, by its node or by the leaves next to it")
+_OF_OPTIMIZERS = LeafReading(
+    "optimizer", (), "state of an optimizer, by its node or by the leaves next to it"
+)
 
 
-def _leaf(parts: KeyPath, tokens: Tokens, states: StateNodes, top: KeyPath, spec: TensorSpec | None) -> Leaf:
+def _leaf(
+    parts: KeyPath, tokens: Tokens, states: StateNodes, top: KeyPath, spec: TensorSpec | None
+) -> LeafReading:
     """What a leaf is by its own names; unknown if they do not show it."""
     node = _root_of(parts, states, top)
     words = tokens if WRAPPED.isdisjoint(tokens) else tuple(one for one in tokens if one not in WRAPPED)
     if _is_key(words, node, spec):
-        return Leaf("key", (), "a random-number key or its counter")
+        return LeafReading("key", (), "a random-number key or its counter")
     if not _STATISTICS.isdisjoint(parts):
         own = next(parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS)
-        return Leaf("statistic", node or own, "a statistic of the data")
+        return LeafReading("statistic", node or own, "a statistic of the data")
     if words and words[-1] in _STATISTIC_LEAVES:
-        return Leaf("statistic", node, "a statistic of the data")
+        return LeafReading("statistic", node, "a statistic of the data")
     if node:
         return _below(node)
     return _COUNTER if _is_counter(words, spec) else _UNKNOWN
 
 
-_UNKNOWN = Leaf("unknown", (), "no name shows what it is")
-_COUNTER = Leaf("counter", (), "a number of the run, by its name")
+_UNKNOWN = LeafReading("unknown", (), "no name shows what it is")
+_COUNTER = LeafReading("counter", (), "a number of the run, by its name")
 
 
 @lru_cache(1 << 10)
-def _below(node: KeyPath) -> Leaf:
-    return Leaf("parameter", node, f"below {render(node)}")
+def _below(node: KeyPath) -> LeafReading:
+    return LeafReading("parameter", node, f"below {render(node)}")
 
 
 def _is_key(words: Tokens, node: KeyPath, spec: TensorSpec | None) -> bool:
@@ -488,7 +492,7 @@ def _root_of(parts: KeyPath, states: StateNodes, top: KeyPath) -> KeyPath:
 
 
 def _settle(
-    leaves: dict[KeyPath, Leaf],
+    leaves: dict[KeyPath, LeafReading],
     parts: Mapping[KeyPath, KeyPath],
     words: Mapping[KeyPath, Tokens],
     tops: Mapping[KeyPath, KeyPath],
@@ -515,13 +519,17 @@ def _settle(
         if found is None:
             doubtful.add(path)
         elif found:
-            leaves[path] = Leaf("optimizer", (), "in a node called as an optimizer, next to the parameters")
+            leaves[path] = LeafReading(
+                "optimizer", (), "in a node called as an optimizer, next to the parameters"
+            )
         elif sure and not _MOMENT_WORDS.isdisjoint(words[path]):
-            leaves[path] = Leaf("optimizer", (), "a moment, next to the parameters")
+            leaves[path] = LeafReading("optimizer", (), "a moment, next to the parameters")
         elif (rooted or optimizer) and _is_of_run(words[path], specs[path] if specs else None):
-            leaves[path] = Leaf("counter", (), "in a node of the run: a schedule, a scaler or a metric")
+            leaves[path] = LeafReading(
+                "counter", (), "in a node of the run: a schedule, a scaler or a metric"
+            )
         elif rooted and specs and specs[path].size == _ALONE and not specs[path].shape:
-            leaves[path] = Leaf("counter", (), "a number outside the model")
+            leaves[path] = LeafReading("counter", (), "a number outside the model")
     return doubtful
 
 
@@ -561,7 +569,7 @@ def _scope(parts: KeyPath) -> KeyPath:
 
 
 def _name(
-    leaves: dict[KeyPath, Leaf],
+    leaves: dict[KeyPath, LeafReading],
     parts: Mapping[KeyPath, KeyPath],
     words: Mapping[KeyPath, Tokens],
     specs: Mapping[KeyPath, TensorSpec] | None,
@@ -583,12 +591,12 @@ def _name(
         if scope in by_names or () in by_names or path in letters:
             leaves[path] = _NAMED
         elif proven and _has_name(parts[path]):
-            leaves[path] = Leaf("parameter", (), "the format holds parameters only")
+            leaves[path] = LeafReading("parameter", (), "the format holds parameters only")
         elif some and not run and specs and _has_name(parts[path]) and not _is_whole_number(specs[path]):
-            leaves[path] = Leaf("parameter", (), "in a tree of parameters, without the state of a run")
+            leaves[path] = LeafReading("parameter", (), "in a tree of parameters, without the state of a run")
 
 
-_NAMED = Leaf("parameter", (), "named as parameters are")
+_NAMED = LeafReading("parameter", (), "named as parameters are")
 
 
 def _is_whole_number(spec: TensorSpec) -> bool:
@@ -614,7 +622,7 @@ def _scopes_of_parameters(
     return found, set(letters.values()) if len(letters) == len(_LETTERS) else set()
 
 
-def _find_copies(leaves: dict[KeyPath, Leaf], parts: Mapping[KeyPath, KeyPath]) -> None:
+def _find_copies(leaves: dict[KeyPath, LeafReading], parts: Mapping[KeyPath, KeyPath]) -> None:
     """Find averages and target networks next to the parameters that they follow, in a tree with the state of a run."""
     tops: defaultdict[str, list[KeyPath]] = defaultdict(list)
     for path, leaf in leaves.items():
@@ -626,7 +634,7 @@ def _find_copies(leaves: dict[KeyPath, Leaf], parts: Mapping[KeyPath, KeyPath]) 
         return
     for top in copies:
         for path in tops[top]:
-            leaves[path] = Leaf(
+            leaves[path] = LeafReading(
                 "copy", leaves[path].node, f"a copy of the parameters that training follows: {top}"
             )
 
@@ -637,7 +645,7 @@ def _is_copy(top: str, tops: Collection[str]) -> bool:
     return target or _COPY_WORD.fullmatch(top) is not None
 
 
-def _trees(leaves: Mapping[KeyPath, Leaf]) -> Iterator[ModelTree]:
+def _trees(leaves: Mapping[KeyPath, LeafReading]) -> Iterator[ModelTree]:
     """See `TreeReading.trees`."""
     aside: dict[KeyPath, LeafKind] = {
         path: leaf.kind for path, leaf in leaves.items() if leaf.kind in _OF_RUNS
@@ -650,16 +658,18 @@ def _trees(leaves: Mapping[KeyPath, Leaf]) -> Iterator[ModelTree]:
             by_node[leaves[path].node or path[:1]].append(path)
     order = list(ROOTS)
     ranked = sorted(by_node, key=lambda node: order.index(node[-1]) if node[-1] in ROOTS else len(order))
-    yield from _peeled(members, aside, whole=True)
+    yield from _peel_wrappers(members, aside, whole=True)
     for node in ranked[:_MOST_MODELS]:
         if len(by_node[node]) < len(members):
             rest = set(members).difference(by_node[node])
             outside = dict(aside)
             outside.update({path: leaves[path].kind for path in members if path in rest})
-            yield from _peeled(by_node[node], outside, whole=False)
+            yield from _peel_wrappers(by_node[node], outside, whole=False)
 
 
-def _peeled(group: list[KeyPath], outside: Mapping[KeyPath, LeafKind], *, whole: bool) -> Iterator[ModelTree]:
+def _peel_wrappers(
+    group: list[KeyPath], outside: Mapping[KeyPath, LeafKind], *, whole: bool
+) -> Iterator[ModelTree]:
     """The trees of some parameters: without what is within and after the names, then without one root after another."""
     if not group:
         return
