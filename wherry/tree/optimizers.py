@@ -5,7 +5,7 @@ optax is a named tuple, which Orbax and Flax save as a node with its fields: `OP
 chains are tuples, so their links are numbers. A moment has the names of the parameters below it. T5X, Keras and PaxML
 have words of their own above the state (`param_states`, `optimizer_variables`, `opt_states_0`).
 
-What is not promised: that a node without any of these is no such state. `wherry.tree.reading` decides about words that
+What is not promised: that a node without any of these is no such state. `wherry.tree.kinds` decides about words that
 a module may have as well.
 """
 
