@@ -2,8 +2,8 @@
 
 A reading (`wherry.tree.tree_reading`) lists the trees that the parameters of a checkpoint may be, the one with the
 fewest removals first. The first that a system knows completely, below the system's own root (`params/params` of
-MaxText), is taken; if there is none, the one of which it knows most and that leaves out fewest weights. One name of each
-form is looked up, not every layer's.
+MaxText), is taken; if there is none, the one of which it knows most and that leaves out fewest weights. One name of
+each form is looked up, not every layer's.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
-    from wherry.tree.tree_reading import LeafReading, TreeReading
+    from wherry.tree.kinds import TreeLeaf
+    from wherry.tree.tree_reading import TreeReading
 
 
 __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]
@@ -213,7 +214,7 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     kept = sorted(reading.parameters)
     if not kept:
         raise UnrepresentableError(
-            f"--only params: {_undecided(reading)}",
+            f"--only params: {_why_nothing(reading)}",
             uri=uri,
             cure="remove --only params to convert every tensor",
         )
@@ -221,7 +222,7 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     return kept, tuple(_left_out(path, reading.leaves[path]) for path in paths if path not in chosen)
 
 
-def _undecided(reading: TreeReading) -> str:
+def _why_nothing(reading: TreeReading) -> str:
     """Why no tensors are known to be the parameters."""
     unknown = sorted(map(render, reading.unknown))
     if not unknown:
@@ -231,7 +232,7 @@ def _undecided(reading: TreeReading) -> str:
     return f"{plural(len(unknown), 'tensor')} of unknown kind, parameters or not: {shown}{more}"
 
 
-def _left_out(path: KeyPath, leaf: LeafReading) -> IgnoredEntry:
+def _left_out(path: KeyPath, leaf: TreeLeaf) -> IgnoredEntry:
     kind = {"parameter": "outside the model", "unknown": "not known to be a parameter"}.get(
         leaf.kind, leaf.kind
     )

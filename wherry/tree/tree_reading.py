@@ -9,12 +9,7 @@ a tree once, before any layout. Detection, `--only params`, layouts and merges u
     read_tree(manifest).whole        # the kind of the tree
     read_tree(manifest).trees        # the trees that its parameters may be, with fewer and fewer wrappers
 
-**Kinds.** What a leaf is follows from structure first, at any depth. An optimizer's state is what torch and optax save:
-a moment (`exp_avg`), `state` next to `param_groups`, a node with nothing but fields of an optax state (`count`, `mu`,
-`nu`), and what is below a word that no model uses (`opt_state`). Words that a model may use (`optimizer`, `opt`) count
-where such structure is below them, or where they are next to the node of the parameters, or repeat its names. A leaf is
-a parameter if a node that is known to hold parameters is above it, or if its names are those of parameters (`weight`,
-`kernel`), or if the format holds nothing else. Everything else is unknown: a number in place of a name proves nothing.
+**Kinds.** See `wherry.tree.kinds`.
 
 **Wrappers.** Words that no model uses (`_orig_mod`) are removed wherever they are; roots (`model`, `params`, `module`)
 only where every parameter is below them. A model may use these words too (`model.layers.0`), so each removal is a tree
@@ -23,25 +18,14 @@ of its own, and a layout decides by its names which of them it is. What is not p
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
-from wherry.tree.optimizers import (
-    HELD,
-    SLOTS,
-    WRAPPED,
-    Repeats,
-    StateNodes,
-    Tokens,
-    may_be_optimizer,
-    tokens_of,
-)
+from wherry.tree.kinds import AROUND, ROOTS, LeafKind, TreeLeaf, has_name, is_sure, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -51,7 +35,6 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 
-LeafKind: TypeAlias = Literal["parameter", "statistic", "copy", "optimizer", "counter", "key", "unknown"]
 
 PLANNED = "planner_data"  # in a manifest's `custom`: one-part name → parts of its nested path (PyTorch DCP)
 
@@ -64,109 +47,8 @@ WRAPPERS = {
     "_forward_module": "a strategy of Lightning",
     "_module": "GradSampleModule of Opacus",
 }
-# Nodes of a saved state that hold a model → what they are. A model may use these words as well.
-ROOTS = {
-    "module": "a wrapper of data parallelism",
-    "model": "the model of a training state",
-    "models": "the models of a training state",
-    "net": "the model of a training state",
-    "network": "the model of a training state",
-    "state_dict": "a state dict",
-    "model_state_dict": "a state dict",
-    "model_state": "a state dict",
-    "model_params": "the item of parameters",
-    "params": "parameters of Flax",
-    "param": "parameters",
-    "target": "the parameters of a T5X train state",
-    "mdl_vars": "the variables of a PaxML train state",
-    "base": "the base model of a fine-tuned one",
-    "variables": "variables of Flax",
-    "trainable_variables": "trainable variables of Keras",
-    "non_trainable_variables": "non-trainable variables of Keras",
-}
-# Nodes around both a model and the state of its run.
-_AROUND = {
-    "app": "an application state of torch",
-    "state": "a training state",
-    "train_state": "a training state",
-    "training_state": "a training state",
-    "trainer": "a trainer",
-    "checkpoint": "a checkpoint",
-    "items": "the item of a step",
-    "default": "the item of a step",
-}
-# Roots that no module is called: what is next to them is no part of the model.
-_SURE_ROOTS = frozenset(
-    {"params", "target", "mdl_vars", "state_dict", "model_state_dict", "trainable_variables", "variables"}
-)
-_KEYS = frozenset(
-    {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state"}
-    | {"cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng", "cpu_rng_state"}
-)
-_KEY_FIELDS = frozenset({"key", "count"})  # below a key's node of NNX
-_STATISTICS = frozenset({"batch_stats", "non_trainable_variables"})
-_STATISTIC_LEAVES = frozenset(
-    {"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance", "moving_var"}
-)
-_RUN_NODES = frozenset(
-    {"scaler", "grad_scaler", "amp_scaler", "loss_scaler", "loss_scale", "scheduler", "schedulers"}
-    | {"lr_scheduler", "lr_schedulers", "opt_param_scheduler", "metrics", "metrics_variables", "callbacks"}
-    | {"loops", "dataloader", "dataloaders", "train_dataloader", "sampler", "data_iterator", "ema_step"}
-)
-_COUNTERS = frozenset(
-    {
-        "step",
-        "steps",
-        "global_step",
-        "iteration",
-        "iterations",
-        "iter",
-        "iter_num",
-        "epoch",
-        "epochs",
-        "count",
-    }
-    | {"num_steps", "step_count", "train_step", "tokens", "tokens_seen", "best_val_loss", "best_loss"}
-    | {
-        "lr",
-        "learning_rate",
-        "loss",
-        "save_counter",
-        "num_updates",
-        "global_steps",
-        "current_step",
-        "opt_step",
-    }
-)
-_MOMENT_WORDS = frozenset(
-    {"mu", "nu", "trace", "momentum", "velocity"}
-)  # next to parameters, never among them
-_COPY_WORD = re.compile(r"(?:\w+_)?(?:ema|swa|shadow|polyak)(?:_\w+)?")
-_COPY_OF = "target_"  # in front of the name of the node that it follows
-_PARAMETER_LEAF = re.compile(
-    r"(?:\w*_)?(?:weights?|bias|kernel|embeddings?|lora_[ab]|w|b)(?:_[a-z]+\d*)*|scale|gamma|beta",
-    re.IGNORECASE,
-)
-_LETTERS = frozenset({"w", "b"})  # names of a parameter together, or below the name of a module
-_NUMBERED = re.compile(r"(?:arr_)?\d+")
-_NEAR = 2  # words from the top in which a node of the run may be
+
 _MOST_MODELS = 8  # nodes that may each be a model
-_ALONE = 1  # elements of a number of the run
-_WHOLE_NUMBERS = ("int", "uint", "bool")
-
-
-class LeafReading(NamedTuple):
-    """What a leaf is.
-
-    Attributes:
-        kind: its kind.
-        node: the node that is known to hold parameters, for a parameter below one; else empty.
-        why: the evidence, in words.
-    """
-
-    kind: LeafKind
-    node: KeyPath
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +144,7 @@ class TreeReading:
         stored: key path → the key path that it is stored under, of leaves that a user renamed.
     """
 
-    leaves: Mapping[KeyPath, LeafReading]
+    leaves: Mapping[KeyPath, TreeLeaf]
     optimizer: bool
     others: bool = False
     stored: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
@@ -287,7 +169,7 @@ class TreeReading:
         """
         plain = ("parameter", "statistic", "unknown")
         bare = not self.others and all(
-            leaf.kind in plain and (leaf.kind != "unknown" or _has_name(path))
+            leaf.kind in plain and (leaf.kind != "unknown" or has_name(path))
             for path, leaf in self.leaves.items()
         )
         return "params" if bare and self.leaves else self.whole
@@ -306,7 +188,7 @@ class TreeReading:
         """
         found = {path: leaf.node for path, leaf in self.leaves.items() if leaf.kind in _OF_MODELS}
         roots = {node[-1] for path, node in found.items() if node and self.kind(path) == "parameter"}
-        if any(_is_sure(root) for root in roots):
+        if any(is_sure(root) for root in roots):
             return [path for path, node in found.items() if node]
         known = roots or (not self.unknown and any(self.kind(path) == "parameter" for path in found))
         return list(found) if known else []
@@ -367,29 +249,9 @@ def read_leaves(
         proven: whether the format holds nothing but parameters, unless names show otherwise.
     """
     parts = {path: _parts_of(path, planned or {}) for path in paths}
-    words = {path: tokens_of(own) for path, own in parts.items()}
-    values = [(own, tokens_of(own)) for own in (_parts_of(path, planned or {}) for path in others)]
-    tops = {path: top for path, own in parts.items() if (top := _top_of(own))}
-    states = StateNodes.among(
-        (*((own, words[path]) for path, own in parts.items()), *values),
-        [tokens_of(_parts_of(path, planned or {})) for path in empties],
-        {parts[path] for path, top in tops.items() if _is_sure(top[-1])},
-    )
-    tops = {path: top for path, top in tops.items() if may_be_optimizer(top[-1]) and top not in states.whole}
-    leaves = {
-        path: _OF_OPTIMIZERS
-        if states.holds(words[path])
-        else _leaf(own, words[path], states, tops.get(path, ()), specs[path] if specs else None)
-        for path, own in parts.items()
-    }
-    doubtful = _settle(leaves, parts, words, tops, specs)
-    if states.doubtful:
-        doubtful |= {path for path, tokens in words.items() if states.may_hold(tokens)}
-    _name(leaves, parts, words, specs, proven, doubtful)
-    _find_copies(leaves, parts)
-    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values()) or any(
-        states.holds(tokens) for _, tokens in values
-    )
+    values = [_parts_of(path, planned or {}) for path in others]
+    hollow = [_parts_of(path, planned or {}) for path in empties]
+    leaves, optimizer = kinds_of(parts, values, hollow, specs, proven=proven)
     return TreeReading(leaves, optimizer, bool(values))
 
 
@@ -403,249 +265,7 @@ def _parts_of(path: KeyPath, planned: Mapping[str, Any]) -> KeyPath:
     return tuple(path[0].split("/")) if "/" in path[0] else path
 
 
-@lru_cache(1 << 14)
-def _is_parameter_name(token: str) -> bool:
-    return _PARAMETER_LEAF.fullmatch(token) is not None
-
-
-def _has_name(path: KeyPath) -> bool:
-    """Whether a leaf has a name, not only its number in a list."""
-    return any(part not in WRAPPED and not _NUMBERED.fullmatch(part) for part in path)
-
-
-def _is_sure(root: str) -> bool:
-    return root in _SURE_ROOTS or root.endswith("_params")
-
-
-def _is_around(part: str) -> bool:
-    return part in _AROUND or part.isdecimal()
-
-
-def _top_of(parts: KeyPath) -> KeyPath:
-    """The node of a leaf that is not around both a model and its run; empty if the leaf itself is there."""
-    place = next((at for at, part in enumerate(parts) if not _is_around(part)), len(parts))
-    return parts[: place + 1] if place < len(parts) - 1 else ()
-
-
-_OF_OPTIMIZERS = LeafReading(
-    "optimizer", (), "state of an optimizer, by its node or by the leaves next to it"
-)
-
-
-def _leaf(
-    parts: KeyPath, tokens: Tokens, states: StateNodes, top: KeyPath, spec: TensorSpec | None
-) -> LeafReading:
-    """What a leaf is by its own names; unknown if they do not show it."""
-    node = _root_of(parts, states, top)
-    words = tokens if WRAPPED.isdisjoint(tokens) else tuple(one for one in tokens if one not in WRAPPED)
-    if _is_key(words, node, spec):
-        return LeafReading("key", (), "a random-number key or its counter")
-    if not _STATISTICS.isdisjoint(parts):
-        own = next(parts[: at + 1] for at, part in enumerate(parts) if part in _STATISTICS)
-        return LeafReading("statistic", node or own, "a statistic of the data")
-    if words and words[-1] in _STATISTIC_LEAVES:
-        return LeafReading("statistic", node, "a statistic of the data")
-    if node:
-        return _below(node)
-    return _COUNTER if _is_counter(words, spec) else _UNKNOWN
-
-
-_UNKNOWN = LeafReading("unknown", (), "no name shows what it is")
-_COUNTER = LeafReading("counter", (), "a number of the run, by its name")
-
-
-@lru_cache(1 << 10)
-def _below(node: KeyPath) -> LeafReading:
-    return LeafReading("parameter", node, f"below {render(node)}")
-
-
-def _is_key(words: Tokens, node: KeyPath, spec: TensorSpec | None) -> bool:
-    """Whether a leaf is the key of a random-number generator: by its type, or by a name, and not of floats."""
-    if spec is not None and spec.tags is not None and "prng" in spec.tags:
-        return True
-    if _KEYS.isdisjoint(words) or (spec is not None and "float" in spec.dtype):
-        return False
-    outside = words[: words.index(node[-1])] if node else words
-    named = spec is None and _is_parameter_name(words[-1])
-    return (not _KEYS.isdisjoint(outside) and not named) or words[-1] in _KEY_FIELDS
-
-
-def _is_counter(words: Tokens, spec: TensorSpec | None) -> bool:
-    """Whether a leaf is a number of the run: named so, near the top of the tree, and alone in its tensor."""
-    if not words or words[-1].lower() not in _COUNTERS or (spec is not None and spec.size != _ALONE):
-        return False
-    return all(map(_is_around, words[:-1]))
-
-
-def _root_of(parts: KeyPath, states: StateNodes, top: KeyPath) -> KeyPath:
-    """The node that is known to hold parameters, above a leaf; only nodes around such ones may be above it."""
-    for place, part in enumerate(parts[:-1]):
-        if part in ROOTS or part.endswith("_params"):
-            return parts[: place + 1]
-        if _is_around(part):
-            continue
-        node = parts[: place + 1]
-        holds = may_be_optimizer(part) and (node == top or node in states.whole)
-        if not (holds and parts[place + 1] in HELD):
-            return ()
-    return ()
-
-
-def _settle(
-    leaves: dict[KeyPath, LeafReading],
-    parts: Mapping[KeyPath, KeyPath],
-    words: Mapping[KeyPath, Tokens],
-    tops: Mapping[KeyPath, KeyPath],
-    specs: Mapping[KeyPath, TensorSpec] | None,
-) -> set[KeyPath]:
-    """Decide what depends on the rest of the tree: words that a module may have too, and numbers.
-
-    Returns:
-        The leaves that are as likely parameters as state of an optimizer.
-    """
-    roots = {leaf.node[-1] for leaf in leaves.values() if leaf.kind == "parameter"}
-    rooted, sure = bool(roots), any(map(_is_sure, roots))
-    optimizer = any(leaf.kind == "optimizer" for leaf in leaves.values())
-    judged = _judge_tops(parts, tops, rooted=rooted, optimizer=optimizer)
-    doubtful: set[KeyPath] = set()
-    flat = not optimizer and all(len(own) == 1 for own in parts.values())
-    dotted = flat and any(len(tokens) > 1 for tokens in words.values())
-    for path, leaf in leaves.items():
-        if leaf.kind == "counter" and dotted:
-            leaves[path] = _UNKNOWN
-        if leaf.kind != "unknown" or not (rooted or optimizer or tops):
-            continue
-        found = judged.get(tops[path], False) if path in tops else False
-        if found is None:
-            doubtful.add(path)
-        elif found:
-            leaves[path] = LeafReading(
-                "optimizer", (), "in a node called as an optimizer, next to the parameters"
-            )
-        elif sure and not _MOMENT_WORDS.isdisjoint(words[path]):
-            leaves[path] = LeafReading("optimizer", (), "a moment, next to the parameters")
-        elif (rooted or optimizer) and _is_of_run(words[path], specs[path] if specs else None):
-            leaves[path] = LeafReading(
-                "counter", (), "in a node of the run: a schedule, a scaler or a metric"
-            )
-        elif rooted and specs and specs[path].size == _ALONE and not specs[path].shape:
-            leaves[path] = LeafReading("counter", (), "a number outside the model")
-    return doubtful
-
-
-def _judge_tops(
-    parts: Mapping[KeyPath, KeyPath], tops: Mapping[KeyPath, KeyPath], *, rooted: bool, optimizer: bool
-) -> dict[KeyPath, bool | None]:
-    """Whether nodes are the state of an optimizer, whose word may also be that of a module; None if both may be."""
-    if not tops:
-        return {}
-    below: defaultdict[KeyPath, list[Tokens]] = defaultdict(list)
-    for path, top in tops.items():
-        below[top].append(tokens_of(parts[path][len(top) :]))
-    repeats = Repeats(frozenset(map(tokens_of, parts.values())))
-    found: dict[KeyPath, bool | None] = {}
-    for top, rest in below.items():
-        heads, named = {one[0] for one in rest}, any(_is_parameter_name(one[-1]) for one in rest)
-        moments = bool(heads & SLOTS) and heads <= SLOTS | _COUNTERS
-        found[top] = rooted or moments or (optimizer and not named)
-        if not found[top] and min(map(len, rest)) > 1 and repeats.has(tokens_of(top), rest):
-            found[top] = None
-    return found
-
-
-def _is_of_run(tokens: Tokens, spec: TensorSpec | None) -> bool:
-    """Whether a leaf is in a node of a scaler, a schedule or the like, and no parameter of a module of that name."""
-    if _RUN_NODES.isdisjoint(tokens[:_NEAR]):
-        return False
-    return not _is_parameter_name(tokens[-1]) or (
-        tokens[-1] == "scale" and spec is not None and not spec.shape
-    )
-
-
-def _scope(parts: KeyPath) -> KeyPath:
-    """The part of a tree in which one name of a parameter speaks for all: the top node, or the whole of a flat tree."""
-    inner = [part for part in parts if part not in _AROUND]
-    return tuple(inner[:1]) if len(inner) > 1 else ()
-
-
-def _name(
-    leaves: dict[KeyPath, LeafReading],
-    parts: Mapping[KeyPath, KeyPath],
-    words: Mapping[KeyPath, Tokens],
-    specs: Mapping[KeyPath, TensorSpec] | None,
-    proven: bool,
-    doubtful: Collection[KeyPath],
-) -> None:
-    """Find the parameters that names show, and those that nothing else than parameters is around."""
-    open_ = {
-        path: _scope(parts[path])
-        for path, leaf in leaves.items()
-        if leaf.kind == "unknown" and path not in doubtful
-    }
-    if not open_:
-        return
-    by_names, letters = _scopes_of_parameters(open_, words)
-    run = any(leaf.kind in ("optimizer", "counter", "key") or leaf.node for leaf in leaves.values())
-    some = bool(by_names or letters)
-    for path, scope in open_.items():
-        if scope in by_names or () in by_names or path in letters:
-            leaves[path] = _NAMED
-        elif proven and _has_name(parts[path]):
-            leaves[path] = LeafReading("parameter", (), "the format holds parameters only")
-        elif some and not run and specs and _has_name(parts[path]) and not _is_whole_number(specs[path]):
-            leaves[path] = LeafReading("parameter", (), "in a tree of parameters, without the state of a run")
-
-
-_NAMED = LeafReading("parameter", (), "named as parameters are")
-
-
-def _is_whole_number(spec: TensorSpec) -> bool:
-    return spec.dtype.startswith(_WHOLE_NUMBERS)
-
-
-def _scopes_of_parameters(
-    open_: Mapping[KeyPath, KeyPath], words: Mapping[KeyPath, Tokens]
-) -> tuple[set[KeyPath], set[KeyPath]]:
-    """The scopes of which a name shows that they hold parameters; and leaves of which only their own name does."""
-    found: set[KeyPath] = set()
-    letters: dict[str, KeyPath] = {}
-    for path, scope in open_.items():
-        if scope in found:
-            continue
-        tokens = [token for token in words[path] if token not in WRAPPED]
-        if not tokens or not _is_parameter_name(tokens[-1]):
-            continue
-        if tokens[-1].lower() in _LETTERS and not (scope or len(tokens) > 1):
-            letters[tokens[-1].lower()] = path
-        else:
-            found.add(scope)
-    return found, set(letters.values()) if len(letters) == len(_LETTERS) else set()
-
-
-def _find_copies(leaves: dict[KeyPath, LeafReading], parts: Mapping[KeyPath, KeyPath]) -> None:
-    """Find averages and target networks next to the parameters that they follow, in a tree with the state of a run."""
-    tops: defaultdict[str, list[KeyPath]] = defaultdict(list)
-    for path, leaf in leaves.items():
-        if leaf.kind in _OF_MODELS and len(parts[path]) > 1:
-            tops[next((part for part in parts[path] if part not in _AROUND), "")].append(path)
-    run = any(leaf.kind == "optimizer" or leaf.node for leaf in leaves.values())
-    copies = {top for top in tops if run and _is_copy(top, tops)}
-    if not copies or copies == set(tops):
-        return
-    for top in copies:
-        for path in tops[top]:
-            leaves[path] = LeafReading(
-                "copy", leaves[path].node, f"a copy of the parameters that training follows: {top}"
-            )
-
-
-def _is_copy(top: str, tops: Collection[str]) -> bool:
-    """Whether a node is called as an average of parameters, or as the target of a node next to it."""
-    target = top.startswith(_COPY_OF) and top.removeprefix(_COPY_OF) in tops
-    return target or _COPY_WORD.fullmatch(top) is not None
-
-
-def _trees(leaves: Mapping[KeyPath, LeafReading]) -> Iterator[ModelTree]:
+def _trees(leaves: Mapping[KeyPath, TreeLeaf]) -> Iterator[ModelTree]:
     """See `TreeReading.trees`."""
     aside: dict[KeyPath, LeafKind] = {
         path: leaf.kind for path, leaf in leaves.items() if leaf.kind in _OF_RUNS
@@ -682,7 +302,7 @@ def _peel_wrappers(
     while (first := _common_first(names.values())) is not None and _is_root(first[0]):
         word, mark = first
         names = {path: _without_first(name, mark) for path, name in names.items()}
-        what = ROOTS.get(word) or _AROUND.get(word) or "parameters"
+        what = ROOTS.get(word) or AROUND.get(word) or "parameters"
         found.append(RemovedWrapper(f"{word}{mark}", len(names), what))
         yield ModelTree(names, outside, tuple(found))
 
@@ -728,7 +348,7 @@ def share_first_word(paths: Collection[KeyPath]) -> bool:
 
 
 def _is_root(word: str) -> bool:
-    return word in ROOTS or word in _AROUND or word.endswith("_params")
+    return word in ROOTS or word in AROUND or word.endswith("_params")
 
 
 def _common_first(names: Collection[KeyPath]) -> tuple[str, str] | None:
