@@ -1,5 +1,5 @@
-"""What trainers put around a model's names is removed by name: a Llama in every wrapper and container becomes the folder
-that transformers loads, after one command."""
+"""What trainers put around a model's names is removed by name: a Llama in every wrapper and container becomes what
+transformers loads, after one command."""
 
 from __future__ import annotations
 
