@@ -27,6 +27,7 @@ from wherry.errors import UnrepresentableError
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
+from wherry.tree.reading import read_tree
 from wherry.view.model import ADAPTER, json_beside
 from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
 from wherry.view.peft_patterns import ModulePatterns
@@ -73,12 +74,13 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     }
     patterns = {name: ModulePatterns(config.get(name)) for name in PATTERNS}
     pairs, whole = _modules(adapter, dora=bool(config.get(DORA)))
+    names = _names_of(base, {(f"{name.removesuffix(_BASE_LAYER)}.weight",) for name in (*whole, *pairs)})
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
-        path = _weight_of(name.removesuffix(_BASE_LAYER), base, adapter)
+        path = _weight_of(name.removesuffix(_BASE_LAYER), names, base, adapter)
         _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)
         recipes[path] = UnchangedTensor(at(_ADAPTER, source))
     for module, pair in pairs.items():
-        path = _weight_of(module, base, adapter)
+        path = _weight_of(module, names, base, adapter)
         (under,) = recipes[path].sources
         matrix = replace(_low_rank(path, pair, module, config, patterns, base, adapter), base=under)
         recipes[path] = matrix if pair.magnitude is None else _magnitudes(path, pair, matrix, base, adapter)
@@ -160,11 +162,21 @@ def _low_rank(
     return LowRank(at(_BASE, path), at(_ADAPTER, pair.down), at(_ADAPTER, pair.up), rank, scale, transposed)
 
 
-def _weight_of(module: str, base: Checkpoint, adapter: Checkpoint) -> KeyPath:
-    path = (f"{module}.weight",)
-    if path not in base.manifest.tensors:
-        raise _unfit(f"the base {base.uri} has no tensor {path[0]}", adapter)
-    return path
+def _names_of(base: Checkpoint, wanted: set[KeyPath]) -> Mapping[KeyPath, KeyPath]:
+    """Name → key path in the base, in the first tree of its reading that has what an adapter needs."""
+    if wanted <= base.manifest.tensors.keys():
+        return {path: path for path in base.manifest.tensors}
+    found = [{name: path for path, name in tree.names.items()} for tree in read_tree(base.manifest).trees]
+    return next((names for names in found if wanted <= names.keys()), found[0])
+
+
+def _weight_of(
+    module: str, names: Mapping[KeyPath, KeyPath], base: Checkpoint, adapter: Checkpoint
+) -> KeyPath:
+    name = (f"{module}.weight",)
+    if name not in names:
+        raise _unfit(f"the base {base.uri} has no tensor {name[0]}", adapter)
+    return names[name]
 
 
 def _require_alike(spec: TensorSpec, wanted: TensorSpec, adapter: Checkpoint) -> None:
