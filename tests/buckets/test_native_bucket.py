@@ -35,7 +35,9 @@ def made(bucket, source):
     """Converts the source into the bucket; returns its URI."""
 
     def make(to):
-        return wherry.convert(source, f"{bucket.uri}/{NAMES.get(to, to)}", to=to, lineage=False).target.uri
+        return wherry.convert(
+            source, f"{bucket.uri}/{NAMES.get(to, to)}", to=to, family="none", lineage=False
+        ).target.uri
 
     return make
 

@@ -32,7 +32,7 @@ def saved(tmp_path, state):
 def held_or_refused(source, out, to, options):
     """Whether the target holds the tensors; if not, nothing of it is left."""
     try:
-        wherry.convert(source, out, to=to, options={**options, **options_for(to)})
+        wherry.convert(source, out, to=to, family="none", options={**options, **options_for(to)})
     except UnrepresentableError:
         assert [path.name for path in out.parent.iterdir()] == [source.name]
         return False
@@ -97,7 +97,7 @@ def test_an_empty_key_of_a_tree_comes_back(tmp_path):
 def test_a_file_that_is_one_tensor_has_no_name_for_it(tmp_path, to):
     source = saved(tmp_path, torch.ones(2))
     with pytest.raises(UnrepresentableError, match="cannot hold a tensor without a name") as error:
-        wherry.convert(source, tmp_path / "out", to=to)
+        wherry.convert(source, tmp_path / "out", to=to, family="none")
     assert "in a dict" in error.value.cure
     assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
 

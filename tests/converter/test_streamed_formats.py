@@ -35,7 +35,8 @@ def parts():
 
 
 def convert(source, target, to):
-    return wherry.convert(source, target, to=to, lineage=False)
+    """Names are kept."""
+    return wherry.convert(source, target, to=to, family="none", lineage=False)
 
 
 def contents(uri):

@@ -49,7 +49,7 @@ def source(tmp_path):
 def made(source, tmp_path, to):
     name = {"safetensors": "copy.safetensors"}.get(to, to)
     options = {"metadata_format": "np"} if to == "safetensors" else {}
-    return wherry.convert(source, tmp_path / name, to=to, options=options).target.uri
+    return wherry.convert(source, tmp_path / name, to=to, options=options, family="none").target.uri
 
 
 def model_signing(*words):
@@ -127,13 +127,15 @@ def test_a_signature_changes_nothing_of_the_checkpoint(source, tmp_path, keys, t
     origin = tree if to in ("t5x", "flax-msgpack") else source
     options = {"metadata_format": "np"} if to == "safetensors" else {}
     target = tmp_path / "target.file"
-    receipt = wherry.convert(origin, target, to=to, options=options)
+    receipt = wherry.convert(origin, target, to=to, family="none", options=options)
     before, found = wherry.detect(target), list(wherry.discover(tmp_path))
     signing.sign(receipt.target.uri, keys[0])
     assert wherry.detect(target) == before
     assert list(wherry.discover(tmp_path)) == found
     assert examine(receipt.target.uri, level="digest").ok
-    assert wherry.convert(origin, target, to=to, options=options).already, "the fingerprint is the same"
+    assert wherry.convert(origin, target, to=to, family="none", options=options).already, (
+        "the fingerprint is the same"
+    )
     again = wherry.convert(receipt.target.uri, tmp_path / "again", to=receipt.target.format, options=options)
     assert again.target.checkpoint_digest == receipt.target.checkpoint_digest, "no companion of the next one"
     assert not (tmp_path / "again" / "wherry.sig").exists()

@@ -63,11 +63,11 @@ def test_a_target_that_a_killed_run_has_not_committed_is_not_recorded(safetensor
     """Killed at each of the last calls of a store; before them the sidecar is not even there."""
     root = f"memory://rebuilt{tmp_path}"
     with watched() as calls:
-        convert(safetensors_source, f"{root}/whole", to=to)
+        convert(safetensors_source, f"{root}/whole", to=to, family="none")
     last = max(n for n, (name, _) in enumerate(calls, 1) if name == "copy_object")
     for point in range(last - 5, last + 1):
         with watched(fatal=point), pytest.raises(Killed):
-            convert(safetensors_source, f"{root}/killed-{point}", to=to)
+            convert(safetensors_source, f"{root}/killed-{point}", to=to, family="none")
     shutil.rmtree(home())
     done = rebuild([root], registry=False)
     assert (done.conversions, done.places) == (1, 1)

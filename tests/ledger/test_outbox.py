@@ -103,7 +103,7 @@ def test_a_destination_that_fails_does_not_fail_the_conversion(source, tmp_path,
     assert (row.delivered, row.behind) == (0, 1)
     assert row.failed.startswith("statement 1: storage failed")
     target.rmdir()
-    wherry.convert(source, tmp_path / "again", to="huggingface")
+    wherry.convert(source, tmp_path / "again", to="huggingface", family="none")
     names = [json.loads(line)["outputs"][0]["name"] for line in target.read_text().splitlines()]
     assert names == [str(tmp_path / "orbax")] * 2 + [str(tmp_path / "again")] * 2, "in order, none lost"
     with open_ledger() as ledger:

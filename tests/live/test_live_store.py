@@ -17,7 +17,7 @@ def state_of(value):
 @pytest.fixture(params=["orbax", "safetensors", "t5x-orbax", "huggingface"])
 def store(request, tmp_path):
     options = {} if request.param in ("orbax", "t5x-orbax") else {"options": {"join": "."}}
-    return wherry.Store(tmp_path / "run", to=request.param, **options)
+    return wherry.Store(tmp_path / "run", to=request.param, family="none", **options)
 
 
 def test_steps_newest_and_best(store, tmp_path):
@@ -34,7 +34,7 @@ def test_steps_newest_and_best(store, tmp_path):
         found = next(path for path in checkpoint.manifest.tensors if "w" in path[-1])
         assert (checkpoint.read(found) == 40).all()
     (tmp_path / "run" / "step_120").mkdir()
-    assert wherry.Store(tmp_path / "run", to=store.to).latest() == 110
+    assert wherry.Store(tmp_path / "run", to=store.to, family="none").latest() == 110
 
 
 def test_what_is_not_there_is_said(store):

@@ -77,7 +77,7 @@ RAW = [
     ("to", "options"), RAW, ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one))
 )
 def test_tensors_that_lie_as_they_are_are_proved_in_the_pass(to, options, source, tmp_path, proved):
-    receipt = wherry.convert(source, tmp_path / "out", to=to, options=options)
+    receipt = wherry.convert(source, tmp_path / "out", to=to, family="none", options=options)
     assert {path[-1] for path in proved["proved"]} == {"large", "middle"}
     assert any(options.get("straight") for options in proved["read"])
     assert receipt.verification["ok"]
@@ -102,7 +102,9 @@ ENCODED = [
     ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one.values())),
 )
 def test_chunks_in_a_codec_are_decoded_in_the_pass(to, options, source, tmp_path, proved):
-    receipt = wherry.convert(source, tmp_path / "out", to=to, options={**options, **options_for(to)})
+    receipt = wherry.convert(
+        source, tmp_path / "out", to=to, family="none", options={**options, **options_for(to)}
+    )
     assert {path[-1] for path in proved["proved"]} == {"large", "middle"}
     assert receipt.verification["ok"]
     assert wherry.verify(tmp_path / "out", level="digest").ok

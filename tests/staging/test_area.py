@@ -280,7 +280,9 @@ def test_a_target_has_the_modes_of_the_umask(sources, tmp_path, to, umask):
     source = sources[to]
     before = os.umask(umask)
     try:
-        wherry.convert(source, tmp_path / "out" / to, to=to, options=options_of(to), lineage=False)
+        wherry.convert(
+            source, tmp_path / "out" / to, to=to, family="none", options=options_of(to), lineage=False
+        )
     finally:
         os.umask(before)
     for path in (tmp_path / "out").rglob("*"):

@@ -91,7 +91,13 @@ def main(source, target, to, moment, part="", log="", options="{}", machine="") 
         setattr(kind, name, deadly(name, getattr(kind, name), moment, descriptor))
     begun = time.monotonic()
     receipt = convert(
-        source, target, to=to, options=json.loads(options or "{}"), ignore=("companions",), lineage=False
+        source,
+        target,
+        to=to,
+        family="none",
+        options=json.loads(options or "{}"),
+        ignore=("companions",),
+        lineage=False,
     )
     found = {
         "calls": len(calls),

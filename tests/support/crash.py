@@ -41,7 +41,9 @@ def options_of(to):
 def convert(source, target, to=None):
     to = to or target.name.split(".")[0]
     with faults.small_steps():
-        return wherry.convert(source, target, to=to, options=options_of(to), lineage=False).to_json()
+        return wherry.convert(
+            source, target, to=to, family="none", options=options_of(to), lineage=False
+        ).to_json()
 
 
 def failure_of(source, target):

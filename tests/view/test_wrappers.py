@@ -268,3 +268,54 @@ def test_a_folder_takes_the_config_and_the_files_that_are_stated(state, config, 
             source, tmp_path / "x", to="huggingface", config=str(tmp_path / "other.json"), lineage=False
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_the_folder_that_verl_saves_beside_its_ranks_is_used(model, state, config, tmp_path):
+    (actor := tmp_path / "global_step_7" / "actor").mkdir(parents=True)
+    source, _stated = save("ranks", actor / "made", dict(state), config)
+    for file in source.iterdir():
+        file.rename(actor / file.name)
+    source.rmdir()
+    model.config.save_pretrained(actor / "huggingface")
+    (actor / "huggingface" / "tokenizer_config.json").write_text("{}")
+    wherry.convert(actor, tmp_path / "out", to="huggingface", lineage=False)
+    assert_is(tmp_path / "out", state)
+    assert (tmp_path / "out" / "tokenizer_config.json").exists()
+
+
+# ---- Merges
+
+
+@pytest.mark.parametrize(
+    ("container", "label"), [("pt", "compile-ddp"), ("dcp", "fsdp-all"), ("pt", "composer")]
+)
+def test_a_base_with_wrapped_names_takes_an_adapter(container, label, state, config, tmp_path):
+    from safetensors.torch import save_file
+
+    one = (NESTED if label == "composer" else FLAT)[label]
+    name = "model.layers.1.self_attn.q_proj"
+    down, up = torch.randn(2, 16), torch.randn(16, 2)
+    (adapter := tmp_path / "adapter").mkdir()
+    start = f"base_model.model.{name}.lora_"
+    save_file({f"{start}A.weight": down, f"{start}B.weight": up}, adapter / "adapter_model.safetensors")
+    lora = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "bias": "none", "target_modules": ["q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(lora))
+    source, _stated = save(container, tmp_path / "in", one.saved(dict(state)), config)
+    words = [str(source), str(adapter)]
+    wherry.merge(words, tmp_path / "out", to="huggingface", wish=LayoutRequest(config=config), lineage=False)
+    found = weights(tmp_path / "out")
+    assert found.keys() == state.keys()
+    changed = {path for path in state if not torch.equal(found[path], state[path])}
+    assert changed == {f"{name}.weight"}
+    torch.testing.assert_close(found[f"{name}.weight"], state[f"{name}.weight"] + up @ down)
+
+
+def test_checkpoints_with_different_wrappers_are_added(state, config, tmp_path):
+    first, _stated = save("pt", tmp_path / "a", FLAT["compile"].saved(dict(state)), config)
+    other = {name: one * 3 for name, one in state.items()}
+    second, _stated = save("dcp", tmp_path / "b", FLAT["megatron-fsdp"].saved(other), config)
+    words = [f"{first}*0.5", f"{second}*0.5"]
+    wherry.merge(words, tmp_path / "out", to="huggingface", wish=LayoutRequest(config=config), lineage=False)
+    found = weights(tmp_path / "out")
+    assert found.keys() == state.keys()
+    assert [name for name in state if not torch.equal(found[name], state[name] * 2)] == []

@@ -129,11 +129,16 @@ def _systems(family: Family, format: str) -> Iterator[System]:
 
 
 def _place_below_roots(tree: ModelTree, system: System) -> Iterator[ModelTree]:
-    """A tree as it is, and below each root of a system."""
+    """A tree as it is, and below each root of a system; with names of one part where Hugging Face's were nested."""
     yield tree
+    if system.name == _HUGGINGFACE and any(len(name) > 1 for name in tree.names.values()):
+        yield tree.joined(".")
     for parts, joint in _roots(system):
         if parts or joint:
             yield tree.below(parts, joint)
+        for depth in range(1, 0 if joint else len(parts)):  # a part of the root is there (`lm` of PaxML)
+            if all(name[: len(parts) - depth] == parts[depth:] for name in tree.names.values()):
+                yield tree.below(parts[:depth], "")
 
 
 def _roots(system: System) -> list[tuple[KeyPath, str]]:

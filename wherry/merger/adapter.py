@@ -31,12 +31,13 @@ from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import LowRank, Magnitudes, Recipe, UnchangedTensor, is_summable
 from wherry.merger.view import MergedView
 from wherry.tree.memory_names import memory_name
+from wherry.tree.tree_reading import read_tree
 from wherry.view.model import ADAPTER, config_of, json_beside
 from wherry.view.peft import DORA, PATTERNS, SCALE, START, refusal, scale_of
 from wherry.view.peft_patterns import ModulePatterns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
@@ -56,15 +57,31 @@ class LowRankPair(NamedTuple):
 
 
 class BaseWeights:
-    """The weights of a base, by the names of their modules."""
+    """The weights of a base, by the names of their modules, without what is wrapped around them."""
 
-    def __init__(self, base: Checkpoint) -> None:
-        """Nothing is read but the config beside the base."""
+    def __init__(self, base: Checkpoint, modules: Iterable[str]) -> None:
+        """Nothing is read but the config beside the base.
+
+        Args:
+            base: the base.
+            modules: the modules of an adapter: of the trees that the base may be, the first that has them all is taken.
+        """
         self._base = base
         self._kind = (config_of(base) or {}).get("model_type")
-        self._in_memory = {
-            memory_name(self._kind, path[0]): path for path in base.manifest.tensors if len(path) == 1
-        }
+        trees = [
+            {name[0]: path for path, name in tree.names.items() if len(name) == 1}
+            for tree in read_tree(base.manifest).trees
+        ]
+        wanted = [f"{module}.weight" for module in modules]
+        found = [
+            (names, {memory_name(self._kind, name): path for name, path in names.items()}) for names in trees
+        ]
+        whole = (
+            (names, memory)
+            for names, memory in found
+            if all(name in names or memory_name(self._kind, name) in memory for name in wanted)
+        )
+        self._names, self._in_memory = next(whole, found[0])
 
     def of(self, module: str, adapter: Checkpoint) -> KeyPath:
         """The key path of a module's weight, of which the adapter may have the name that the base has not.
@@ -73,8 +90,7 @@ class BaseWeights:
             UnrepresentableError: there is none.
         """
         name = f"{module}.weight"
-        found = (name,) if (name,) in self._base.manifest.tensors else None
-        found = found or self._in_memory.get(memory_name(self._kind, name))
+        found = self._names.get(name) or self._in_memory.get(memory_name(self._kind, name))
         if found is None:
             raise _unfit(f"the base {self._base.uri} has no tensor {name}", adapter)
         return found
@@ -102,7 +118,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     }
     patterns = {name: ModulePatterns(config.get(name)) for name in PATTERNS}
     pairs, whole = _modules(adapter, dora=bool(config.get(DORA)))
-    weights = BaseWeights(base)
+    weights = BaseWeights(base, [name.removesuffix(_BASE_LAYER) for name in (*whole, *pairs)])
     for name, source in whole.items():  # those of embeddings come before the matrices that are added to them
         path = weights.of(name.removesuffix(_BASE_LAYER), adapter)
         _require_alike(adapter.manifest.tensors[source], base.manifest.tensors[path], adapter)

@@ -14,9 +14,10 @@ from wherry.errors import UnrepresentableError, UsageError
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import WeightedSum, is_summable
 from wherry.merger.view import MergedView
+from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.checkpoint import Checkpoint
@@ -36,8 +37,9 @@ def weighted_sum(sources: Sequence[tuple[Checkpoint, float]]) -> MergedView:
         if not math.isfinite(weight):
             raise UsageError(f"invalid weight {weight}", uri=checkpoint.uri, cure="state a finite number")
     first, *others = (checkpoint for checkpoint, _weight in sources)
-    for other in others:
-        _require_alike(first, other)
+    paths = [{path: path for path in first.manifest.tensors}, *(_paths_in(first, other) for other in others)]
+    for other, named in zip(others, paths[1:], strict=True):
+        _require_alike(first, other, named)
     for path, spec in first.manifest.tensors.items():
         if not is_summable(spec.dtype):
             raise UnrepresentableError(
@@ -45,7 +47,9 @@ def weighted_sum(sources: Sequence[tuple[Checkpoint, float]]) -> MergedView:
                 cure="merge checkpoints whose tensors are floating point",
             )  # fmt: skip
     recipes = {
-        path: WeightedSum(tuple((at(place, path), weight) for place, (_one, weight) in enumerate(sources)))
+        path: WeightedSum(
+            tuple((at(place, paths[place][path]), weight) for place, (_one, weight) in enumerate(sources))
+        )
         for path in first.manifest.tensors
     }
     merge = {
@@ -56,8 +60,29 @@ def weighted_sum(sources: Sequence[tuple[Checkpoint, float]]) -> MergedView:
     return MergedView(JoinedCheckpoint([one for one, _weight in sources]), recipes, merge, f"merged: {terms}")
 
 
-def _require_alike(one: Checkpoint, other: Checkpoint) -> None:
-    mine, theirs = one.manifest.tensors, other.manifest.tensors
+def _paths_in(first: Checkpoint, other: Checkpoint) -> Mapping[KeyPath, KeyPath]:
+    """Key path in the first source → key path of the same parameter in another, which may have other wrappers."""
+    same = {path: path for path in other.manifest.tensors}
+    if same.keys() == first.manifest.tensors.keys():
+        return same
+    known = [tree for tree in read_tree(first.manifest).trees if not tree.outside]
+    for tree in read_tree(other.manifest).trees:
+        paths = {name: path for path, name in tree.names.items()}
+        for own in known:
+            if not tree.outside and set(own.names.values()) == paths.keys():
+                return {path: paths[name] for path, name in own.names.items()}
+    return same
+
+
+def _require_alike(one: Checkpoint, other: Checkpoint, paths: Mapping[KeyPath, KeyPath]) -> None:
+    """Compare two sources.
+
+    Args:
+        one, other: the sources.
+        paths: key path in the first → key path in the other.
+    """
+    mine = one.manifest.tensors
+    theirs = {path: other.manifest.tensors[stored] for path, stored in paths.items()}
     odd = sorted(set(mine) ^ set(theirs))
     if odd:
         raise UnrepresentableError(

@@ -113,6 +113,10 @@ class ModelTree:
             return None
         return replace(self, names={path: _without_first(name, first[1]) for path, name in inner.items()})
 
+    def joined(self, separator: str) -> ModelTree:
+        """The same tree with names of one part."""
+        return replace(self, names={path: (separator.join(name),) for path, name in self.names.items()})
+
     def below(self, root: KeyPath, joint: str) -> ModelTree:
         """The same tree below a system's own root, such as `params/params`.
 

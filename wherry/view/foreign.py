@@ -13,6 +13,9 @@ from wherry.core.keypath import render
 from wherry.core.request import NONE
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.tree.spelling import NAMES
 from wherry.tree.tree_reading import WRAPPERS, framework_words
 
 if TYPE_CHECKING:
@@ -79,6 +82,19 @@ def require_unwrapped(
     )
 
 
+def is_copy_of(checkpoint: Checkpoint, row: Format) -> bool:
+    """Whether wherry made a checkpoint of one of the target's system and kept its names and its config."""
+    from wherry.view.model import CONFIG
+
+    if CONFIG not in {one.name for one in checkpoint.manifest.companions}:
+        return False
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    if sidecar is None or sidecar.receipt is None:
+        return False
+    origin = sidecar.manifest.origin
+    return system_of(sidecar.receipt.source.format) == row.system and not {"layout", NAMES} & origin.keys()
+
+
 def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: LayoutRequest) -> None:
     """Refuse a tree that is not in the form of the target's system.
 
@@ -93,7 +109,8 @@ def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: Layo
     """
     if checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
         return
-    if (row.names_needed and wish.family != NONE) or (row.form is not None and not row.form.holds(tree)):
+    named = not row.names_needed or wish.family == NONE or is_copy_of(checkpoint, row)
+    if not named or (row.form is not None and not row.form.holds(tree)):
         raise no_layout(checkpoint, row, wish, tree)
 
 

@@ -43,7 +43,7 @@ from wherry.view.adapter import (
     require_rank,
     with_config,
 )
-from wherry.view.foreign import in_form, no_layout
+from wherry.view.foreign import in_form, is_copy_of, no_layout
 from wherry.view.model import config_of, model_named
 from wherry.view.view import LayoutView
 
@@ -356,7 +356,7 @@ def _model_family(
             cure=f"pass that --family-file, or keep the tree with --family {NONE} and a container: --to orbax",
         )  # fmt: skip
     if model_named(config):
-        if named.renames and not asked:
+        if not asked and (named.renames or (row.names_needed and is_copy_of(checkpoint, row))):
             return None
         checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
         raise no_layout(checkpoint, row, wish)
