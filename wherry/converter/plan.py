@@ -23,6 +23,7 @@ from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural, show_size
 from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
+from wherry.formats.gathering import require_gathered
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.move import JointMoves, Move, Way
@@ -108,6 +109,7 @@ def plan_target(
     checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest
 ) -> tuple[Checkpoint, Plan]:
     """The source in the layout of the target's system, and the plan that makes the target from it."""
+    require_gathered(checkpoint)
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
     return seen, _make(seen, row, replace(target, options=options, only=only, rename=()), request)
 

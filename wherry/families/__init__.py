@@ -32,6 +32,7 @@ from wherry.families.facts import (
 from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, check_forms, project, target_manifest
 from wherry.families.templates import form_choices, templates
+from wherry.families.ties import require_copies, settle_ties
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
+    from wherry.formats.checkpoint import Checkpoint
 
 __all__ = [
     "BoundFamily",
@@ -212,8 +214,9 @@ def convert_layout(
     pads: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
     stated: Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Projection:
-    """Convert one system's layout to another's, from metadata alone.
+    """Convert one system's layout to another's, from metadata, and from the tensors that may be second copies.
 
     Args:
         manifest: the manifest of the source.
@@ -230,9 +233,11 @@ def convert_layout(
         pads: axis → multiple to which the target pads.
         facts: facts that the config does not state; see `companions.facts_beside`.
         stated: facts that the user states, which replace those of the config.
+        checkpoint: the source, to prove that second copies are equal; without it nothing is read, and parameters that a
+            config ties stay apart if both are stored. See `ties`.
 
     Raises:
-        WherryError: see `bind` and `project`; every error names the parameter and the cure.
+        WherryError: see `bind`, `ties` and `project`; every error names the parameter and the cure.
     """
     one, other = family.system(source), family.system(target)
     given, asked = _texts(source_options or {}), _texts(options or {})
@@ -246,6 +251,13 @@ def convert_layout(
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
     bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
+    if checkpoint is not None:
+        require_copies(bound, checkpoint)
+    settled = bound if alike else settle_ties(bound, checkpoint)
+    if settled.told is not bound.told:  # untied, which value words may depend on
+        again = bind(family, one, manifest, told=settled.told, conventions=mine, forms=form, sizes=sizes)
+        settled = replace(again, notes=settled.notes)
+    bound = settled
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip

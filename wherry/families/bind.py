@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
@@ -23,7 +24,6 @@ from wherry.layout.expr import evaluate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.core.account import IgnoredEntry
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
@@ -51,6 +51,8 @@ class BoundFamily:
         ignored: the other tensors, each with its rule.
         apart: tensors of modules that only this system has, each with its rule.
         specs: all tensors.
+        copies: the ignored tensors that are second copies → the parameter of which; see `wherry.families.ties`.
+        notes: what was found in the tensors that the config does not say, as text.
     """
 
     family: Family
@@ -65,6 +67,17 @@ class BoundFamily:
     ignored: tuple[IgnoredEntry, ...]
     apart: tuple[IgnoredEntry, ...]
     specs: Mapping[KeyPath, TensorSpec]
+    copies: Mapping[KeyPath, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def repeated(self) -> int:
+        """The number of elements of the second copies."""
+        return sum(self.specs[path].size for path in self.copies)
+
+    def holding(self, parameter: str) -> StoredTensor:
+        """The first tensor that holds a parameter."""
+        return _holding(self.stored, parameter)
 
     @property
     def pieces(self) -> Pieces:
@@ -73,6 +86,16 @@ class BoundFamily:
         for stored in self.stored.values():
             pieces.add(stored)
         return pieces
+
+
+def _holding(stored: Mapping[KeyPath, StoredTensor], parameter: str) -> StoredTensor:
+    wanted = ("params", parameter)
+    return next(one for one in stored.values() if any(piece.parameter == wanted for piece in one.pieces))
+
+
+def copy_reason(first: TensorSpec) -> str:
+    """Why a second copy of a tensor is left out."""
+    return f"a second copy of {first.name}, to which it is tied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +189,7 @@ def _with_optimizers(
     """The candidates of one choice of forms: without an optimizer, and with each of the system's."""
     for optimizer in (None, *system.optimizers):
         chosen = {**forms, **conventions}
-        sorted_ = sort_tensors(manifest, system, optimizer, chosen, known)
+        sorted_ = sort_tensors(manifest, family, system, optimizer, chosen, known)
         slots = concrete_slots(system, optimizer, chosen, manifest)
         made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
         matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
@@ -278,6 +301,8 @@ def _bind(
             cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
         )
     _require_untied(system, candidate, params, told)
+    copies = candidate.sorted.copies
+    _require_first_copies(copies, params)
     _require_implied(family, system, candidate, stored, params, told)
     return BoundFamily(
         family=family,
@@ -289,7 +314,25 @@ def _bind(
         stored=stored,
         present=present,
         scalars=candidate.sorted.scalars,
-        ignored=candidate.sorted.ignored,
+        ignored=(*candidate.sorted.ignored, *_copied_entries(copies, stored)),
         apart=candidate.sorted.apart,
         specs=specs,
+        copies={path: parameter for path, (_rule, parameter) in copies.items()},
     )
+
+
+def _require_first_copies(copies: Mapping[KeyPath, tuple[str, str]], present: frozenset[str]) -> None:
+    for path, (_rule, parameter) in copies.items():
+        if parameter not in present:
+            raise IncompleteError(
+                f"missing parameter {parameter}, of which {render(path)} is a second copy",
+                path=render(path),
+                cure="restore the missing tensors",
+            )
+
+
+def _copied_entries(
+    copies: Mapping[KeyPath, tuple[str, str]], stored: Mapping[KeyPath, StoredTensor]
+) -> Iterator[IgnoredEntry]:
+    for path, (rule, parameter) in copies.items():
+        yield IgnoredEntry(path, rule, copy_reason(_holding(stored, parameter).spec))

@@ -214,6 +214,7 @@ def _forward(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
         source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
         dtype=layout.get("dtype"), facts=facts_beside(source, family, mine), stated=layout.get("facts"),
+        checkpoint=source,
     )  # fmt: skip
 
 

@@ -172,7 +172,7 @@ def view(
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
-        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"),
+        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"), checkpoint=checkpoint,
     )  # fmt: skip
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
