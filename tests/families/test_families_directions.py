@@ -49,8 +49,8 @@ def conventions(family, name, **more):
 
 def _has_no_place(family, source, target, forms, without):
     """Forms of T5 whose relative bias is of the other kind, which the checkpoint would lack; tied models in Penzai's
-    GPT-NeoX, and from systems whose head is never tied; UMT5 in Flax; parameters that a system lacks; models with experts where
-    Megatron's norms are part of the projections, which tells that there are none."""
+    GPT-NeoX, and from systems whose head is never tied; UMT5 in Flax; parameters that a system lacks; models with
+    experts where Megatron's norms are part of the projections, which tells that there are none."""
     tied = "head" in without
     one_way = family.name == "lora-fused" and source != target  # see test_lora.py
     apart = family.name == "gpt-neox" and {source, target} == {"penzai", "megatron"}  # side by side, or not

@@ -29,7 +29,6 @@ from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
-from wherry.formats.gathering import require_gathered
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.open import resolve_named
@@ -187,7 +186,8 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         missing = absence(checkpoint.reader)
         if missing is not None:
             raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is incomplete")
-        require_gathered(checkpoint)
+        for uri, short in checkpoint.shortages:
+            raise IncompleteError(short.reason, uri=uri, cure=short.cure)
         rows = () if in_place else within_source(not_copied(change), request.source.uri, location.uri)
         require_requested(rows, request, location.uri)
         rewriting = _rewriting(change, location, home, (name, value or None), rows, in_place=in_place)

@@ -32,7 +32,6 @@ from wherry.families.facts import (
 from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, check_forms, project, target_manifest
 from wherry.families.templates import form_choices, templates
-from wherry.families.ties import require_copies, settle_ties
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
@@ -233,11 +232,10 @@ def convert_layout(
         pads: axis → multiple to which the target pads.
         facts: facts that the config does not state; see `companions.facts_beside`.
         stated: facts that the user states, which replace those of the config.
-        checkpoint: the source, to prove that second copies are equal; without it nothing is read, and parameters that a
-            config ties stay apart if both are stored. See `ties`.
+        checkpoint: the source, to compare second copies; see `bind`.
 
     Raises:
-        WherryError: see `bind`, `ties` and `project`; every error names the parameter and the cure.
+        WherryError: see `bind` and `project`; every error names the parameter and the cure.
     """
     one, other = family.system(source), family.system(target)
     given, asked = _texts(source_options or {}), _texts(options or {})
@@ -250,14 +248,8 @@ def convert_layout(
         _require_held(family, one, other, told, stated_names)
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
-    bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes)
-    if checkpoint is not None:
-        require_copies(bound, checkpoint)
-    settled = bound if alike else settle_ties(bound, checkpoint)
-    if settled.told is not bound.told:  # untied, which value words may depend on
-        again = bind(family, one, manifest, told=settled.told, conventions=mine, forms=form, sizes=sizes)
-        settled = replace(again, notes=settled.notes)
-    bound = settled
+    bound = bind(family, one, manifest, told=told, conventions=mine, forms=form, sizes=sizes,
+                 checkpoint=checkpoint, keep=alike)  # fmt: skip
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Every format of the registry looks at names and first bytes; the most specific one wins. Then the checkpoint's
 metadata is opened, every expected chunk is looked up, and matrices are checked for parts that were never gathered
-(`wherry.formats.gathering`), so that the verdict says whether it is complete. A run
+(`wherry.formats.shortage`), so that the verdict says whether it is complete. A run
 folder stands for its newest complete step; the evidence lists the steps that were skipped.
 """
 
@@ -30,9 +30,9 @@ from wherry.errors import (
 )
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
-from wherry.formats.gathering import shortage
 from wherry.formats.nearby import cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
+from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.objects.object_view import ObjectView, view_of_store
 from wherry.storage.folders import is_staging

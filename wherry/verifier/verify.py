@@ -3,7 +3,7 @@
 Levels, each including those before it:
 
 - `structure`: it can be opened; keys, shapes and dtypes are consistent, and matrices are whole: see
-  `wherry.formats.gathering`, which also says which parts of matrices it cannot tell from whole ones.
+  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones.
 - `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
 - `digest`: every byte is read again, including companion files, and matches the sidecar and what the ledger has at this
   place; the checksums that the container itself records are compared on the way.
@@ -35,8 +35,8 @@ from wherry.core.units import parse_budget, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
-from wherry.formats.gathering import shortage
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.shortage import shortage
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY

@@ -1,4 +1,4 @@
-"""gathering: whether the matrices of a checkpoint are whole, or the parts that one process of a training job held.
+"""shortage: whether the matrices of a checkpoint are whole, or the parts that one process of a training job held.
 
 DeepSpeed's ZeRO-3 and FSDP keep a part of each matrix on every device. A program that saves `model.state_dict()`
 without gathering them writes placeholders of shape [0] or [1], flat parts, or some of the rows; all names are there,
@@ -27,14 +27,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.core.keypath import KeyPath, render
-from wherry.errors import IncompleteError
+from wherry.core.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
 
     Names: TypeAlias = tuple[str, ...]
 
@@ -102,21 +101,9 @@ def shortage(manifest: Manifest) -> Shortage | None:
         return Shortage(said, CURE, {path: _WORDS[parts[path]][0] for path in sorted(parts)})
     least = manifest.origin.get("least_parameters")
     if least is not None and manifest.parameters < least:
-        reason = f"{manifest.parameters:,} parameters are stored, but {least:,} follow from config.json"
+        reason = f"{plural(manifest.parameters, 'parameter', 'is/are')} stored, but {least:,} follow from config.json"
         return Shortage(reason, _CONFIG_CURE)
     return None
-
-
-def require_gathered(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that holds parts of matrices, before its shapes are compared with any layout.
-
-    Raises:
-        IncompleteError: see `shortage`; of several checkpoints that are read as one, the first is named.
-    """
-    original = checkpoint.original
-    for stored in [part.checkpoint for part in original.parts] or [original]:
-        if (found := shortage(stored.manifest)) is not None:
-            raise IncompleteError(found.reason, uri=stored.uri, cure=found.cure)
 
 
 def _is_weight(spec: TensorSpec) -> bool:
