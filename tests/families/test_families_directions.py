@@ -48,9 +48,9 @@ def conventions(family, name, **more):
 
 
 def _has_no_place(family, source, target, forms, without):
-    """Forms of T5 whose relative bias is of the other kind, which the checkpoint would lack; tied models in Penzai, and
-    in Flax's Llama, whose head is never tied; UMT5 in Flax; parameters that a system lacks; models with experts where
-    Megatron's norms are part of the projections, which tells that there are none."""
+    """Forms of T5 whose relative bias is of the other kind, which the checkpoint would lack; tied models in Penzai's
+    GPT-NeoX, and from systems whose head is never tied; UMT5 in Flax; parameters that a system lacks; models with
+    experts where Megatron's norms are part of the projections, which tells that there are none."""
     tied = "head" in without
     one_way = family.name == "lora-fused" and source != target  # see test_lora.py
     apart = family.name == "gpt-neox" and {source, target} == {"penzai", "megatron"}  # side by side, or not
@@ -62,7 +62,7 @@ def _has_no_place(family, source, target, forms, without):
         return True
     if forms.get("norms") == "fused" and {"router"} & (family.parameters.keys() - set(without)):
         return True
-    if tied and {source, target} > {"penzai"}:
+    if tied and family.name == "gpt-neox" and {source, target} > {"penzai"}:
         return True
     if tied and family.system(source).untied.get("head"):
         return True

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
+    from wherry.formats.shortage import Shortage
     from wherry.storage.location import Location
 
 
@@ -108,7 +109,10 @@ def plan_target(
     checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest
 ) -> tuple[Checkpoint, Plan]:
     """The source in the layout of the target's system, and the plan that makes the target from it."""
+    shortages = checkpoint.shortages
+    _require_whole([row for row in shortages if row[1].parts])  # before any layout looks at their shapes
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
+    _require_whole(shortages)  # unless a layout has named what is missing
     return seen, _make(seen, row, replace(target, options=options, only=only, rename=()), request)
 
 
@@ -206,6 +210,11 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
             else "use another step, or pass --only params if the parameters are complete"
         )
         raise IncompleteError(reason, uri=checkpoint.uri, cure=f"restore the missing files, {choice}")
+
+
+def _require_whole(shortages: list[tuple[str, Shortage]]) -> None:
+    for uri, found in shortages:
+        raise IncompleteError(found.reason, uri=uri, cure=found.cure)
 
 
 def _digest(

@@ -186,6 +186,8 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         missing = absence(checkpoint.reader)
         if missing is not None:
             raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is incomplete")
+        for uri, short in checkpoint.shortages:
+            raise IncompleteError(short.reason, uri=uri, cure=short.cure)
         rows = () if in_place else within_source(not_copied(change), request.source.uri, location.uri)
         require_requested(rows, request, location.uri)
         rewriting = _rewriting(change, location, home, (name, value or None), rows, in_place=in_place)

@@ -44,7 +44,7 @@ class Detection:
         verdict: from metadata only; no tensor byte is read for it.
         reason: why the verdict is not `ok`.
         evidence: the observations, in the order in which they were made.
-        cure: what to do, where there is no checkpoint.
+        cure: what to do, where there is no checkpoint, or one whose weights were not gathered.
     """
 
     uri: str

@@ -41,6 +41,7 @@ ORIGIN = Record(
             {"dtype": _TEXT}, {"quantization_config": _TABLE, "compression_config": _TABLE}
         ),
         "expected_parameters": (int, type(None)),
+        "least_parameters": (int, type(None)),
         "layout": Record(
             {"family": _TEXT, "from": _SYSTEM, "to": _SYSTEM},
             {

@@ -32,6 +32,7 @@ from wherry.families.parse import family_of, merge_tables
 from wherry.families.project import Projection, check_forms, project, target_manifest
 from wherry.families.roots import named_manifest, source_tree, under_stored_names
 from wherry.families.templates import form_choices, templates
+from wherry.families.ties import settle_copies
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
@@ -40,9 +41,12 @@ from wherry.tree.tree_reading import read_tree
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.tree.kinds import LeafKind
     from wherry.tree.tree_reading import ModelTree
 
 __all__ = [
@@ -200,8 +204,9 @@ def convert_layout(
     facts: Mapping[str, Any] | None = None,
     stated: Mapping[str, Any] | None = None,
     tree: ModelTree | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Projection:
-    """Convert one system's layout to another's, from metadata alone.
+    """Convert one system's layout to another's, from metadata, and from the tensors that may be second copies.
 
     Args:
         manifest: the manifest of the source.
@@ -219,6 +224,7 @@ def convert_layout(
         facts: facts that the config does not state; see `companions.facts_beside`.
         stated: facts that the user states, which replace those of the config.
         tree: the tree that holds the model, from `roots.source_tree`; by default the one without removals.
+        checkpoint: the source, to compare second copies; see `ties.settle_copies`.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
@@ -235,11 +241,16 @@ def convert_layout(
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
     form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
     tree = tree or read_tree(manifest).trees[0]
-    named = bind(
-        family, one, named_manifest(manifest, tree), told=told, conventions=mine, forms=form, sizes=sizes,
-        outside={tree.name(path): kind for path, kind in tree.outside.items()},
-    )  # fmt: skip
-    bound = under_stored_names(named, manifest, tree)
+    outside: dict[KeyPath, LeafKind] = {tree.name(path): kind for path, kind in tree.outside.items()}
+
+    def bind_with(told: ConfigFacts) -> BoundFamily:
+        named = bind(
+            family, one, named_manifest(manifest, tree), told=told, conventions=mine, forms=form, sizes=sizes,
+            outside=outside,
+        )  # fmt: skip
+        return under_stored_names(named, manifest, tree)
+
+    bound = settle_copies(bind_with(told), checkpoint, keep=alike, again=bind_with)
     theirs = mine if alike and not _conventions(other, asked) else conventions_of(
         other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
     )  # fmt: skip

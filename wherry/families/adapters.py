@@ -184,6 +184,6 @@ def _bare(system: System, about: str, layouts: list[Row], roots: tuple[str, ...]
     words = {"rank": RANK, "alpha": ALPHA}
     return replace(
         system, about=about, layouts=tuple(layouts), slots={"params": roots}, config=config,
-        write=Write(snippet=_SNIPPETS[system.name], words=words), tied={}, untied={}, empties={}, zeros={},
-        towers=(), apart=(), like=None, yields_to=None,
+        write=Write(snippet=_SNIPPETS[system.name], words=words), tied={}, copies={}, untied={}, empties={},
+        zeros={}, towers=(), apart=(), like=None, yields_to=None,
     )  # fmt: skip

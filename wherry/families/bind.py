@@ -66,6 +66,8 @@ class BoundFamily:
         apart: tensors of modules that only this system has, each with its rule.
         specs: all tensors.
         names: key path of a tensor → its name in this system, where they differ; everything else here has key paths.
+        copies: the ignored tensors that are second copies → the parameter of which.
+        notes: what was found in the tensors that the config does not say, as text.
     """
 
     family: Family
@@ -81,6 +83,17 @@ class BoundFamily:
     apart: tuple[IgnoredEntry, ...]
     specs: Mapping[KeyPath, TensorSpec]
     names: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
+    copies: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
+    notes: tuple[str, ...] = ()
+
+    @property
+    def repeated(self) -> int:
+        """The number of elements of the second copies."""
+        return sum(self.specs[path].size for path in self.copies)
+
+    def holding(self, parameter: str) -> StoredTensor:
+        """The first tensor that holds a parameter."""
+        return holding(self.stored, parameter)
 
     @property
     def pieces(self) -> Pieces:
@@ -89,6 +102,17 @@ class BoundFamily:
         for stored in self.stored.values():
             pieces.add(stored)
         return pieces
+
+
+def holding(stored: Mapping[KeyPath, StoredTensor], parameter: str) -> StoredTensor:
+    """The first of these tensors that holds a parameter."""
+    wanted = ("params", parameter)
+    return next(one for one in stored.values() if any(piece.parameter == wanted for piece in one.pieces))
+
+
+def copy_reason(first: TensorSpec) -> str:
+    """Why a second copy of a tensor is left out."""
+    return f"a second copy of {first.name}, to which it is tied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +270,7 @@ def _with_optimizers(
     """The candidates of one choice of forms: without an optimizer, and with each of the system's."""
     for optimizer in (None, *system.optimizers):
         chosen = {**forms, **conventions}
-        sorted_ = sort_tensors(manifest, system, optimizer, chosen, known)
+        sorted_ = sort_tensors(manifest, family, system, optimizer, chosen, known)
         slots = concrete_slots(system, optimizer, chosen, manifest)
         made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
         matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
@@ -367,6 +391,8 @@ def _bind(
             cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
         )
     _require_untied(system, candidate, params, told)
+    copies = candidate.sorted.copies
+    _require_first_copies(copies, params)
     _require_implied(family, system, candidate, stored, params, told)
     return BoundFamily(
         family=family,
@@ -378,7 +404,25 @@ def _bind(
         stored=stored,
         present=present,
         scalars=candidate.sorted.scalars,
-        ignored=(*candidate.sorted.ignored, *candidate.left),
+        ignored=(*candidate.sorted.ignored, *_copied_entries(copies, stored), *candidate.left),
         apart=candidate.sorted.apart,
         specs=specs,
+        copies={path: parameter for path, (_rule, parameter) in copies.items()},
     )
+
+
+def _require_first_copies(copies: Mapping[KeyPath, tuple[str, str]], present: frozenset[str]) -> None:
+    for path, (_rule, parameter) in copies.items():
+        if parameter not in present:
+            raise IncompleteError(
+                f"missing parameter {parameter}, of which {render(path)} is a second copy",
+                path=render(path),
+                cure="restore the missing tensors",
+            )
+
+
+def _copied_entries(
+    copies: Mapping[KeyPath, tuple[str, str]], stored: Mapping[KeyPath, StoredTensor]
+) -> Iterator[IgnoredEntry]:
+    for path, (rule, parameter) in copies.items():
+        yield IgnoredEntry(path, rule, copy_reason(holding(stored, parameter).spec))

@@ -126,6 +126,7 @@ def outfit(
         left=tuple(name for name in names if name not in files and name not in carried),
         warnings=(
             *_restated_warnings(projected),
+            *projected.source.notes,
             *written.warnings,
             *_lacking(projected, [*files, *carried]),
             *_padding(projected),

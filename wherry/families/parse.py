@@ -235,6 +235,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         optimizers={key: _optimizer(one, where) for key, one in row.get("optimizers", {}).items()},
         scalars={key: _several(one) for key, one in row.get("scalars", {}).items()},
         tied=_texts(row.get("tied", {})),
+        copies={key: _several(one) for key, one in row.get("copies", {}).items()},
         untied=_texts(row.get("untied", {})),
         empties=_texts(bare.get("empties", {})),
         zeros=_texts(bare.get("zeros", {})),

@@ -168,8 +168,14 @@ def target_manifest(projected: Projection, source: Manifest) -> Manifest:
         step=source.step,
         kind="train-state" if moments else "params",
         companions=source.companions,
-        origin={**source.origin, "layout": layout},
+        origin={**source.origin, **_counted_once(bound, source), "layout": layout},
     )
+
+
+def _counted_once(bound: BoundFamily, source: Manifest) -> dict[str, int]:
+    """The number of parameters according to the config, which counts the second copies that the files have."""
+    expected = source.origin.get("expected_parameters")
+    return {} if expected is None else {"expected_parameters": expected - bound.repeated}
 
 
 def _slots(projected: Projection) -> set[str]:

@@ -198,5 +198,6 @@ def under_stored_names(bound: BoundFamily, manifest: Manifest, tree: ModelTree) 
         ignored=tuple(replace(entry, path=stored(entry.path)) for entry in bound.ignored),
         apart=tuple(replace(entry, path=stored(entry.path)) for entry in bound.apart),
         specs=manifest.tensors,
+        copies={stored(name): parameter for name, parameter in bound.copies.items()},
         names={path: name for name, path in changed.items()},
     )

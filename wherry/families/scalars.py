@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.families.schema import System
+    from wherry.families.schema import Family, System
 
 
 _INDEX = "index"  # what `when` of a rule reads: the first number among what `*` stands for in a key path
@@ -32,12 +32,14 @@ class SortedTensors:
         rest: tensors that must be parameters or moments.
         scalars: name → the key path that it is read from.
         ignored: each with its rule.
+        copies: second copies of parameters → the rule, and the parameter.
         apart: tensors of modules that only this system has, towers included, each with its rule.
     """
 
     rest: tuple[KeyPath, ...]
     scalars: Mapping[str, KeyPath]
     ignored: tuple[IgnoredEntry, ...]
+    copies: Mapping[KeyPath, tuple[str, str]]
     apart: tuple[IgnoredEntry, ...] = ()
 
 
@@ -54,6 +56,7 @@ def scalar_texts(
 
 def sort_tensors(
     manifest: Manifest,
+    family: Family,
     system: System,
     optimizer: str | None,
     chosen: Mapping[str, str],
@@ -71,7 +74,8 @@ def sort_tensors(
     own = system.optimizers.get(optimizer or "")
     fillers = [_slot_pattern(replace_macros(text, system, chosen)) for slot in own.slots.values() for text in slot] \
         if own and own.filler else []  # fmt: skip
-    tied = {text: name for name in system.tied for text in tied_keys(system, name, chosen)}
+    second = _copy_keys(family, system, chosen)
+    copied: dict[KeyPath, tuple[str, str]] = {}
     for path in sorted(manifest.tensors):
         name = render(path)
         scalar = next(((key, rank) for pattern, key, rank in numbers if pattern.fullmatch(name)), None)
@@ -80,10 +84,8 @@ def sort_tensors(
             ignored.append(IgnoredEntry(path, "filler", "placeholder for a moment that the parameter lacks"))
         elif scalar:
             copies.setdefault(scalar[0], {}).setdefault(scalar[1], []).append(path)
-        elif name in tied:
-            ignored.append(
-                IgnoredEntry(path, f"tied {tied[name]}", "a second copy of the parameter that it is tied to")
-            )
+        elif name in second:
+            copied[path] = second[name]
         elif module := next((entry for entry in modules if name.startswith(entry.start)), None):
             apart.append(IgnoredEntry(path, f"{system.name}: {module.start}*", module.reason))
         elif rule:
@@ -99,7 +101,17 @@ def sort_tensors(
         ignored += [
             IgnoredEntry(path, f"copies of {name}", f"another copy of {render(first)}") for path in others
         ]
-    return SortedTensors(tuple(rest), scalars, tuple(ignored), tuple(apart))
+    return SortedTensors(tuple(rest), scalars, tuple(ignored), copied, tuple(apart))
+
+
+def _copy_keys(family: Family, system: System, chosen: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The printed key paths of second copies that a system stores → the rule, and the parameter."""
+    found = {key: (f"{system.name}: {key}", name) for name, keys in system.copies.items() for key in keys}
+    for name in system.tied:
+        tie = family.parameters[name].tie
+        assert tie, f"{system.name} declares a tie of {name}, which is tied to nothing"
+        found.update(dict.fromkeys(tied_keys(system, name, chosen), (f"tied {name}", tie)))
+    return found
 
 
 def _of_tower(path: KeyPath, system: System, start: str, what: str) -> IgnoredEntry:

@@ -41,6 +41,7 @@ and pass the same checks. An unknown field is an error.
                            key path → element type of a number that is 0, and forms other than the default
       scalars.N            key paths of one number that belongs to the run (step); the first is written, all are read
       tied.P               the key path of a second copy of the parameter that P is tied to, which this system stores
+      copies.P             key paths of second copies of P that a source of this system may have, and no target gets
       untied               parameter → expression over facts and `there.P`: if it is true this system stores even a tied
                            one, as a copy of the parameter that it is tied to
       names                the system's names for axes, if its checkpoints store names
@@ -300,6 +301,7 @@ class System:
     optimizers: Mapping[str, Optimizer]
     scalars: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
+    copies: Mapping[str, tuple[str, ...]]
     untied: Mapping[str, str]
     empties: Mapping[str, str]
     zeros: Mapping[str, str]

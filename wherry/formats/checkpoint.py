@@ -22,6 +22,7 @@ from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.lazy_tensor import LazyTensor
+from wherry.formats.shortage import Shortage, shortage
 from wherry.objects.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
@@ -109,6 +110,13 @@ class Checkpoint:
     def parameters(self) -> int:
         """The number of elements of its tensors; of a view those of its source."""
         return self.manifest.parameters
+
+    @property
+    def shortages(self) -> list[tuple[str, Shortage]]:
+        """What is missing of the weights of the stored checkpoint, or of those read as one, with their URIs."""
+        stored = [part.checkpoint for part in self.original.parts] or [self.original]
+        found = [(one.uri, shortage(one.manifest)) for one in stored]
+        return [(uri, one) for uri, one in found if one is not None]
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The tensors of `original` that a tensor is made of."""

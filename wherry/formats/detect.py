@@ -1,7 +1,8 @@
 """detect: identify the checkpoint at a URI from metadata alone, with the evidence.
 
 Every format of the registry looks at names and first bytes; the most specific one wins. Then the checkpoint's
-metadata is opened and every expected chunk is looked up, so that the verdict says whether it is complete. A run
+metadata is opened, every expected chunk is looked up, and matrices are checked for parts that were never gathered
+(`wherry.formats.shortage`), so that the verdict says whether it is complete. A run
 folder stands for its newest complete step; the evidence lists the steps that were skipped.
 """
 
@@ -33,6 +34,7 @@ from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.formats.nearby import MOST_LOOKED_AT, claimed, cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
+from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.objects.object_view import ObjectView, view_of_store
 from wherry.storage.folders import is_staging
@@ -176,7 +178,12 @@ def examine(location: Location, found: Detection) -> Detection:
     finally:
         opened.reader.close()
     detection = replace(opened.detection, also=found.also)
-    return replace(detection, verdict="incomplete", reason=reason) if reason else detection
+    if reason:
+        return replace(detection, verdict="incomplete", reason=reason)
+    parts = shortage(opened.manifest)
+    return (
+        replace(detection, verdict="incomplete", reason=parts.reason, cure=parts.cure) if parts else detection
+    )
 
 
 def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:

@@ -2,7 +2,8 @@
 
 Levels, each including those before it:
 
-- `structure`: it can be opened; keys, shapes and dtypes are consistent.
+- `structure`: it can be opened; keys, shapes and dtypes are consistent, and matrices are whole: see
+  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones.
 - `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
 - `digest`: every byte is read again, including companion files, and matches the sidecar and what the ledger has at this
   place; the checksums that the container itself records are compared on the way.
@@ -35,6 +36,7 @@ from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageErr
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.shortage import shortage
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
@@ -295,6 +297,9 @@ def record_verification(found: Verification) -> Verification:
 def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
     pieces = () if level == "structure" else checkpoint.reader.absent()
     missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
+    if (short := shortage(checkpoint.manifest)) is not None:
+        missing += (Failure("", f"{short.reason}; {short.cure}"),)
+        missing += tuple(Failure(render(path), what) for path, what in short.parts.items())
     compared = against is not None and level not in _OTHERS_SAY
     wanted = not missing and (level in _READING or compared)
     read = read_all(checkpoint, against, how) if wanted else None

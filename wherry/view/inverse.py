@@ -228,6 +228,7 @@ def _forward(
         source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
         dtype=layout.get("dtype"), facts=facts_beside(source, family, mine), stated=layout.get("facts"),
         tree=found.tree if found else None,
+        checkpoint=source,
     )  # fmt: skip
 
 

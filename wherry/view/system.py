@@ -182,7 +182,7 @@ def view(
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
-        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"),
+        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"), checkpoint=checkpoint,
     )  # fmt: skip
     if not needed:
         return None  # the config that the user states is that of the tensors, which keep their names

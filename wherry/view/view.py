@@ -88,8 +88,8 @@ class View(Checkpoint):
 
     @property
     def parameters(self) -> int:
-        """The number of the source's elements."""
-        return self._source.parameters
+        """The number of the source's elements, second copies counted once."""
+        return self._source.parameters - self.projected.source.repeated
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The stored tensors of which a tensor is made."""

@@ -13,11 +13,13 @@ from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.msgpack.contents import PlacedReader
 from wherry.integrations.formats.huggingface.folder import FolderFacts, read_facts
-from wherry.integrations.formats.huggingface.parameters import expected_elements
+from wherry.integrations.formats.huggingface.parameters import expected_elements, least_elements
 from wherry.integrations.formats.huggingface.shards import WeightContents, read_weights
 from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.integrations.formats.huggingface.weights import ADAPTER
 
 if TYPE_CHECKING:
+    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
     from wherry.integrations.formats.huggingface.weights import Weights
     from wherry.storage.location import Entry, Location
@@ -78,9 +80,8 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
     facts = read_facts(location, {entry.name for entry in location.entries()})
     contents = read_weights(location, weights)
     beside = surroundings(location, {entry.name for entry in contents.files}, f"{weights.file} ({why})")
-    # The counts were compared with what torch saves.
-    counted = weights.container != "msgpack"
-    expected = expected_elements(facts.config, contents.specs.values()) if counted else None
+    # The counts were compared with what torch saves. The config beside an adapter is that of its base.
+    counted = weights.container != "msgpack" and weights.stem != ADAPTER
     manifest = Manifest(
         tensors=contents.specs,
         values=contents.values,
@@ -90,10 +91,19 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
         kind="params",
         companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
         custom=contents.custom,
-        origin=facts.origin if expected is None else {**facts.origin, "expected_parameters": expected},
+        origin={**facts.origin, **(_counts(facts, list(contents.specs.values())) if counted else {})},
     )
     reader = _reader(location, weights, contents, beside.companions)
     return Opened(_precise(detection, weights, contents), manifest, reader, tuple(beside.ignored))
+
+
+def _counts(facts: FolderFacts, stored: list[TensorSpec]) -> dict[str, int]:
+    """What follows from the config for the number of elements, as far as it is known."""
+    counts = {
+        "expected_parameters": expected_elements(facts.config, stored),
+        "least_parameters": least_elements(facts.config, stored),
+    }
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _precise(detection: Detection, weights: Weights, contents: WeightContents) -> Detection:

@@ -10,7 +10,8 @@ architecture, and any quantised model, gives None, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -191,6 +192,9 @@ _BUFFERS = {
     "bert": ("embeddings.position_ids", "embeddings.token_type_ids"),
     "gpt2": (".attn.bias", ".attn.masked_bias"),
 }
+# The names of the tensors that `heads` counts, and the element types of weights that are not quantised.
+_HEAD = re.compile(r"(.*\.)?(lm_head|pooler|cls)\..*")
+_PLAIN = frozenset({"float16", "bfloat16", "float32", "float64"})
 _TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 
 
@@ -205,6 +209,27 @@ def _numbers(config: Config) -> dict[str, Any]:
     return {**kept, "mlp_only_layers": frozenset(dense)}
 
 
+def _counts(config: Config) -> tuple[int, int] | None:
+    """The number of parameters of the bare model, and of the head; None if one of them is unknown."""
+    model = _MODELS.get(str(config.get("model_type")))
+    names = config.get("architectures")
+    if model is None or config.get("quantization_config") or not isinstance(names, list) or not names:
+        return None
+    head = model.heads.get(str(names[0]))
+    if head is None or config.get("add_cross_attention") or config.get("pruned_heads"):
+        return None
+    try:
+        full = {**model.defaults, **_numbers(config)}
+        layers = full[model.layers]
+        if not 0 <= layers <= _MOST_LAYERS:
+            return None
+        body = model.ends(full) + sum(model.layer(full, layer) for layer in range(layers))
+        of_head = head(full)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None  # an attribute is missing or of the wrong type: the count is unknown
+    return (body, of_head) if type(body) is int and type(of_head) is int and body > 0 else None
+
+
 def expected_parameters(config: Config) -> int | None:
     """The number of parameters of a model with this config.
 
@@ -212,25 +237,34 @@ def expected_parameters(config: Config) -> int | None:
         config: the contents of `config.json`.
 
     Returns:
-        The count, or None if the model type or architecture is unknown, the model is quantised, or the config lacks a
-        needed attribute.
+        The count, or None if the model type or architecture is unknown, the model is quantised or pruned, or the config
+        lacks a needed attribute.
     """
-    model = _MODELS.get(str(config.get("model_type")))
-    names = config.get("architectures")
-    if model is None or config.get("quantization_config") or not isinstance(names, list) or not names:
+    counts = _counts(config)
+    return sum(counts) if counts else None
+
+
+def least_elements(config: Config, stored: Sequence[TensorSpec]) -> int | None:
+    """The number of elements below which the files have lost some.
+
+    A head of which no tensor is stored is not counted: `BertModel` is saved with a pooler or without, and models that
+    make embeddings leave `lm_head` out, whatever their config says.
+
+    Args:
+        config: the contents of `config.json`.
+        stored: the tensors of the files.
+
+    Returns:
+        The number; None if it is unknown, or the files hold codes of quantised weights.
+    """
+    expected, counts = expected_elements(config, stored), _counts(config)
+    if expected is None or counts is None:
         return None
-    head = model.heads.get(str(names[0]))
-    if head is None or config.get("add_cross_attention"):
+    names = [(spec.path[-1] if spec.path else "", spec.dtype) for spec in stored]
+    buffers = tuple(name for names in _BUFFERS.values() for name in names)
+    if any(dtype not in _PLAIN and not name.endswith(buffers) for name, dtype in names):
         return None
-    try:
-        full = {**model.defaults, **_numbers(config)}
-        layers = full[model.layers]
-        if not 0 <= layers <= _MOST_LAYERS:
-            return None
-        count = model.ends(full) + sum(model.layer(full, layer) for layer in range(layers)) + head(full)
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None  # an attribute is missing or of the wrong type: the count is unknown
-    return count if type(count) is int and count > 0 else None
+    return expected if any(_HEAD.fullmatch(name) for name, _dtype in names) else expected - counts[1]
 
 
 def expected_elements(config: Config, stored: Iterable[TensorSpec]) -> int | None:

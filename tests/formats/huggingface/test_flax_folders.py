@@ -65,7 +65,7 @@ def test_a_folder_of_a_flax_class_computes_the_same_in_pytorch(label, tmp_path):
     assert f"Hugging Face Flax ({name}): weights in one file" in found.evidence[0].seen
     receipt = wherry.convert(folder, tmp_path / "torch", to="huggingface", lineage=False)
     assert receipt.lossless
-    assert receipt.target.tensors == len(flat)
+    assert receipt.target.tensors == len(flat) - (label == "llama-tied")  # whose copies are equal
     wanted, computed = torch_outputs(source), torch_outputs(tmp_path / "torch")
     for one, values in wanted.items():
         np.testing.assert_array_equal(computed[one], values)
