@@ -19,7 +19,8 @@ from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
-from wherry.integrations.containers.orbax.item import own_notes, require_whole
+from wherry.integrations.containers.orbax.item import require_whole
+from wherry.integrations.containers.orbax.tree import own_notes
 from wherry.runtime.threads import without_collection
 
 if TYPE_CHECKING:
