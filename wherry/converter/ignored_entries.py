@@ -97,8 +97,9 @@ def require_requested(
     if rows:
         names = ", ".join(f"{one.name} ({one.what})" for one in rows[:_SHOWN])
         more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        why = f"; {rows[0].reason}" if rows[0].rule == OTHERS else ""  # which names the file that is read
         raise UnrepresentableError(
-            f"weights next to the converted ones would be left out: {names}{more}; {rows[0].reason}",
+            f"weights next to the converted ones would be left out: {names}{more}{why}",
             uri=uri,
             cure=f'pass --ignore {OTHERS} to leave them out (in a route: ignore = ["{OTHERS}"])',
         )

@@ -32,7 +32,7 @@ from wherry.errors import (
 )
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
-from wherry.formats.nearby import MOST_LOOKED_AT, claimed, cure_of_absence, cure_of_nothing
+from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_absence, cure_of_nothing
 from wherry.formats.registry import find_format, formats
 from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
@@ -233,13 +233,13 @@ def _in_run(run: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
         found = _newest_complete(root.location, steps, rows)
         if found is not None:
             return found
-        found = _unfinished(root, rows)
+        found = _newest_unfinished(root, rows)
         if found is not None:
             return found
     return _empty_step(run, rows)
 
 
-def _unfinished(root: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
+def _newest_unfinished(root: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     """The newest save of a run that has only saves that were not finished, by their names; None for other folders.
 
     Raises:
@@ -248,7 +248,7 @@ def _unfinished(root: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     folders = [name for name, entry in root.entries.items() if entry.is_dir and not entry.barred]
     reasons = {name: reason for name in folders if (reason := unfinished_reason(name)) is not None}
     others = [root.location.join(name) for name in folders if name not in reasons]
-    if not reasons or claimed(others[:MOST_LOOKED_AT], _is_checkpoint):
+    if not reasons or checkpoints_among(others[:MOST_LOOKED_AT], _is_checkpoint):
         return None
     for name in sorted(reasons, key=_natural, reverse=True):
         claim = look(Glimpse(root.location.join(name)), rows)

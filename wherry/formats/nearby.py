@@ -47,11 +47,15 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     """
     location = glimpse.location
     if glimpse.is_file:
-        if claimed([location.parent], is_checkpoint):
+        if checkpoints_among([location.parent], is_checkpoint):
             return f"pass its folder: {shlex.quote(location.parent.uri)}"
         return "run `wherry formats` to list the supported formats"
     files = [name for name, entry in glimpse.entries.items() if not (entry.is_dir or entry.barred)]
-    alone = claimed((location.join(name) for name in files), is_checkpoint) if len(files) <= _FEW else []
+    alone = (
+        checkpoints_among((location.join(name) for name in files), is_checkpoint)
+        if len(files) <= _FEW
+        else []
+    )
     if len(alone) == 1:
         return f"pass its file: {shlex.quote(alone[0].uri)}"
     if alone:
@@ -61,7 +65,9 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
         for name, entry in glimpse.entries.items()
         if entry.is_dir and not entry.barred and unfinished_reason(name) is None
     ]
-    below = claimed((location.join(name) for name in islice(folders, MOST_LOOKED_AT)), is_checkpoint)
+    below = checkpoints_among(
+        (location.join(name) for name in islice(folders, MOST_LOOKED_AT)), is_checkpoint
+    )
     if below:
         return _cure_of_folders(location, below)
     return "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below it"
@@ -75,7 +81,9 @@ def _cure_of_folders(location: Location, below: list[Location]) -> str:
     return f"pass one of the checkpoints in it ({shown}{more}); `wherry discover {shlex.quote(location.uri)}` lists all"
 
 
-def claimed(places: Iterable[Location], is_checkpoint: Callable[[Location], bool]) -> list[Location]:
+def checkpoints_among(
+    places: Iterable[Location], is_checkpoint: Callable[[Location], bool]
+) -> list[Location]:
     """The places that a format recognises."""
     found: list[Location] = []
     for place in places:

@@ -130,7 +130,9 @@ _MERGE_ABOVE = (
     "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
     "tensors: --from torch-zip reads them"
 )
-_NANOTRON_CURE = "convert it with nanotron's examples/llama/convert_nanotron_to_hf.py, and pass its folder"
+_NANOTRON_CURE = (
+    "convert it with nanotron's examples/llama/convert_nanotron_to_hf.py, and pass what this writes"
+)
 FORMS = (
     UnsupportedForm(
         "a file of a trainer's arguments or random states without weights",

@@ -22,6 +22,7 @@ from wherry.core.steps import StepFolder, step_number, steps_among
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax.tree import own_notes, read_tree
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location, Store
@@ -161,9 +162,6 @@ def _fields_of(run: Location, step: StepFolder, name: str) -> frozenset[str]:
 
 def _fields(item: Location) -> frozenset[str]:
     """The fields of an item's `_METADATA`, which show its writer; wherry's notes count as one."""
-    from wherry.integrations.containers.orbax.item import own_notes
-    from wherry.integrations.containers.orbax.tree import read_tree
-
     try:
         metadata = read_tree(item)
     except WherryError:

@@ -19,8 +19,9 @@ from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, marks, tree
-from wherry.integrations.containers.orbax.item import own_notes, require_whole
+from wherry.integrations.containers.orbax.item import require_whole
 from wherry.integrations.containers.orbax.other_items import is_state
+from wherry.integrations.containers.orbax.tree import own_notes
 from wherry.runtime.threads import without_collection
 from wherry.tree.tree_reading import read_leaves
 

@@ -72,7 +72,7 @@ def open_item(
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
     shardings, unknown = _shardings(glimpse, leaves)
-    own = own_notes(metadata)
+    own = tree.own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
     reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
     reader.lost = dict.fromkeys(arrays.without, "missing .zarray or zarr.json: shape and dtype are unknown")
@@ -180,13 +180,6 @@ def placed_reader(location: Location, leaves: tree.ItemTree) -> PlacedReader | N
     from wherry.integrations.containers.msgpack.contents import PlacedReader
 
     return PlacedReader(location, leaves.places, ())
-
-
-def own_notes(metadata: layout.JsonObject) -> dict[str, Any]:
-    """The notes of wherry's writer in `custom_metadata`; empty for items of other writers."""
-    custom = metadata.get("custom_metadata")
-    own = custom.get("wherry") if isinstance(custom, dict) else None
-    return own if isinstance(own, dict) else {}
 
 
 def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:

@@ -138,6 +138,13 @@ def read_tree(location: Location) -> JsonObject:
     return read_json(file, {"tree_metadata": _RowReduction(), "value_metadata_tree": DROPPED})
 
 
+def own_notes(metadata: JsonObject) -> dict[str, Any]:
+    """The notes of wherry's writer in `custom_metadata`; empty for items of other writers."""
+    custom = metadata.get("custom_metadata")
+    own = custom.get("wherry") if isinstance(custom, dict) else None
+    return own if isinstance(own, dict) else {}
+
+
 class _RowReduction:
     """Reduces rows of a tree to what is read of them; a key or type that occurs in many rows is kept once."""
 

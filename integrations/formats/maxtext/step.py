@@ -15,8 +15,9 @@ from wherry.core.detection import Detection, Evidence, Kind
 from wherry.errors import WherryError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
-from wherry.integrations.containers.orbax.item import open_item, own_notes
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.other_items import other_items
+from wherry.integrations.containers.orbax.tree import own_notes
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
