@@ -109,6 +109,14 @@ def test_an_adapter_without_elements(adapter, tmp_path):
     assert "4 matrices have no elements" in reasons(place, tmp_path / "target")
 
 
+def test_experts_without_elements_beside_whole_ones(tmp_path):
+    """A part of shape [0, 8], which has the columns of the whole matrix, and a name that says nothing."""
+    tensors = {f"layers.{layer}.mix.own.weight": np.ones((0 if layer else 16, 8), "f4") for layer in range(3)}
+    assert "2 matrices have no elements" in reasons(
+        store(tmp_path / "source", tensors, "torch"), tmp_path / "target"
+    )
+
+
 def test_fused_experts_without_elements(tmp_path):
     shapes = {"up_proj": (4, 16, 8), "down_proj": (4, 8, 16)}
     tensors = {

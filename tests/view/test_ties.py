@@ -176,7 +176,10 @@ def test_gpt2(tmp_path):
 def test_t5(name, version, made, tmp_path):
     shared = "shared.weight"
     folder, tensors = made("t5", change=lambda one: {name: one[shared].copy()})
-    (folder / "config.json").write_text(json.dumps({**config_of(folder), "transformers_version": version}))
+    config = {**config_of(folder), "transformers_version": version}
+    if version.startswith("4"):  # which does not write what is the default
+        del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
     plan = wherry.plan(folder, tmp_path / "target", to="t5x-legacy")
     (left,) = [row for row in plan.ignored if row.path == (name,)]
     assert left.reason == f"a second copy of {shared}, to which it is tied"
