@@ -231,6 +231,10 @@ def test_codes_of_quantised_weights_are_whole(tmp_path):
     ("change", "config"),
     [
         ({"lm_head.weight": None}, {}),  # a model that makes embeddings, under the class of a causal model
+        (
+            {"model.embed_tokens.weight": None},
+            {"tie_word_embeddings": True},
+        ),  # transformers ties the other way then
         ({}, {"pruned_heads": {"0": [1]}, "num_attention_heads": 8}),
         ({}, {"quantization_config": {"quant_method": "gptq"}, "intermediate_size": 400}),
         (
@@ -239,7 +243,14 @@ def test_codes_of_quantised_weights_are_whole(tmp_path):
         ),  # packed, as quantize_config.json says
         ({"extra.weight": np.ones((40, 64), "f4")}, {}),
     ],
-    ids=["no head", "pruned heads", "quantised", "packed", "more than the config counts"],
+    ids=[
+        "no head",
+        "a head in place of the embedding",
+        "pruned heads",
+        "quantised",
+        "packed",
+        "more than the config counts",
+    ],
 )
 def test_fewer_parameters_than_the_config_counts_for_a_reason(change, config, tmp_path):
     tensors = {key: array for key, array in {**llama(), **change}.items() if array is not None}

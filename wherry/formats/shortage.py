@@ -59,7 +59,7 @@ _OF_WIDTH = frozenset(
 )  # fmt: skip
 _WEIGHT = "weight"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
-_NUMBER = re.compile(r"\d+")
+_WITHOUT_NUMBERS = str.maketrans("", "", "0123456789")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "float8")
 _OF_LINEAR = 2  # dimensions of the weight of a linear layer
 _FEWEST = 2  # weights of any name and shape [0], and names of matrices of one dimension, that are evidence
@@ -108,8 +108,8 @@ def shortage(manifest: Manifest) -> Shortage | None:
 
 def _is_weight(spec: TensorSpec) -> bool:
     """Whether a tensor is the weight of a module, or named as a matrix, and not the codes of one."""
-    last = _names(spec.path)[-1:]
-    return last != () and spec.dtype.startswith(_FLOATS) and (last[0] == _WEIGHT or _is_matrix_name(last[0]))
+    last = spec.path[-1].rpartition(".")[2] if spec.path else ""
+    return (last == _WEIGHT or _is_matrix_name(last)) and spec.dtype.startswith(_FLOATS)
 
 
 def _names(path: KeyPath) -> Names:
@@ -140,7 +140,7 @@ def _beside_equal_layers(
     """Weights that are parts of those of an equal layer → what is left of them (rules 1 and 2)."""
     shapes: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
     for path, spec in weights.items():
-        shapes[_NUMBER.sub("0", render(path))].add(spec.shape)
+        shapes["/".join(path).translate(_WITHOUT_NUMBERS)].add(spec.shape)
     if all(len(found) == 1 for found in shapes.values()):
         return {}  # of almost every checkpoint: no weight differs from layer to layer
     found: dict[KeyPath, str] = {}
@@ -219,15 +219,16 @@ def _is_of_width(inner: Names) -> bool:
 
 def _by_name(weights: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, str]:
     """Weights that are no matrices although their names say so → what is left of them (rule 3)."""
-    named = {
-        path: module for path in weights if (module := _module(_names(path))) and _is_matrix_name(module)
-    }
-    small = {path: "empty" if spec.shape == (0,) else "one" for path, spec in weights.items()
+    thin = {path: spec for path, spec in weights.items() if len(spec.shape) <= 1}
+    named = {path: module for path in thin if (module := _module(_names(path))) and _is_matrix_name(module)}
+    small = {path: "empty" if spec.shape == (0,) else "one" for path, spec in thin.items()
              if spec.shape == (0,) or (spec.shape == (1,) and path in named)}  # fmt: skip
     certain = [path for path in small if named.get(path, _HEAD) != _HEAD]
     parts = small if certain or Counter(small.values())["empty"] >= _FEWEST else {}
-    matrices = {module for path, module in named.items() if len(weights[path].shape) > 1}
-    flat = [path for path, module in named.items() if weights[path].size > 1 and module not in matrices]
+    flat = [path for path in named if weights[path].size > 1]
+    if flat:
+        whole = {_module(_names(path)) for path in weights if path not in thin}
+        flat = [path for path in flat if named[path] not in whole]
     if len({named[path] for path in flat}) >= _FEWEST:
         parts = {**parts, **dict.fromkeys(flat, "flat")}
     return parts

@@ -195,7 +195,12 @@ _BUFFERS = {
 # The names of the tensors that `heads` counts, and the element types of weights that are not quantised.
 _HEAD = re.compile(r"(.*\.)?(lm_head|pooler|cls)\..*")
 _PLAIN = frozenset({"float16", "bfloat16", "float32", "float64"})
-_TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+# Names of tied tensors → those of the tensors of which they are copies; a file may have only the first of both.
+_TIED = {
+    "lm_head.weight": ("embed_tokens.weight", "wte.weight"),
+    "cls.predictions.decoder.weight": ("word_embeddings.weight",),
+    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+}
 
 
 def _numbers(config: Config) -> dict[str, Any]:
@@ -282,5 +287,7 @@ def expected_elements(config: Config, stored: Iterable[TensorSpec]) -> int | Non
         return None
     model_type = str(config["model_type"])
     tied = config.get("tie_word_embeddings", _MODELS[model_type].defaults["tie_word_embeddings"])
-    besides = (*_BUFFERS[""], *_BUFFERS.get(model_type, ()), *(_TIED if tied else ()))
-    return count + sum(spec.size for spec in stored if spec.path[-1:] and spec.path[-1].endswith(besides))
+    sizes = {spec.path[-1]: spec.size for spec in stored if spec.path}
+    copies = [name for name, firsts in _TIED.items() if any(other.endswith(firsts) for other in sizes)]
+    besides = (*_BUFFERS[""], *_BUFFERS.get(model_type, ()), *(copies if tied else ()))
+    return count + sum(size for name, size in sizes.items() if name.endswith(besides))

@@ -96,5 +96,7 @@ def test_buffers_and_tied_copies_in_the_files_are_added():
     ]
     assert expected_elements(LLAMA, stored) == expected_parameters(LLAMA) + 16
     tied = {**LLAMA, "tie_word_embeddings": True}
+    assert expected_elements(tied, stored) == expected_parameters(tied) + 16  # the only one of both
+    stored.append(TensorSpec(("model.embed_tokens.weight",), (50, 32), "float32"))
     assert expected_elements(tied, stored) == expected_parameters(tied) + 16 + 50 * 32
     assert expected_elements({}, stored) is None
