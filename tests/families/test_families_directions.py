@@ -31,10 +31,12 @@ VARIANTS = {
     "lora": [[], ["key_in", "key_out", "down_in", "down_out"]],
     "lora-fused": [[]],
 }  # fmt: skip
-# Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2.
+# Family and system → parameters that the system does not have: the indexer of DeepSeek V3.2, the biases of Qwen2, the
+# output layer of a Gemma that is not tied.
 LACKED = {
     ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
     ("stablelm", "megatron"): HEAD_NORMS,
+    ("gemma", "deepmind"): ["head"], ("gemma2", "deepmind"): ["head"], ("gemma3", "deepmind"): ["head"],
 }  # fmt: skip
 CHOSEN = {"rope": "interleaved", "query_scale": "folded"}
 
@@ -94,6 +96,8 @@ def test_there_and_back(name, source, forms, target, without):
     sizes = {**SIZES, "expert_ffn": 5, **OWN_SIZES.get(name, {}), **family.constants}
     if "huggingface-flax" in (source, target) and "pair" in family.axes:  # whose heads divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
+    if forms.get("use_qkv_einsum") == "true":  # of as many keys as queries
+        sizes["qhead"] = 1
     begun = made(family, source, mine, without=without, sizes=sizes)
     there = convert_layout(
         begun.manifest,
