@@ -59,7 +59,8 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     if len(alone) == 1:
         return f"pass its file: {shlex.quote(alone[0].uri)}"
     if alone:
-        return f"pass one of its files: {', '.join(shlex.quote(place.uri) for place in alone)}"
+        names = ", ".join(shlex.quote(place.uri) for place in alone)
+        return f"pass one of its files ({names}), or run `wherry discover {shlex.quote(location.uri)}`"
     folders = [
         name
         for name, entry in glimpse.entries.items()
