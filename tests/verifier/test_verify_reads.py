@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from flax import serialization
 from safetensors.numpy import save_file
 
 import wherry
@@ -252,3 +253,14 @@ def test_what_was_changed_in_place_is_not_moved_away_from_its_own_command(foreig
     with pytest.raises(MismatchError) as caught:
         verify_and_record(tmp_path / "dcp", level="digest")
     assert caught.value.cure == "restore the checkpoint"
+
+
+def test_a_target_of_parameters_alone_is_compared_with_those_of_its_source(tmp_path):
+    """The source is no train state: it has a step next to its parameters, which the target does not have."""
+    tree = {"params": {"dense": {"kernel": np.ones((2, 3), np.float32)}}, "step": np.int32(7)}
+    (tmp_path / "a.msgpack").write_bytes(serialization.to_bytes(tree))
+    options = {"join": "."}
+    wherry.convert(
+        tmp_path / "a.msgpack", tmp_path / "b.safetensors", to="safetensors", only="params", options=options
+    )
+    assert wherry.verify(tmp_path / "b.safetensors", level="digest", against=tmp_path / "a.msgpack").ok

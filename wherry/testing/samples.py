@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3), (3, 1, 5), (2, 3, 4, 5), (1, 2, 1, 3, 2))
 _EVEN_SHAPES: tuple[tuple[int, ...], ...] = ((8,), (2, 4), (3, 2, 8))
 _EMPTY_SHAPES: tuple[tuple[int, ...], ...] = ((0,), (3, 0, 2))
+_MATRIX = (2, 3)  # of names that a system requires, which are those of matrices
 _MOVES_SHAPE = (9, 1_000_003)  # one byte an element: more than a move
 _SOURCE_DTYPES = ("bfloat16", "float32", "uint8")
 _LEAVES_SHAPE = (3, 7, 299_593)  # one byte an element: crosses a leaf, ends inside one
@@ -110,7 +111,10 @@ def source(
 
 def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
     generator = random.Random(seed)  # noqa: S311  contents, not secrets
-    specs = [replace(spec, path=path) for spec, path in zip(shapes, _paths(row.holds), strict=False)]
+    specs = [
+        replace(spec, path=path, shape=_MATRIX if path in row.holds.names else spec.shape)
+        for spec, path in zip(shapes, _paths(row.holds), strict=False)
+    ]
     companions = {**_COMPANIONS, **row.holds.needs} if row.holds.companions else {}
     manifest = Manifest(
         tensors={spec.path: spec for spec in specs},

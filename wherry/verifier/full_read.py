@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
+_PARAMETERS = "params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +235,12 @@ def _against(
 
 
 def _expected_paths(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
-    """The source's tensors, or only its parameters if the target records that it holds only these of a train state."""
+    """The source's tensors, or only its parameters if the target records that it holds only these."""
     held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
-    left_state = held.kind == "train-state" and kind == "params"
-    return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
+    receipt = sidecar.receipt if sidecar else None
+    requested = receipt is not None and receipt.asked.get("only") == _PARAMETERS
+    only = requested or (held.kind == "train-state" and kind == _PARAMETERS)
+    return parameters_of(held, source.uri) if only else sorted(held.tensors)
 
 
 def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
