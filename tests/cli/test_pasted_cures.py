@@ -40,7 +40,6 @@ LINES = {
     "nightly": "nightly --dry-run",
     "promote URI --name 1": "promote HOME/converted --name pasted",
     "resolve URI": "resolve models:/pasted",
-    "rewrite 1 TARGET --as 1": "rewrite HOME/one HOME/new --as for-torch",
 }
 # Verb → what was typed before it.
 _SPLIT = "split HOME/one HOME/{} --to dcp"
@@ -53,6 +52,7 @@ ELSEWHERE = {
     "lineage serve": "tests/site", "deploy": "tests/infra/test_deployments.py",
     "ledger deliver openlineage": "tests/ledger",
     "merge BASE ADAPTER DST --to FORMAT": "tests/merger/test_adapter.py",
+    "rewrite 1 TARGET --as 1 --from orbax": "tests/formats/orbax/test_orbax_commits.py",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support import rank_files, tf_bundle, universal, zero
+from tests.support import ocdbt, rank_files, tf_bundle, universal, zero
 from tests.support.audit import flip
 from tests.support.corpus import expected, home, needs
 from tests.support.made import MAKERS
@@ -286,6 +286,7 @@ MAKE_UNCHECKED = {
     "flax-gda": of_corpus("flax-gda"),
     "gguf": of_corpus("gguf-tiny-f16"),
     "numpy-pickle": of_makers("numpy-pickle"),
+    "ocdbt": lambda folder: ocdbt.write(folder, {"model/w": VALUES}),
     "paxml-flax": of_makers("paxml-flax"),
     "torch-legacy": of_makers("torch-legacy"),
 }

@@ -107,9 +107,9 @@ def shortage(manifest: Manifest) -> Shortage | None:
 
 
 def _is_weight(spec: TensorSpec) -> bool:
-    """Whether a tensor is the weight of a module, or named as a matrix, and not the codes of one."""
+    """Whether a tensor is the weight of a module, or named as a projection, and not the codes of one."""
     last = spec.path[-1].rpartition(".")[2] if spec.path else ""
-    return (last == _WEIGHT or _is_matrix_name(last)) and spec.dtype.startswith(_FLOATS)
+    return (last == _WEIGHT or last.endswith(_PROJECTION)) and spec.dtype.startswith(_FLOATS)
 
 
 def _names(path: KeyPath) -> Names:
@@ -122,12 +122,12 @@ def _is_matrix_name(name: str) -> bool:
 
 
 def _module(names: Names) -> str | None:
-    """The named module whose weight this is, or the parameter itself if it is a matrix without a module.
+    """The named module whose weight this is, or the parameter itself if it is a projection without a module.
 
-    A module that has only a number says nothing: the second one of a sequence can be a norm.
+    Other names without a module say nothing: `w1` and `w2` of a program can be vectors. A module that has only a number says nothing: the second one of a sequence can be a norm.
     """
     if not names or names[-1] != _WEIGHT:
-        return names[-1] if names and _is_matrix_name(names[-1]) else None
+        return names[-1] if names and names[-1].endswith(_PROJECTION) else None
     before = names[:-1]
     if len(before) > 1 and before[-2].startswith("lora_"):  # lora_A.default.weight
         return before[-2]

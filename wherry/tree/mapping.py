@@ -24,6 +24,7 @@ from wherry.tree.forms import FORM_OPTIONS
 from wherry.tree.spelling import (
     CUT_OPTIONS,
     NAMES,
+    NUMBERED,
     RENAMED,
     carried_lists,
     changes_key_paths,
@@ -31,6 +32,7 @@ from wherry.tree.spelling import (
     recut,
     renamed_spec,
     spell,
+    stated_names,
     with_renames,
 )
 from wherry.tree.tree_reading import read_tree
@@ -50,9 +52,6 @@ __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", COMPANIONS, OTHERS)
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
-_NUMBERED = (
-    "paxml"  # in `custom`: `names` of leaves that are stored under numbers, and the `lists` among their nodes
-)
 _Held = TypeVar("_Held")
 
 
@@ -125,13 +124,10 @@ class TrueNames(NamedTuple):
 
 def true_names(source: Manifest) -> TrueNames | None:
     """The tree under the names that PaxML's Flax type states in a text; None for every other tree."""
-    noted = source.custom.get(_NUMBERED)
-    if not isinstance(noted, dict) or not isinstance(noted.get("names"), dict):
+    names = stated_names(source)
+    if not names:
         return None
-    names = {parse(stored): parse(name) for stored, name in noted["names"].items()}
-    here = {*source.tensors, *source.empties}
-    if not names or not here <= names.keys() or len(set(names.values())) < len(names):
-        return None
+    noted = source.custom[NUMBERED]
     manifest = replace(
         source,
         tensors={names[path]: replace(spec, path=names[path]) for path, spec in source.tensors.items()},
@@ -140,7 +136,7 @@ def true_names(source: Manifest) -> TrueNames | None:
         lists=frozenset(parse(node) for node in noted.get("lists", ())),
         custom={
             **source.custom,
-            _NUMBERED: {name: part for name, part in noted.items() if name not in ("names", "lists")},
+            NUMBERED: {name: part for name, part in noted.items() if name not in ("names", "lists")},
         },
     )
     reason = "the key paths have the names that it states"

@@ -28,6 +28,9 @@ CUT_OPTIONS = {
     "split": "separator at which one-part key paths are split into a tree, for example `.`",
     "join": "separator with which key paths are joined into one part, for example `.`",
 }
+NUMBERED = (
+    "paxml"  # in `custom`: `names` of leaves that are stored under numbers, and the `lists` among their nodes
+)
 RENAMED = "renamed"  # in a receipt's options: what a rewrite renamed, printed key path → new one
 NAMES = "names"  # in a manifest's origin: the requested forms, and every key path that they changed
 
@@ -103,10 +106,24 @@ def read_renamed(manifest: Manifest, rules: Sequence[str]) -> TreeReading:
         UsageError: a rule is invalid or matches no key path.
         UnrepresentableError: two key paths become one.
     """
+    stated = stated_names(manifest)
     if not rules:
-        return read_tree(manifest)
-    every = frozenset((*manifest.values, *manifest.empties))
-    return read_tree(manifest, respell(Leaves(frozenset(manifest.tensors), every), {"rename": tuple(rules)}))
+        return read_tree(manifest, stated)
+    tensors = frozenset(stated.get(path, path) for path in manifest.tensors)
+    others = frozenset(stated.get(path, path) for path in (*manifest.values, *manifest.empties))
+    renamed = respell(Leaves(tensors, others), {"rename": tuple(rules)})
+    every = (*manifest.tensors, *manifest.values, *manifest.empties)
+    return read_tree(manifest, {path: renamed[stated.get(path, path)] for path in every})
+
+
+def stated_names(manifest: Manifest) -> dict[KeyPath, KeyPath]:
+    """Key path → the name that PaxML's Flax type states for it in a text; empty for every other tree."""
+    noted = manifest.custom.get(NUMBERED)
+    if not isinstance(noted, dict) or not isinstance(noted.get("names"), dict):
+        return {}
+    names = {parse(stored): parse(name) for stored, name in noted["names"].items()}
+    here = {*manifest.tensors, *manifest.empties}
+    return names if here <= names.keys() and len(set(names.values())) == len(names) else {}
 
 
 def _same(path: KeyPath) -> KeyPath:
