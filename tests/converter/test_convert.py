@@ -159,7 +159,7 @@ def test_read_back_finds_tensors_that_nobody_planned(model, tmp_path, monkeypatc
 def test_split_makes_a_tree_and_join_takes_it_apart(model, tmp_path):
     wherry.convert(model, tmp_path / "tree", to="orbax", options={"split": "."})
     assert ("model", "layers", "0", "weight") in read_all(tmp_path / "tree")
-    with pytest.raises(UnrepresentableError, match=r"cannot hold a key path of 4 parts.*set join=\."):
+    with pytest.raises(UnrepresentableError, match="cannot hold a key path of 4 parts"):
         wherry.convert(tmp_path / "tree", tmp_path / "flat", to="hf")
     wherry.convert(tmp_path / "tree", tmp_path / "flat", to="hf", options={"join": "."})
     assert set(load_file(tmp_path / "flat/model.safetensors")) == set(TENSORS)

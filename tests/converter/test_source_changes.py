@@ -18,7 +18,7 @@ import wherry
 from tests.support.waits import told_at_once
 from wherry.cli import main
 from wherry.converter.convert import convert_all
-from wherry.core.request import TargetRequest, convert_request
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import MismatchError, UsageError
 from wherry.formats import pin as pins
 from wherry.formats.registry import find_format, formats
@@ -141,7 +141,7 @@ def test_no_format_commits_a_source_that_changed(monkeypatch, tmp_path, made, na
 @pytest.mark.parametrize("change", ["in place", "rename"])
 def test_the_command_ends_with_9_and_runs_well_afterwards(monkeypatch, capsys, tmp_path, source, change):
     target = tmp_path / "target"
-    line = ["convert", str(source), str(target), "--to", "huggingface", "--quiet"]
+    line = ["convert", str(source), str(target), "--to", "huggingface", "--family", "none", "--quiet"]
     with monkeypatch.context() as patch:
         during(patch, lambda: CHANGES[change](source))
         assert exit_code(line) == 9
@@ -157,7 +157,7 @@ def test_the_command_ends_with_9_and_runs_well_afterwards(monkeypatch, capsys, t
 def test_every_target_is_refused(monkeypatch, tmp_path, source):
     during(monkeypatch, lambda: publish(source))
     targets = [
-        TargetRequest(str(tmp_path / "a"), "huggingface"),
+        TargetRequest(str(tmp_path / "a"), "huggingface", layout=LayoutRequest("none")),
         TargetRequest(str(tmp_path / "b.pt"), "torch-zip"),
     ]
     with pytest.raises(MismatchError):
@@ -176,7 +176,7 @@ def test_a_change_just_before_the_commit_is_seen(monkeypatch, tmp_path, source):
 
     monkeypatch.setattr(job, "finish", finish)
     with pytest.raises(MismatchError):
-        wherry.convert(source, tmp_path / "out", to="huggingface", verify="none")
+        wherry.convert(source, tmp_path / "out", to="huggingface", family="none", verify="none")
     assert not (tmp_path / "out").exists()
 
 
@@ -240,13 +240,13 @@ def test_a_file_that_belongs_to_nothing_is_no_change(monkeypatch, tmp_path, sour
 
 def test_what_lies_beside_a_file_is_no_change(monkeypatch, tmp_path, source):
     during(monkeypatch, lambda: (source.parent / "other.safetensors").write_bytes(b"0"))
-    assert wherry.convert(source, tmp_path / "out", to="huggingface").lineage == "recorded"
+    assert wherry.convert(source, tmp_path / "out", to="huggingface", family="none").lineage == "recorded"
 
 
 def test_a_source_that_changed_and_cannot_be_read_any_more_is_called_changed(monkeypatch, tmp_path, source):
     during(monkeypatch, lambda: os.truncate(source, 4096))
     with pytest.raises(MismatchError, match="modified"):
-        wherry.convert(source, tmp_path / "out", to="huggingface")
+        wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
     assert not (tmp_path / "out").exists()
 
 
@@ -268,9 +268,9 @@ def test_a_resumed_run_starts_anew_where_the_source_changed_meanwhile(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Output, "deliver", deliver)
         with pytest.raises(KeyboardInterrupt):
-            wherry.convert(source, target, to="huggingface")
+            wherry.convert(source, target, to="huggingface", family="none")
     CHANGES[change](source)
-    receipt = wherry.convert(source, target, to="huggingface")
+    receipt = wherry.convert(source, target, to="huggingface", family="none")
     assert receipt.resumed_bytes == 0
     found, wanted = load_file(target / "model.safetensors"), load_file(source)
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
@@ -319,7 +319,7 @@ def test_an_object_that_is_replaced_is_refused(monkeypatch, tmp_path, source):
     publish(source)
     during(monkeypatch, lambda: store.pipe_file("/changing/model.safetensors", source.read_bytes()))
     with pytest.raises(MismatchError, match="modified"):
-        wherry.convert("memory://changing/model.safetensors", tmp_path / "out", to="huggingface")
+        wherry.convert("memory://changing/model.safetensors", tmp_path / "out", to="huggingface", family="none")
     assert not (tmp_path / "out").exists()
 
 
@@ -357,7 +357,7 @@ def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source
 def test_how_long_is_waited_is_a_number(monkeypatch, tmp_path, source, text):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, text)
     with pytest.raises(UsageError, match=f"'{text}'; expected seconds from 0 to 86400"):
-        wherry.convert(source, tmp_path / "out", to="huggingface")
+        wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
 
 
 def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source):
@@ -374,7 +374,7 @@ def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source
             publish(source)
 
     monkeypatch.setattr(pins.time, "sleep", sleep)
-    wherry.convert(source, tmp_path / "out", to="huggingface")
+    wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
     assert len(waits) == 2
     assert all(0 < wait <= 2 for wait in waits)
     found, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(source)
@@ -385,7 +385,7 @@ def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, "0.5")
     publish(source)
     with told_at_once(monkeypatch) as lines:
-        wherry.convert(source, tmp_path / "out", to="huggingface", lineage=False)
+        wherry.convert(source, tmp_path / "out", to="huggingface", family="none", lineage=False)
     assert f"{source}: waiting for its files to stay unchanged for 0.5 s" in lines
 
 
@@ -399,7 +399,7 @@ def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
         really(seconds)
 
     monkeypatch.setattr(pins.time, "sleep", sleep)
-    wherry.convert(source, tmp_path / "out", to="huggingface")
+    wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
     found, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(source)
     assert found.keys() == wanted.keys()
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
@@ -417,4 +417,4 @@ def test_a_file_that_is_written_all_the_time_is_an_error(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(pins.time, "sleep", sleep)
     with pytest.raises(MismatchError, match="being written"):
-        wherry.convert(source, tmp_path / "out", to="huggingface")
+        wherry.convert(source, tmp_path / "out", to="huggingface", family="none")

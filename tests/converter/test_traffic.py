@@ -112,7 +112,7 @@ def test_the_disk_of_what_is_staged_whole_is_that_of_temporary_files(
 
     monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    done = CliRunner().invoke(cli, ["plan", source, target, "--to", to])
+    done = CliRunner().invoke(cli, ["plan", source, target, "--to", to, "--family", "none"])
     assert note in done.output
     assert "12.0 MB of " in done.output
     assert asked == [str(tmp_path)]

@@ -124,7 +124,8 @@ def _is_matrix_name(name: str) -> bool:
 def _module(names: Names) -> str | None:
     """The named module whose weight this is, or the parameter itself if it is a projection without a module.
 
-    Other names without a module say nothing: `w1` and `w2` of a program can be vectors. A module that has only a number says nothing: the second one of a sequence can be a norm.
+    Other names without a module say nothing: `w1` and `w2` of a program can be vectors. A module that has only a number
+    says nothing either: the second one of a sequence can be a norm.
     """
     if not names or names[-1] != _WEIGHT:
         return names[-1] if names and names[-1].endswith(_PROJECTION) else None

@@ -182,10 +182,14 @@ def cases(label: str, stated: Mapping[str, Any]) -> Iterator[Case]:
             yield Case(label, attribute, change)
 
 
+_READ_ALONE = ("orbax",)  # of DeepMind's releases, which no format of its own writes
+
+
 def systems_of(label: str) -> tuple[str, ...]:
-    """The systems that the family has layouts for, and that have the class."""
+    """The systems that the family has layouts for, that are written, and that have the class."""
     known = load_family(BASES[label].family).systems
-    return tuple(system for system in known if (label, system) not in WITHOUT)
+    read = (system for system, row in known.items() if row.formats != _READ_ALONE)
+    return tuple(system for system in read if (label, system) not in WITHOUT)
 
 
 def routes_of(label: str, system: str) -> tuple[Route, ...]:
