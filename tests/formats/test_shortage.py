@@ -205,6 +205,8 @@ SOUND = {
     "a buffer without elements": {**decoder(), "model.cache": (0,), "model.layers.0.self_attn.bias": (0,)},
     "activations with one parameter": listed("body", *({"conv.weight": (4, 4, 3), "act.weight": (1,)} for _ in "ab")),
     "a gate of one dimension": decoder(**{f"layer{at}": {"mlp.gate_proj": (8,)} for at in range(3)}),
+    "parameters of a small model": {"w1": (8,), "w2": (8,), "wo": (1,), "dense.weight": (4,), "w1.weight": (8,)},
+    "a matrix of one element": {**decoder(), "layers.0.attention.wo.weight": (1,)},
     "norms alone": listed("base_model.model.layers", *({"input_layernorm.weight": (8,)} for _ in "ab")),
     "recurrent layers": {"rnn.weight_ih_l0": (32, 4), "rnn.weight_hh_l0": (32, 8), "rnn.weight_ih_l1": (32, 8)},
 }  # fmt: skip

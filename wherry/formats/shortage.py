@@ -10,8 +10,8 @@ and no header shows the loss (transformers#20082, accelerate#2155). This is the 
 2. Every matrix of such a layer has fewer rows than that of an equal layer, and as many columns, and one of them is
    known to have as many rows as the model is wide. That width cannot change from layer to layer, so it is no pruned
    layer: of that, matrices that read what others write would have fewer columns.
-3. A matrix that is known by name (`q_proj`, `embed_tokens`, …) has no element, or only one; or there are two names of
-   which every matrix has one dimension. Two weights of shape [0] are enough, whatever their names are.
+3. Two matrices that are known by name (`q_proj`, `embed_tokens`, …) have no elements, or only one; or two weights of
+   any name have none; or there are two such names in numbered layers of which every matrix has one dimension.
 4. There are fewer parameters than follow from the config, where its format counts them (`least_parameters`).
 
 Not found: a model without a config all of whose matrices lack the same rows, and one matrix of an unknown name.
@@ -45,11 +45,10 @@ _MATRICES = frozenset(
         "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "Wqkv", "query", "key", "value",
         "c_attn", "c_fc", "fc1", "fc2", "fc_in", "fc_out", "wq", "wk", "wv", "wo", "wi", "wi_0", "wi_1",
         "w1", "w2", "w3", "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2",
-        "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",
+        "lora_A", "lora_B",
     }
 )  # fmt: skip
 _PROJECTION = "_proj"  # ends the names of others: q_proj, down_proj, in_proj, …
-_HEAD = "lm_head"  # alone without elements it may be left out on purpose
 # The modules whose first dimension is the width of the model, which all layers share.
 _OF_WIDTH = frozenset(
     {
@@ -62,7 +61,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 _WITHOUT_NUMBERS = str.maketrans("", "", "0123456789")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "float8")
 _OF_LINEAR = 2  # dimensions of the weight of a linear layer
-_FEWEST = 2  # weights of any name and shape [0], and names of matrices of one dimension, that are evidence
+_FEWEST = 2  # matrices without elements, and names of matrices of one dimension, that are evidence
 CURE = (
     "save the model again with its weights gathered: DeepSpeed's stage3_gather_16bit_weights_on_model_save, or "
     "model.save_pretrained(…, state_dict=accelerator.get_state_dict(model)); or gather the training checkpoint of the "
@@ -107,9 +106,9 @@ def shortage(manifest: Manifest) -> Shortage | None:
 
 
 def _is_weight(spec: TensorSpec) -> bool:
-    """Whether a tensor is the weight of a module, or named as a projection, and not the codes of one."""
+    """Whether a tensor is the weight of a module, or named as a matrix, and not the codes of one."""
     last = spec.path[-1].rpartition(".")[2] if spec.path else ""
-    return (last == _WEIGHT or last.endswith(_PROJECTION)) and spec.dtype.startswith(_FLOATS)
+    return last.endswith((_WEIGHT, _PROJECTION)) and spec.dtype.startswith(_FLOATS)
 
 
 def _names(path: KeyPath) -> Names:
@@ -122,10 +121,9 @@ def _is_matrix_name(name: str) -> bool:
 
 
 def _module(names: Names) -> str | None:
-    """The named module whose weight this is, or the parameter itself if it is a projection without a module.
+    """The named module whose weight this is, or the parameter itself if it is a matrix without a module.
 
-    Other names without a module say nothing: `w1` and `w2` of a program can be vectors. A module that has only a number
-    says nothing either: the second one of a sequence can be a norm.
+    A module that has only a number says nothing: the second one of a sequence can be a norm.
     """
     if not names or names[-1] != _WEIGHT:
         return names[-1] if names and names[-1].endswith(_PROJECTION) else None
@@ -224,13 +222,13 @@ def _by_name(weights: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, str]:
     named = {path: module for path in thin if (module := _module(_names(path))) and _is_matrix_name(module)}
     small = {path: "empty" if spec.shape == (0,) else "one" for path, spec in thin.items()
              if spec.shape == (0,) or (spec.shape == (1,) and path in named)}  # fmt: skip
-    certain = [path for path in small if named.get(path, _HEAD) != _HEAD]
-    parts = small if certain or Counter(small.values())["empty"] >= _FEWEST else {}
+    parts = small if len(small) >= _FEWEST else {}
     flat = [path for path in named if weights[path].size > 1]
     if flat:
         whole = {_module(_names(path)) for path in weights if path not in thin}
         flat = [path for path in flat if named[path] not in whole]
-    if len({named[path] for path in flat}) >= _FEWEST:
+    of_layers = {named[path] for path in flat if any(name.isdecimal() for name in _names(path))}
+    if len(of_layers) >= _FEWEST:
         parts = {**parts, **dict.fromkeys(flat, "flat")}
     return parts
 
