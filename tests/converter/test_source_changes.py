@@ -319,7 +319,9 @@ def test_an_object_that_is_replaced_is_refused(monkeypatch, tmp_path, source):
     publish(source)
     during(monkeypatch, lambda: store.pipe_file("/changing/model.safetensors", source.read_bytes()))
     with pytest.raises(MismatchError, match="modified"):
-        wherry.convert("memory://changing/model.safetensors", tmp_path / "out", to="huggingface", family="none")
+        wherry.convert(
+            "memory://changing/model.safetensors", tmp_path / "out", to="huggingface", family="none"
+        )
     assert not (tmp_path / "out").exists()
 
 
