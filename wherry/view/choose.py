@@ -85,7 +85,7 @@ def relaid(
             f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
     if not asked and _same_tree(checkpoint, row, wish, own):
-        return _kept(checkpoint, row, wish, files=files), own, only
+        return _keep_names(checkpoint, row, wish, files=files), own, only
     from wherry.view.system import laid_out
 
     renames = rule_texts(own.get(RENAME) or ())
@@ -94,10 +94,10 @@ def relaid(
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
     require_own(checkpoint, row, own, wish)
     require_unwrapped(checkpoint, row, own, wish)
-    return _kept(checkpoint, row, wish, files=files), {**own, **asked}, only
+    return _keep_names(checkpoint, row, wish, files=files), {**own, **asked}, only
 
 
-def _kept(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, files: bool) -> Checkpoint:
+def _keep_names(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, files: bool) -> Checkpoint:
     """A source whose names are kept, with the files that a Hugging Face folder needs and that the user states."""
     foreign = system_of(checkpoint.detection.format) != row.system
     stated = bool(wish.config or wish.assets)
