@@ -254,14 +254,14 @@ else:
 sys.path.insert(0, sys.argv[1])
 for name, to in (("out", "huggingface"), ("out.npz", "npz"), ("out.pt", "torch-zip")):
     uri = f"toy://bucket/{name}"
-    wherry.convert("model.safetensors", uri, to=to)
+    wherry.convert("model.safetensors", uri, to=to, family="none")
     assert wherry.detect(uri).format == to
     assert wherry.verify(uri, level="digest").ok
     wherry.convert(uri, f"{name}.back", to="safetensors", verify="digest")
 found = {one.uri for one in wherry.discover("toy://bucket")}
 assert found == {f"toy://bucket/{name}" for name in ("out", "out.npz", "out.pt")}, found
 try:
-    wherry.convert("other.safetensors", "toy://bucket/out", to="huggingface")
+    wherry.convert("other.safetensors", "toy://bucket/out", to="huggingface", family="none")
 except TargetExistsError:
     print("all is well")
 """

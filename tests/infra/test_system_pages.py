@@ -40,7 +40,9 @@ def paxml(folder):
 
 
 def pytorch(folder):
-    as_left_by(tiny("llama", "made")(folder), folder / "runs/fsdp/step-1000", "dcp")
+    made = tiny("llama", "made")(folder)
+    shutil.copy(made / "config.json", folder)
+    as_left_by(made, folder / "runs/fsdp/step-1000", "dcp")
 
 
 def lingua(folder):

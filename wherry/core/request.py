@@ -45,6 +45,11 @@ CONTAINERS = frozenset(
         "flax-gda",
         "numpy-pickle",
         "fsdp",
+        "dcp-safetensors",
+        "deepspeed",
+        "deepspeed-universal",
+        "ocdbt",
+        "tf-bundle",
         "live",
     }
 )

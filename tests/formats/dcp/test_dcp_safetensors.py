@@ -52,7 +52,7 @@ def test_pieces_make_up_tensors(pieces):
 
 
 def test_pieces_become_an_ordinary_folder(pieces, tmp_path):
-    receipt = wherry.convert(pieces, tmp_path / "b", to="hf", lineage=False)
+    receipt = wherry.convert(pieces, tmp_path / "b", to="hf", family="none", lineage=False)
     assert receipt.source.weights_digest == receipt.target.weights_digest
     written = safetensors.load_file(tmp_path / "b" / "model.safetensors")
     assert all(np.array_equal(tensor, WHOLE) for tensor in written.values())
