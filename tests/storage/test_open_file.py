@@ -168,7 +168,7 @@ OWN = {
     "wherry/families/config_files.py", "wherry/view/overview.py", "wherry/staging/copied_staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
     "integrations/containers/zarr/store.py", "integrations/containers/zarr/chunk_log.py", "wherry/units/commit.py",
-    "integrations/containers/npz/writer.py",
+    "integrations/containers/npz/writer.py", "wherry/tree/memory_names.py",
     "integrations/containers/torch/writer.py", "integrations/openlineage/transport.py",
     "integrations/engines/dask_cluster.py",
     "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",
