@@ -302,7 +302,8 @@ def test_a_base_with_wrapped_names_takes_an_adapter(container, label, state, con
     (adapter / "adapter_config.json").write_text(json.dumps(lora))
     source, _stated = save(container, tmp_path / "in", one.saved(dict(state)), config)
     words = [str(source), str(adapter)]
-    wherry.merge(words, tmp_path / "out", to="huggingface", wish=LayoutRequest(config=config), lineage=False)
+    wish = LayoutRequest(config=config)
+    wherry.merge(words, tmp_path / "out", to="huggingface", wish=wish, only="params", lineage=False)
     found = weights(tmp_path / "out")
     assert found.keys() == state.keys()
     changed = {path for path in state if not torch.equal(found[path], state[path])}
