@@ -11,12 +11,14 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.command import command
 from tests.support.object_stores import small_parts
-from wherry.core.request import TargetRequest, convert_request
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.units.cut import UNIT_BYTES, most_of_file
 from wherry.units.estimate import longest, parse_rate, plan_for_workers
 
 MB = 1_000_000
+
+BARE = LayoutRequest("none")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def source(tmp_path_factory):
 
 
 def planned(source, to, options, unit=MB, workers=4, **more):
-    request = convert_request(source, [TargetRequest(str(source.parent / "out"), to, options)], **more)
+    request = convert_request(
+        source, [TargetRequest(str(source.parent / "out"), to, options, layout=BARE)], **more
+    )
     return plan_for_workers(request, workers, unit, MB)
 
 
@@ -37,7 +41,7 @@ def planned(source, to, options, unit=MB, workers=4, **more):
 )
 def test_units_are_the_files_that_a_conversion_makes(source, tmp_path, to, options):
     plan, shared = planned(source, to, options)
-    wherry.convert(source, tmp_path / "out", to=to, options=options, lineage=False)
+    wherry.convert(source, tmp_path / "out", to=to, family="none", options=options, lineage=False)
     written = {
         path.name: path.stat().st_size
         for path in (tmp_path / "out").iterdir()
@@ -93,7 +97,17 @@ def test_time_is_that_of_the_busiest_worker(source):
 
 
 def test_the_command_prints_units_and_workers(source):
-    words = ["plan", str(source), str(source.parent / "out"), "--to", "hf", "--set", "max_shard_size=1MB"]
+    words = [
+        "plan",
+        str(source),
+        str(source.parent / "out"),
+        "--to",
+        "hf",
+        "--family",
+        "none",
+        "--set",
+        "max_shard_size=1MB",
+    ]
     text = command(*words, "--workers", "3", "--unit", "1MB", "--rate", "2MB/s").stdout
     assert "units:          6 units of 800.2 kB to 800.2 kB" in text
     assert "workers:        3, 2.0 MB/s each: 2 s" in text
