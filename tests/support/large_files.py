@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.core.request import TargetRequest, convert_request
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.units.split_job import split
 
 MB = 1_000_000
@@ -32,12 +32,13 @@ def saved(path):
 
 def job_of(source, target, to="safetensors", unit=4 * MB, **more):
     """A job of six units, of which each makes a region."""
-    return split(convert_request(str(source), [TargetRequest(str(target), to)], lineage=False, **more), unit)
+    targets = [TargetRequest(str(target), to, layout=LayoutRequest("none"))]
+    return split(convert_request(str(source), targets, lineage=False, **more), unit)
 
 
 def alone(source, tmp_path, to="safetensors"):
     """The receipt of a conversion by one process, and the large file that it makes."""
-    receipt = wherry.convert(source, tmp_path / "alone", to=to, lineage=False)
+    receipt = wherry.convert(source, tmp_path / "alone", to=to, family="none", lineage=False)
     return receipt, large_file(tmp_path / "alone")
 
 

@@ -10,7 +10,7 @@ import wherry
 from tests.support.jobs import changed, lie_about_checksum, made_and_proved, proofs, worker_named
 from tests.support.large_files import MB, alone, job_of, large_file
 from tests.support.object_stores import small_parts
-from wherry.core.request import TargetRequest, convert_request
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, IncompleteError, MismatchError
 from wherry.storage import direct
 from wherry.units import commit as committing
@@ -150,7 +150,9 @@ def test_a_receipt_that_lies_about_a_checksum_is_refused_though_the_bytes_were_p
 def mixed(model, target):
     """A job of shards of which one is larger than a unit."""
     options = {"max_shard_size": "1MB"}
-    request = convert_request(str(model), [TargetRequest(target, "hf", options)], lineage=False)
+    request = convert_request(
+        str(model), [TargetRequest(target, "hf", options, layout=LayoutRequest("none"))], lineage=False
+    )
     return split(request, 4 * MB)
 
 
@@ -167,7 +169,7 @@ def test_units_beside_regions_are_proved(model, tmp_path, place):
         assert report.proved == tuple(unit.name for unit in wanted)
         [receipt] = commit(target).receipts
         one = wherry.convert(
-            model, tmp_path / "one", to="hf", options={"max_shard_size": "1MB"}, lineage=False
+            model, tmp_path / "one", to="hf", family="none", options={"max_shard_size": "1MB"}, lineage=False
         )
         assert receipt.target.checkpoint_digest == one.target.checkpoint_digest
         assert wherry.verify(target, level="digest").ok
