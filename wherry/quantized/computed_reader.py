@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
-from wherry.formats.companions import MemoryFiles
+from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.reader import Access, ReaderOver
-from wherry.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Absent, Reader
-    from wherry.storage.location import Entry
+    from wherry.formats.reader import Reader
 
 
-class ComputedReader(ReaderOver):
+class ComputedReader(CompanionsReader):
     """A reader over another one, some of whose tensors are computed region by region; used from several threads."""
 
     def __init__(
@@ -34,9 +32,8 @@ class ComputedReader(ReaderOver):
             stored: its tensors.
             files: companion files that differ from the stored ones, by name.
         """
-        self._reader = reader
+        super().__init__(reader, files or {})
         self._stored = stored
-        self._files = files or {}
 
     @abstractmethod
     def is_computed(self, spec: TensorSpec) -> bool:
@@ -99,25 +96,3 @@ class ComputedReader(ReaderOver):
         out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
         if out.size:
             self.compute(spec, region, out)
-
-    def absent(self) -> Iterable[Absent]:
-        """Missing chunks of the stored checkpoint."""
-        return self._reader.absent()
-
-    def shortfall(self) -> str | None:
-        """See the stored checkpoint's reader."""
-        return self._reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion: in memory, or in the stored checkpoint."""
-        if name in self._files:
-            return Location(MemoryFiles(files=self._files), name)
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the stored checkpoint."""
-        return self._reader.members()
-
-    def close(self) -> None:
-        """Close the reader below."""
-        self._reader.close()

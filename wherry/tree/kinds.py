@@ -74,44 +74,31 @@ _SURE_ROOTS = frozenset(
     {"params", "target", "mdl_vars", "state_dict", "model_state_dict", "trainable_variables", "variables"}
 )
 _KEYS = frozenset(
-    {"rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state"}
-    | {"cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng", "cpu_rng_state"}
-)
+    {
+        "rng", "rngs", "prng", "prng_key", "rng_key", "rng_state", "rng_states", "random_state",
+        "cuda_rng_state", "torch_rng_state", "numpy_rng_state", "dropout_rng", "cpu_rng_state",
+    }
+)  # fmt: skip
 _KEY_FIELDS = frozenset({"key", "count"})  # below a key's node of NNX
 _STATISTICS = frozenset({"batch_stats", "non_trainable_variables"})
 _STATISTIC_LEAVES = frozenset(
     {"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance", "moving_var"}
 )
 _RUN_NODES = frozenset(
-    {"scaler", "grad_scaler", "amp_scaler", "loss_scaler", "loss_scale", "scheduler", "schedulers"}
-    | {"lr_scheduler", "lr_schedulers", "opt_param_scheduler", "metrics", "metrics_variables", "callbacks"}
-    | {"loops", "dataloader", "dataloaders", "train_dataloader", "sampler", "data_iterator", "ema_step"}
-)
+    {
+        "scaler", "grad_scaler", "amp_scaler", "loss_scaler", "loss_scale", "scheduler", "schedulers",
+        "lr_scheduler", "lr_schedulers", "opt_param_scheduler", "metrics", "metrics_variables", "callbacks",
+        "loops", "dataloader", "dataloaders", "train_dataloader", "sampler", "data_iterator", "ema_step",
+    }
+)  # fmt: skip
 _COUNTERS = frozenset(
     {
-        "step",
-        "steps",
-        "global_step",
-        "iteration",
-        "iterations",
-        "iter",
-        "iter_num",
-        "epoch",
-        "epochs",
-        "count",
+        "step", "steps", "global_step", "iteration", "iterations", "iter", "iter_num", "epoch", "epochs",
+        "count", "num_steps", "step_count", "train_step", "tokens", "tokens_seen", "best_val_loss",
+        "best_loss", "lr", "learning_rate", "loss", "save_counter", "num_updates", "global_steps",
+        "current_step", "opt_step",
     }
-    | {"num_steps", "step_count", "train_step", "tokens", "tokens_seen", "best_val_loss", "best_loss"}
-    | {
-        "lr",
-        "learning_rate",
-        "loss",
-        "save_counter",
-        "num_updates",
-        "global_steps",
-        "current_step",
-        "opt_step",
-    }
-)
+)  # fmt: skip
 _MOMENT_WORDS = frozenset(
     {"mu", "nu", "trace", "momentum", "velocity"}
 )  # next to parameters, never among them

@@ -97,63 +97,9 @@ def map_tree(
         MismatchError: axis names that the user states contradict the checkpoint.
     """
     stated = true_names(source)
-    if stated is None:
-        return _map_tree(source, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
-    mapped = _map_tree(stated.manifest, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
-    pairs = {target: stated.stored[name] for target, name in mapped.pairs.items()}
-    back = {stored: target for target, stored in pairs.items()}
-    noted = {"asked": {}, **mapped.manifest.origin.get(NAMES, {})}
-    noted[RENAMED] = {render(stored): render(target) for stored, target in sorted(back.items())}
-    manifest = replace(mapped.manifest, origin={**mapped.manifest.origin, NAMES: noted})
-    return MappedTree(manifest, pairs, (*mapped.ignored, *stated.ignored))
-
-
-class TrueNames(NamedTuple):
-    """A tree whose format stores its leaves under other key paths than those that it has.
-
-    Attributes:
-        manifest: the tree under its own key paths.
-        stored: key path → the one under which it is stored.
-        ignored: entries of the source that say no more than these names.
-    """
-
-    manifest: Manifest
-    stored: Mapping[KeyPath, KeyPath]
-    ignored: tuple[IgnoredEntry, ...]
-
-
-def true_names(source: Manifest) -> TrueNames | None:
-    """The tree under the names that PaxML's Flax type states in a text; None for every other tree."""
-    names = stated_names(source)
-    if not names:
-        return None
-    noted = source.custom[NUMBERED]
-    manifest = replace(
-        source,
-        tensors={names[path]: replace(spec, path=names[path]) for path, spec in source.tensors.items()},
-        values={},
-        empties={names[path]: kind for path, kind in source.empties.items()},
-        lists=frozenset(parse(node) for node in noted.get("lists", ())),
-        custom={
-            **source.custom,
-            NUMBERED: {name: part for name, part in noted.items() if name not in ("names", "lists")},
-        },
-    )
-    reason = "the key paths have the names that it states"
-    ignored = tuple(IgnoredEntry(path, "names", reason, "value") for path in source.values)
-    return TrueNames(manifest, {name: path for path, name in names.items()}, ignored)
-
-
-def _map_tree(
-    source: Manifest,
-    row: Format,
-    tree: Mapping[str, Any],
-    *,
-    only: str | None,
-    ignore: Iterable[str],
-    uri: str,
-    renames: Iterable[str],
-) -> MappedTree:
+    if stated is not None:
+        mapped = map_tree(stated.manifest, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
+        return stated.as_stored(mapped)
     rules = _checked_rules(ignore)
     source = name_axes(source, tree)
     tree = with_renames(tree, renames)
@@ -181,6 +127,51 @@ def _map_tree(
     reason = "a sequence whose items were renamed; it becomes a mapping"
     gone = tuple(IgnoredEntry(path, "lists", reason, "sequence") for path in lost)
     return MappedTree(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
+
+
+class TrueNames(NamedTuple):
+    """A tree whose format stores its leaves under other key paths than those that it has.
+
+    Attributes:
+        manifest: the tree under its own key paths.
+        stored: key path → the one under which it is stored.
+        ignored: entries of the source that say no more than these names.
+    """
+
+    manifest: Manifest
+    stored: Mapping[KeyPath, KeyPath]
+    ignored: tuple[IgnoredEntry, ...]
+
+    def as_stored(self, mapped: MappedTree) -> MappedTree:
+        """What this tree was mapped onto, by the key paths that its leaves are stored under."""
+        pairs = {target: self.stored[name] for target, name in mapped.pairs.items()}
+        back = {stored: target for target, stored in pairs.items()}
+        noted = {"asked": {}, **mapped.manifest.origin.get(NAMES, {})}
+        noted[RENAMED] = {render(stored): render(target) for stored, target in sorted(back.items())}
+        manifest = replace(mapped.manifest, origin={**mapped.manifest.origin, NAMES: noted})
+        return MappedTree(manifest, pairs, (*mapped.ignored, *self.ignored))
+
+
+def true_names(source: Manifest) -> TrueNames | None:
+    """The tree under the names that PaxML's Flax type states in a text; None for every other tree."""
+    names = stated_names(source)
+    if not names:
+        return None
+    noted = source.custom[NUMBERED]
+    manifest = replace(
+        source,
+        tensors={names[path]: replace(spec, path=names[path]) for path, spec in source.tensors.items()},
+        values={},
+        empties={names[path]: kind for path, kind in source.empties.items()},
+        lists=frozenset(parse(node) for node in noted.get("lists", ())),
+        custom={
+            **source.custom,
+            NUMBERED: {name: part for name, part in noted.items() if name not in ("names", "lists")},
+        },
+    )
+    reason = "the key paths have the names that it states"
+    ignored = tuple(IgnoredEntry(path, "names", reason, "value") for path in source.values)
+    return TrueNames(manifest, {name: path for path, name in names.items()}, ignored)
 
 
 def _lookup(names: Mapping[KeyPath, KeyPath]) -> Callable[[KeyPath], KeyPath]:

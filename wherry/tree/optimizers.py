@@ -41,26 +41,13 @@ HELD = frozenset(
 )  # what an optimizer of Flax holds besides its state: the model
 # Leaves that optimizers of torch, T5X and BERT keep for a parameter and that no module has.
 _MOMENTS = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_slow", "exp_inf", "momentum_buffer", "square_avg"}
-    | {
-        "acc_delta",
-        "exp_avg_sq_row",
-        "exp_avg_sq_col",
-        "exp_avg_diff",
-        "grad_avg",
-        "previous_grad",
-        "prev_grad",
+    {
+        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_slow", "exp_inf", "momentum_buffer",
+        "square_avg", "acc_delta", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_diff", "grad_avg",
+        "previous_grad", "prev_grad", "max_exp_avg_sqs", "exp_avg_res_row", "exp_avg_res_col",
+        "neg_pre_grad", "prev_flat_grad", "mu_product", "v_row", "v_col", "adam_m", "adam_v",
     }
-    | {
-        "max_exp_avg_sqs",
-        "exp_avg_res_row",
-        "exp_avg_res_col",
-        "neg_pre_grad",
-        "prev_flat_grad",
-        "mu_product",
-    }
-    | {"v_row", "v_col", "adam_m", "adam_v"}
-)
+)  # fmt: skip
 # Leaves that optimizers keep right below the name of a parameter, as in `layer.weight.m`; and such names.
 SLOTS = frozenset(
     {"m", "v", "mu", "nu", "momentum", "velocity", "accumulator", "sum", "prev", "step_size", "ax", "eta"}
@@ -118,25 +105,13 @@ OPTAX = tuple(
 )
 _PAIR = frozenset({"mu", "nu"})  # fields of a state, and names of two modules
 _LINKS = ("trace", "nu", "sum_of_squares")  # the only field of their state
+# Fields that are no reason to look at a node.
 _COMMON = frozenset(
     {
-        "count",
-        "params",
-        "scale",
-        "value",
-        "step",
-        "learning_rate",
-        "s",
-        "r",
-        "t",
-        "n",
-        "g",
-        "z",
-        "b1",
-        "ready",
+        "count", "params", "scale", "value", "step", "learning_rate", "s", "r", "t", "n", "g", "z", "b1",
+        "ready", "cache", "info", "reward", "updates", "gamma",
     }
-    | {"cache", "info", "reward", "updates", "gamma"}
-)  # fields that are no reason to look at a node
+)  # fmt: skip
 _SIGNS = frozenset(_LINKS) | frozenset[str]().union(*(one | more for one, more in OPTAX)) - _COMMON
 _NUMBERS = frozenset({_COUNT, "t", "step_count", "mini_step", "micro_step", "steps_since_sync", "step"})
 _OF_LINKS = frozenset({_COUNT, "rng_key", "key", "found_nan"})  # all that other links of a chain hold
@@ -351,13 +326,13 @@ class Repeats:
     """Finds nodes whose leaves have the names of those of another node."""
 
     def __init__(self, names: frozenset[Tokens]) -> None:
-        self._names, self._asked = names, 0
+        self._names, self._answered = names, 0
         self._by_last: defaultdict[str, list[Tokens]] = defaultdict(list)
 
     def has(self, node: Tokens, below: Collection[Tokens]) -> bool:
         """Whether all leaves of another node are called as these are below their own."""
-        self._asked += 1
-        if not below or () in below or self._asked > _MOST_REPEATED:
+        self._answered += 1
+        if not below or () in below or self._answered > _MOST_REPEATED:
             return False
         if not self._by_last:
             for tokens in self._names:

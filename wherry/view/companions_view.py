@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import Companion
 from wherry.families.companions import asset_files, config_file, model_folder
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.companions import MemoryFiles
+from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Opened
-from wherry.formats.reader import ReaderOver
-from wherry.storage.location import Location
 from wherry.view.model import CONFIG, config_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from wherry.core.request import LayoutRequest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Absent, Reader
-    from wherry.storage.location import Entry
+    from wherry.formats.reader import Reader
 
 _NO_CONFIG = "no config.json: transformers cannot load the folder; pass the model's with --config"
 _NOT_PROVED = "no family: the names of the tensors are kept, and were not compared with those of the model"
@@ -60,40 +56,6 @@ class CompanionsView(Checkpoint):
     def reader_over(self, reader: Reader) -> Reader:
         """A reader of the view over one of the stored checkpoint."""
         return CompanionsReader(self._source.reader_over(reader), self._files_by_name)
-
-
-class CompanionsReader(ReaderOver):
-    """Reads tensors from the source, and new companion files from memory."""
-
-    def __init__(self, reader: Reader, files: Mapping[str, bytes]) -> None:
-        """Nothing is read yet."""
-        self._reader, self._files = reader, files
-
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The source's reader has every tensor under its own spec."""
-        return self._reader, spec
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion: in memory, or in the source."""
-        if name in self._files:
-            return Location(MemoryFiles(files=self._files), name)
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The source's files."""
-        return self._reader.members()
-
-    def absent(self) -> Iterable[Absent]:
-        """The missing chunks of the source."""
-        return self._reader.absent()
-
-    def shortfall(self) -> str | None:
-        """What is missing in the source."""
-        return self._reader.shortfall()
-
-    def close(self) -> None:
-        """Close the source's reader."""
-        self._reader.close()
 
 
 def with_companions(checkpoint: Checkpoint, wish: LayoutRequest, *, proved: bool = False) -> Checkpoint:
