@@ -29,7 +29,7 @@ READING: dict[str, tuple[str, ...]] = {
     "plan family": ("plan", "{path}", "{out}", "--to", "maxtext"),
     "convert torch": ("convert", "{path}", "{out}.pt", "--to", "torch-zip", *_PLAIN),
     "convert orbax": ("convert", "{path}", "{out}.orbax", "--to", "orbax", *_PLAIN),
-    "convert hf": ("convert", "{path}", "{out}.hf", "--to", "huggingface", *_PLAIN),
+    "convert hf": ("convert", "{path}", "{out}.hf", "--to", "huggingface", "--family", "none", *_PLAIN),
     "rewrite": ("rewrite", "{path}", "{out}.new", "--as", "unbox", *_PLAIN),
     "audit digest": ("audit", "{folder}", "--level", "digest", "--quiet"),
     "lineage show": ("lineage", "show", "{path}"),

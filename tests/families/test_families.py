@@ -201,7 +201,7 @@ def test_the_target_s_tree_is_maxtext_s():
 # What the code of each system calls the two halves of a gated feed-forward layer.
 GATE = re.compile(r"(?<![a-z_])(gate_proj|w1|wi_0|gating_linear)(?=_E|\W|$)")
 UP = re.compile(r"(?<![a-z_])(up_proj|w3|wi_1|value_linear)(?=_E|\W|$)")
-BOTH = re.compile(r"gate_up_proj|linear_fc1")  # one tensor of both
+BOTH = re.compile(r"gate_up_proj|linear_fc1|gating_einsum")  # one tensor of both
 
 
 def test_the_norm_of_a_granite_depends_on_its_tie():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import wherry
@@ -66,4 +67,6 @@ def test_there_and_back(saved, label, target):
         facts=there.source.told.facts,
     )
     again = carried(back, moved.read).tensors
+    if label.endswith("tied") and target == "penzai":  # whose models always have an output layer of their own
+        assert np.array_equal(again.pop(("lm_head.weight",)), source["model.embed_tokens.weight",])
     assert same(again, source)

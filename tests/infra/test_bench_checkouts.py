@@ -42,6 +42,7 @@ def test_every_container_has_the_same_tensors(number, checkouts, tmp_path):
             target,
             to=container.format,
             options=options(rows.SOURCE, container),
+            family=inputs.family_of(container),
             lineage=False,
             verify="none",
         )

@@ -207,8 +207,6 @@ CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGenerati
 REFUSED = {
     ("llama-3.1", "lingua"): "rope_scaling is .* but lingua always uses",
     ("llama-3.1", "penzai"): "rope_scaling is .* but penzai always uses",
-    ("llama-tied", "penzai"): "the output layer is the embedding",
-    ("granite-tied", "penzai"): "the output layer is the embedding",
     ("phi3-window", "maxtext"): "sliding_window is 16 in .*, but maxtext always uses 0",
     ("phi3-window", "meta"): "sliding_window is 16 in .*, but meta always uses 0",
     ("mistral-window", "maxtext"): "sliding_window is 16 in .*, but maxtext always uses 0",

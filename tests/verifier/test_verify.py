@@ -15,7 +15,7 @@ def pair(tmp_path):
     """A file and what wherry made of it; the tensor has three leaves."""
     array = np.random.default_rng(1).standard_normal(SIZE, dtype="f4")
     save_file({"w": array, "b": np.zeros(3, dtype="f4")}, tmp_path / "m.safetensors")
-    wherry.convert(tmp_path / "m.safetensors", tmp_path / "out", to="hf")
+    wherry.convert(tmp_path / "m.safetensors", tmp_path / "out", to="hf", family="none")
     return tmp_path / "m.safetensors", tmp_path / "out"
 
 

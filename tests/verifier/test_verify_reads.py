@@ -143,7 +143,7 @@ def rewritten(out):
 
 def test_a_sidecar_that_was_rewritten_with_the_bytes_does_not_pass(foreign, tmp_path):
     out = tmp_path / "out"
-    wherry.convert(foreign, out, to="hf")
+    wherry.convert(foreign, out, to="hf", family="none")
     rewritten(out)
     forged = read_sidecar(locate(out)).checkpoint.checkpoint_digest
     for _ in range(2):  # the record of the failure must not make the forgery the expected checkpoint
@@ -160,7 +160,7 @@ def test_a_sidecar_that_was_rewritten_with_the_bytes_does_not_pass(foreign, tmp_
 
 def test_a_change_that_was_intended_is_recorded_by_the_cure_that_is_printed(foreign, tmp_path):
     out = tmp_path / "out"
-    wherry.convert(foreign, out, to="hf")
+    wherry.convert(foreign, out, to="hf", family="none")
     rewritten(out)
     told = run("verify", out, "--level", "digest")
     assert told.exit_code == 9
@@ -172,7 +172,7 @@ def test_a_change_that_was_intended_is_recorded_by_the_cure_that_is_printed(fore
 
 def test_a_sidecar_that_contradicts_itself_does_not_pass(foreign, tmp_path):
     out = tmp_path / "out"
-    wherry.convert(foreign, out, to="hf")
+    wherry.convert(foreign, out, to="hf", family="none")
     flip(out / "model.safetensors")
     digests = wherry.inspect(out, digest=True).manifest.digests
     data = json.loads((out / "wherry.json").read_text())
@@ -188,7 +188,7 @@ def test_a_ledger_that_cannot_be_read_is_said_and_does_not_stop_a_verification(
     foreign, tmp_path, monkeypatch
 ):
     out = tmp_path / "out"
-    wherry.convert(foreign, out, to="hf")
+    wherry.convert(foreign, out, to="hf", family="none")
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")  # a folder
     found = wherry.verify(out, level="digest")
     assert (found.verdict, found.to_json()["ledger"][:12]) == ("ok", "not compared")
@@ -220,7 +220,7 @@ def test_the_level_present_records_only_what_is_known(foreign, tmp_path):
         "ok",
         "not recorded: no record names it; level digest computes its digests",
     )
-    wherry.convert(foreign, tmp_path / "out", to="hf")
+    wherry.convert(foreign, tmp_path / "out", to="hf", family="none")
     assert wherry.verify(tmp_path / "out", record=True).lineage == "recorded"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
 from benchmarks.checkouts import report
-from benchmarks.checkouts.inputs import make_input, options_of
+from benchmarks.checkouts.inputs import family_of, make_input, options_of
 from benchmarks.checkouts.rows import SOURCE, Row, rows
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Child:
             "target": str(target),
             "to": row.target.format,
             "options": options_of(row.source, row.target),
+            "family": family_of(row.target),
             "repeats": row.repeats,
         }
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
@@ -138,6 +139,8 @@ def _make_source(row: Row, scratch: Path) -> Path:
     def convert(source: Path, target: Path, container: Container) -> None:
         options = [f"{name}={value}" for name, value in options_of(SOURCE, container).items()]
         words = [word for option in options for word in ("--set", option)]
+        family = family_of(container)
+        words += ["--family", family] if family else []
         command = [sys.executable, "-m", "wherry.cli", "convert", str(source), str(target)]
         command += ["--to", container.format, *words, "--no-lineage", "--verify", "none"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=OURS)

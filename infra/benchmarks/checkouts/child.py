@@ -55,7 +55,7 @@ def call(asked: dict[str, Any]) -> None:
         wherry.plan(source, target, to=asked["to"], options=asked["options"])
     else:
         Path(target).parent.mkdir(parents=True)
-        wherry.convert(source, target, to=asked["to"], options=asked["options"])
+        wherry.convert(source, target, to=asked["to"], options=asked["options"], family=asked["family"])
 
 
 if __name__ == "__main__":

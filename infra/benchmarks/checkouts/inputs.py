@@ -54,6 +54,11 @@ def options_of(source: Container, target: Container) -> dict[str, str]:
     return options | ({"max_shard_size": _SHARD} if target.format == "huggingface" else {})
 
 
+def family_of(container: Container) -> str | None:
+    """The family that is stated for a target: the names are those of no model of Hugging Face."""
+    return "none" if container.format == "huggingface" else None
+
+
 def tensor_names(count: int) -> list[str]:
     """Names as those of a model; T5X wants them below `params`."""
     width = len(_KINDS)
