@@ -30,7 +30,10 @@ def attribute_tables() -> str:
 
 
 def _section(family: str, classes: Mapping[str, Class]) -> str:
-    systems = list(load_family(family).systems)
+    walked = {
+        system for rows in classes.values() for by in rows.values() for row in by.values() for system in row
+    }
+    systems = [name for name in load_family(family).systems if name in walked]  # others are only read
     names = sorted({name for rows in classes.values() for name in rows} - {BASE})
     there = {name: {label: rows[name] for label, rows in classes.items() if name in rows} for name in names}
     changing = [

@@ -148,9 +148,9 @@ def _key_path(data: bytes, _folder: Path) -> object:
 
 
 def _treedef(data: bytes, _folder: Path) -> object:
-    from wherry.integrations.formats.paxml.treedef import leaf_names
+    from wherry.integrations.formats.paxml.treedef import parse_structure
 
-    return leaf_names(data.decode("utf-8", "replace"))
+    return parse_structure(data.decode("utf-8", "replace"))
 
 
 def _pickles(data: bytes, folder: Path) -> object:

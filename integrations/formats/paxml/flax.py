@@ -19,7 +19,7 @@ from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml.layout import COMMITTED, Place
 from wherry.integrations.formats.paxml.state import evidence
-from wherry.integrations.formats.paxml.treedef import leaf_names
+from wherry.integrations.formats.paxml.treedef import parse_structure
 from wherry.storage.location import Entry
 from wherry.tree.tree_reading import read_leaves
 
@@ -84,7 +84,7 @@ def open_flax(place: Place, detection: Detection) -> Opened:
 def _names(contents: MsgpackContents) -> tuple[dict[KeyPath, KeyPath], frozenset[KeyPath]]:
     """Stored path → true name, and the sequences; empty if the structure does not have the name of every leaf."""
     text = contents.values.get((STRUCTURE,))
-    found = leaf_names(text) if isinstance(text, str) else None
+    found = parse_structure(text) if isinstance(text, str) else None
     stored = {path for path in (*contents.specs, *contents.empties) if path[:1] == (LEAVES,)}
     if found is None or {(LEAVES, str(number)) for number in range(len(found.leaves))} != stored:
         return {}, frozenset()

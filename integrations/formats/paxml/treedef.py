@@ -45,8 +45,8 @@ class Structure(NamedTuple):
     lists: frozenset[KeyPath]
 
 
-def leaf_names(text: str) -> Structure | None:
-    """The key paths of the leaves and of the sequences; None if the text does not have all of them."""
+def parse_structure(text: str) -> Structure | None:
+    """Read the key paths of the leaves and of the sequences; None if the text does not have all of them."""
     if len(text) > _LONGEST:
         return None
     reader = _Text(text)

@@ -129,7 +129,7 @@ def test_a_cut_flax_file(copied, case):
     ],
 )
 def test_treedef(text, names):
-    found = treedef.leaf_names(text)
+    found = treedef.parse_structure(text)
     assert (found and found.leaves) == names
 
 
