@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -58,11 +57,10 @@ def test_a_refusal_ends_a_conversion_at_once(bucket, tmp_path, kind, methods):
         bucket.proxy.inject(
             status(code, body.encode(), [("x-amz-bucket-region", "eu-west-1")]), ALWAYS, method
         )
-    begin = time.monotonic()
     with pytest.raises(StorageError) as caught:
         wherry.convert(source, f"{bucket.uri}/made.npz", to="npz", lineage=False)
-    assert time.monotonic() - begin < 5
     error = caught.value
+    assert "attempts" not in error.what
     assert (error.kind, error.exit_code, error.retryable) == (kind, 10, False)
     assert cure in error.cure
     bucket.proxy.clear()
@@ -71,12 +69,11 @@ def test_a_refusal_ends_a_conversion_at_once(bucket, tmp_path, kind, methods):
 
 @on_both("gs")
 def test_an_absent_bucket_is_named(bucket, tmp_path):
-    begin = time.monotonic()
     with pytest.raises(NotFoundError, match="bucket not found") as caught:
         wherry.convert(
             small(tmp_path / "a.safetensors"), f"{bucket.protocol}://no-such-bucket/made.npz", to="npz"
         )
-    assert time.monotonic() - begin < 5
+    assert "attempts" not in caught.value.what
     assert (caught.value.exit_code, bool(caught.value.cure)) == (3, True)
 
 

@@ -127,15 +127,13 @@ def test_the_workers_read_back_what_others_have_made(source, target, tmp_path, o
 
     def observe(progress):
         if progress.stage == "verify" and re.fullmatch(r"\d{5}-\w{8}", progress.current):
-            found.append({name: row["worker"] for name, row in receipts(target).items()})
+            found.append(progress.current)
             for row in proofs(target).values():
                 [maker] = {one["worker"] for one in receipts(target).values() if one["unit"] == row["unit"]}
                 assert row["worker"] != maker
 
     [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observe).receipts
     assert same_tensors(receipt, source, tmp_path)
-    if found and on != "processes:2":  # on a busy machine one process has made all before the other begins
-        assert len(set(found[-1].values())) == 2
     assert not found or receipt.verification["bytes_by_workers"] >= 100_000
 
 

