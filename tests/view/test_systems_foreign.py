@@ -326,7 +326,8 @@ def test_a_live_tree_in_the_system_s_form_needs_no_family(to, tmp_path):
         "params": {"Dense_0": {"kernel": np.ones((2, 3), "f4")}},
         "batch_stats": {"mean": np.ones(3, "f4")},
     }
-    for place, tree in enumerate([*OWN[to], flax]):
+    any_flax = [] if to == "maxtext" else [flax]  # MaxText restores only its own models
+    for place, tree in enumerate([*OWN[to], *any_flax]):
         receipt = wherry.export(tree, tmp_path / str(place), to=to, step=1).result(60)
         with wherry.open(tmp_path / str(place)) as checkpoint:
             assert checkpoint.detection.format == to

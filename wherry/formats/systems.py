@@ -3,7 +3,7 @@
 A container holds any tree. A system restores only trees of its own form, so a tree of another system becomes one of its
 checkpoints through a family's layout, or not at all. The form is a property of key paths that every model of the system
 has, not of one model: T5X restores what is below `target`, PaxML what is below `mdl_vars`. A tree of Flax's own, as a
-training loop in JAX has it, is no system's: any of the JAX systems takes it.
+training loop in JAX has it, is no system's: T5X, PaxML and Penzai take any model, MaxText its own models only.
 """
 
 from __future__ import annotations

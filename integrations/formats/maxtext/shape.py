@@ -96,7 +96,7 @@ def _is_train_state(manifest: Manifest) -> bool:
     return not foreign and parameter_root(paths, confirmed=True) is not None
 
 
-FORM = TreeForm(_is_train_state, "a train state, with its `decoder` below `params/params`")
+FORM = TreeForm(_is_train_state, "a train state, with its `decoder` below `params/params`", flax=False)
 
 
 def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath) -> Shape:

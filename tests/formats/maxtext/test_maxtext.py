@@ -14,6 +14,7 @@ import pytest
 import wherry
 from tests.support.formats import CORPUS, cases, expected, opened, place
 from tests.support.formats import assert_as_expected as as_expected
+from wherry.errors import UnrepresentableError
 
 VERDICTS = ("ok", "incomplete", "corrupt")
 CASES = cases("maxtext", verdicts=VERDICTS)
@@ -221,12 +222,12 @@ def test_other_trees_are_not_claimed(tmp_path):
     assert wherry.detect(tmp_path / "flax" / "0").format == "orbax"
 
 
-def test_a_flax_tree_of_another_kind_comes_back(tmp_path):
+def test_a_flax_tree_that_maxtext_cannot_restore_is_refused(tmp_path):
     from flax.serialization import msgpack_serialize
 
     tree = {"params": {"Dense_0": {"w": np.arange(6, dtype="f4")}}}
     (tmp_path / "plain.msgpack").write_bytes(msgpack_serialize(tree))
-    receipt = wherry.convert(tmp_path / "plain.msgpack", tmp_path / "5", to="maxtext", lineage=False)
-    assert receipt.target.weights_digest == receipt.source.weights_digest
-    found = wherry.detect(tmp_path / "5")
-    assert (found.format, found.step, found.format_version) == ("maxtext", 5, "maxtext, ocdbt zarr3")
+    with pytest.raises(UnrepresentableError, match="maxtext has no layout for a tree") as caught:
+        wherry.convert(tmp_path / "plain.msgpack", tmp_path / "5", to="maxtext", lineage=False)
+    assert "--family" in caught.value.cure or "family=" in caught.value.cure
+    assert not (tmp_path / "5").exists()
