@@ -104,6 +104,7 @@ def laid_out(
         UnrepresentableError: the target needs a layout, and the quantisation is not supported.
         WherryError: see `relaid`.
     """
+    from wherry.quantized.unstated import require_stated
     from wherry.quantized.view import CHOICES, dequantized_view
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)
@@ -111,6 +112,8 @@ def laid_out(
     seen = partial(view, row=row, asked=asked, wish=wish, only=only, renames=renames, files=files)
     try:
         plain = dequantized_view(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
+        if whole and plain is None:
+            require_stated(checkpoint)
     except WherryError:
         if _keeps_tree(seen, checkpoint):
             return None
