@@ -133,9 +133,10 @@ def test_another_element_type(model, tmp_path):
 
 
 def test_a_scheme_that_is_not_supported_is_refused_between_systems_and_kept_within_one(tmp_path):
-    source = save_quantized(
-        tmp_path / "a", "llama", {"quant_method": "awq", "bits": 4}, lambda _name, _tensor: {}
-    )
+    def words(name, tensor):
+        return {name.replace("weight", "qweight"): torch.zeros(*tensor.shape, dtype=torch.int32)}
+
+    source = save_quantized(tmp_path / "a", "llama", {"quant_method": "awq", "bits": 4}, words)
     with pytest.raises(UnrepresentableError, match="unsupported quantisation awq"):
         convert(source, tmp_path / "b", to="maxtext")
     convert(source, tmp_path / "c", to="safetensors")

@@ -17,7 +17,7 @@ from wherry.formats.format import Opened
 from wherry.layout.words import significant
 from wherry.mover.regions import read_span
 from wherry.quantized.computed_reader import ComputedReader
-from wherry.quantized.ggml import RULES, exact, values_of
+from wherry.quantized.ggml import KINDS, exact, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class BlockReader(ComputedReader):
 
     def is_computed(self, spec: TensorSpec) -> bool:
         """Whether the tensor is stored in blocks."""
-        return self._stored[spec.path].dtype in RULES
+        return self._stored[spec.path].dtype in KINDS
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band of rows."""
@@ -99,14 +99,14 @@ class BlockView(Checkpoint):
         self._source = source
         stored = source.manifest.tensors
         specs = {
-            path: replace(spec, dtype=dtype) if spec.dtype in RULES else spec for path, spec in stored.items()
+            path: replace(spec, dtype=dtype) if spec.dtype in KINDS else spec for path, spec in stored.items()
         }
         origin = {**source.manifest.origin, RECORD: {"dtype": dtype}}
         manifest = replace(source.manifest, tensors=specs, origin=origin)
         super().__init__(Opened(source.detection, manifest, self.reader_over(source.reader), source.ignored))
         bits = significant(dtype)
-        changed = [path for path, spec in stored.items() if spec.dtype in RULES]
-        self.lossy = {path: Bound(2.0**-bits) for path in changed if not exact(stored[path].dtype, bits)}
+        changed = [path for path, spec in stored.items() if spec.dtype in KINDS]
+        self.lossy = {path: Bound(2.0**-bits) for path in changed if not exact(stored[path].dtype, dtype)}
         self.notes = (
             *source.notes,
             f"{plural(len(changed), 'tensor')} of blocks are dequantised to {dtype}",
@@ -132,8 +132,8 @@ def without_blocks(checkpoint: Checkpoint, dtype: str) -> BlockView | None:
         spec.dtype: spec for spec in checkpoint.manifest.tensors.values() if spec.dtype.startswith(_PREFIX)
     }
     for kind, spec in kinds.items():
-        if kind not in RULES:
-            known = ", ".join(name.removeprefix(_PREFIX) for name in RULES)
+        if kind not in KINDS:
+            known = ", ".join(sorted(name.removeprefix(_PREFIX) for name in KINDS))
             raise UnrepresentableError(
                 f"unsupported block type {kind.removeprefix(_PREFIX)}; supported types: {known}",
                 uri=checkpoint.uri, path=spec.name,

@@ -1,6 +1,8 @@
 """Scheme: one way in which checkpoints store quantised weights, as a row of `schemes.toml`.
 
-    when         expression over a config's `quantization_config`: whether the checkpoint is of this scheme
+    when         expression over a config's `quantization_config`, whether the checkpoint is of this scheme. As in all
+                 expressions here, `group` is the one row of `config_groups`, and `form` is `format`, or that of the
+                 row if `format` is mixed-precision
     code         what one code means: a float type, or int{bits}, an integer stored with half of its range added; by
                  default the element type of the tensor itself
     bits         expression: the bits of an integer code
@@ -13,7 +15,11 @@
     block        expression: rows and columns that share a scale; None: one scale for each row or tensor
     blocked      whether the codes of a block are a dimension of their own
     transposed   whether the dequantised tensor has rows and columns exchanged
-    groups       what every row of `config_groups` may state: attribute → values; null is always one
+    attributes   what `quantization_config` may state: read here, or of no influence on what the weights mean
+    neutral      attributes that may only state that nothing changes: attribute → expression that is true then; null
+                 and an empty table always state that
+    groups       what every row of `config_groups` may state of its weights: attribute → values; null is always one,
+                 and an empty list stands for all
     oracle       the software that our arithmetic equals bit by bit, in tests
     written      how `quantize` writes it: {about, tensors, plain, rank, ragged, code, dtype, scales, block, modules,
                  config}; none if wherry only reads it
@@ -37,7 +43,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
+_MLX = "quantization"
+_MIXED = "mixed-precision"
 _TEXT = "text_config"  # of a model with other modalities: it may state the quantisation instead
+# Activations are quantised while the model computes; dequantised weights do not use it.
+_OF_GROUPS = frozenset({"targets", "weights", "format", "input_activations", "output_activations"})
 _FILE = Path(__file__).parent / "schemes.toml"
 
 
@@ -91,6 +101,8 @@ class Scheme:
     block: str = "None"
     blocked: bool = False
     transposed: bool = False
+    attributes: tuple[str, ...] = ()
+    neutral: Mapping[str, str] = field(default_factory=dict[str, str])
     groups: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     written: WriteRule | None = None
 
@@ -138,45 +150,108 @@ class StatedScheme:
 
 
 def quantization_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a Hugging Face config states about its quantisation; None if it states nothing."""
-    tables = [config or {}, (config or {}).get(_TEXT)]
-    for table in tables:
+    """What a Hugging Face config states about its quantisation; None if it states nothing.
+
+    MLX writes the table `quantization`, and repeats it as `quantization_config` without a method: both are its own.
+    """
+    for table in (config or {}, (config or {}).get(_TEXT)):
+        if not isinstance(table, dict):
+            continue
+        stated = cast("dict[str, Any]", table)
+        if isinstance(stated.get(_MLX), dict):
+            return {"quant_method": "mlx", **stated[_MLX]}
         for key in CONFIG_KEYS:
-            found = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
-            if isinstance(found, dict):
-                return cast("dict[str, Any]", found)
+            if isinstance(stated.get(key), dict):
+                return cast("dict[str, Any]", stated[key])
     return None
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config that states no quantisation."""
-    kept = {name: value for name, value in config.items() if name not in CONFIG_KEYS}
+    kept = {
+        name: value
+        for name, value in config.items()
+        if name not in CONFIG_KEYS and not (name == _MLX and isinstance(value, dict))
+    }
     inner = kept.get(_TEXT)
     if isinstance(inner, dict):
         kept[_TEXT] = without_quantization(cast("dict[str, Any]", inner))
     return kept
 
 
+def method_of(quantization: Mapping[str, Any]) -> str:
+    """What a `quantization_config` calls its method, for messages."""
+    words = [str(quantization[name]) for name in ("quant_method", "format") if quantization.get(name)]
+    return " ".join(words) or "an unnamed method"
+
+
+def scheme_of(quantization: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a `quantization_config`; None if no scheme is of this kind."""
+    names = _with_group(quantization)
+    return next((one for one in schemes() if evaluate(one.when, names) is True), None)
+
+
 def stated_scheme(quantization: Mapping[str, Any], uri: str | None = None) -> StatedScheme:
     """The scheme that a config's `quantization_config` states.
 
     Raises:
-        UnrepresentableError: no scheme is of this kind; what is not supported is named.
+        UnrepresentableError: no scheme is of this kind, or it states something that is not supported; it is named.
     """
-    words = [str(quantization[name]) for name in ("quant_method", "format") if quantization.get(name)]
-    method = " ".join(words) or "an unnamed method"
-    scheme = next((one for one in schemes() if evaluate(one.when, quantization) is True), None)
+    method, names = method_of(quantization), _with_group(quantization)
+    scheme = scheme_of(quantization)
     if scheme is None:
         known = ", ".join(one.name for one in schemes())
         raise _refusal(f"unsupported quantisation {method}: known are {known}", uri)
+    _require_attributes(scheme, quantization, uri)
     _require_groups(scheme, quantization, method, uri)
-    code, block = _code(scheme, quantization, method, uri), _block(scheme, quantization, method, uri)
+    code, block = _code(scheme, names, method, uri), _block(scheme, names, method, uri)
     return StatedScheme(scheme, method, code, block, frozenset(_names(quantization)))
 
 
-def _code(scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None) -> str:
+def require_weights_unchanged(quantization: Mapping[str, Any], uri: str | None = None) -> None:
+    """Refuse a config that states a change of plain weights, such as a rotation.
+
+    Raises:
+        UnrepresentableError: it does; the attribute is named.
+    """
+    for scheme in schemes():
+        _require_neutral({name: quantization.get(name) for name in scheme.neutral}, scheme, uri)
+
+
+def _rows(quantization: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `config_groups`."""
+    groups = quantization.get("config_groups")
+    rows = list(cast("dict[str, Any]", groups).values()) if isinstance(groups, dict) else []
+    return [cast("dict[str, Any]", row) for row in rows if isinstance(row, dict)]
+
+
+def _with_group(quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of expressions: the attributes, the first of the groups, and the format of its tensors."""
+    group = next(iter(_rows(quantization)), {})
+    stated = quantization.get("format")
+    return {**quantization, "group": group, "form": group.get("format") if stated == _MIXED else stated}
+
+
+def _require_attributes(scheme: Scheme, quantization: Mapping[str, Any], uri: str | None) -> None:
+    """Every attribute is read, has no influence on what the weights mean, or states that nothing changes."""
+    rest = {name: value for name, value in quantization.items() if name not in scheme.attributes}
+    _require_neutral(rest, scheme, uri)
+
+
+def _require_neutral(attributes: Mapping[str, Any], scheme: Scheme, uri: str | None) -> None:
+    for name, value in attributes.items():
+        if value in (None, {}) or evaluate(scheme.neutral.get(name, "False"), {name: value}) is True:
+            continue
+        raise UnrepresentableError(
+            f"unsupported attribute in quantization_config: {name}", uri=uri,
+            cure="keep the codes as they are with --to huggingface or a container such as --to orbax; if the attribute "
+            "does not change what the weights mean, pass a config.json without it with --config",
+        )  # fmt: skip
+
+
+def _code(scheme: Scheme, names: Mapping[str, Any], method: str, uri: str | None) -> str:
     """The name of the code; empty for the tensor's own element type."""
-    bits = evaluate(scheme.bits, quantization) if scheme.bits else None
+    bits = evaluate(scheme.bits, names) if scheme.bits else None
     code = scheme.code.format(bits=bits)
     if code and not is_code(code):
         raise _refusal(f"unsupported quantisation {method} with codes of {bits!r} bits", uri)
@@ -190,10 +265,8 @@ def _names(quantization: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _block(
-    scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None
-) -> tuple[int, int] | None:
-    found = evaluate(scheme.block, quantization)
+def _block(scheme: Scheme, names: Mapping[str, Any], method: str, uri: str | None) -> tuple[int, int] | None:
+    found = evaluate(scheme.block, names)
     if found is None:
         return None
     sizes = cast("list[Any]", list(found)) if isinstance(found, list | tuple) else []
@@ -206,16 +279,22 @@ def _block(
 
 def _require_groups(scheme: Scheme, quantization: Mapping[str, Any], method: str, uri: str | None) -> None:
     """Every group of modules is stored alike, in a way that the scheme has."""
-    groups = quantization.get("config_groups")
-    rows = list(cast("dict[str, Any]", groups).values()) if isinstance(groups, dict) else []
-    weights = [cast("dict[str, Any]", row).get("weights") if isinstance(row, dict) else None for row in rows]
+    rows = _rows(quantization)
+    weights = [row.get("weights") for row in rows]
     for row in weights:
         stated = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
-        for name, values in scheme.groups.items():
-            if stated.get(name) is not None and stated[name] not in values:
-                raise _refusal(f"unsupported quantisation {method} with {name} = {stated[name]!r}", uri)
+        for name, value in stated.items():
+            if value is None:
+                continue
+            if name not in scheme.groups or (scheme.groups[name] and value not in scheme.groups[name]):
+                raise _refusal(f"unsupported quantisation {method} with {name} = {value!r}", uri)
         if row != weights[0]:
             raise _refusal(f"unsupported quantisation {method} with several groups of weights", uri)
+    if len({row.get("format") for row in rows}) > 1:
+        raise _refusal(f"unsupported quantisation {method} with groups of several formats", uri)
+    unknown = {name for row in rows for name in row if row[name] is not None} - _OF_GROUPS
+    if unknown:
+        raise _refusal(f"unsupported quantisation {method} with {min(unknown)} in config_groups", uri)
     if scheme.groups and quantization.get("quant_method") == "compressed-tensors" and not rows:
         raise _refusal(f"quantisation {method} states no config_groups", uri)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODULE = ".weight"
 _ACTIVATIONS = "scale of activations"
+_PLAIN = frozenset({"bfloat16", "float16", "float32", "float64", "int64", "bool"})
 _EXTENTS = ("int64", "int32")  # element types of a tensor that states a shape
 _UNUSED = "it scales activations in arithmetic with codes; dequantised weights do not use it"
 
@@ -125,6 +126,11 @@ def quantized_tensors(manifest: Manifest, stated: StatedScheme, dtype: str, uri:
     _require_no_rest(stated.scheme, names, uri)
     specs = dict(_replace_specs(manifest, names, found))
     return QuantizedTensors(specs, {one.plain.path: one for one in found.values()}, tuple(ignored))
+
+
+def is_plain(manifest: Manifest) -> bool:
+    """Whether no tensor can hold codes: all are of wide floats, or of types that only count."""
+    return all(spec.dtype in _PLAIN for spec in manifest.tensors.values())
 
 
 def _replace_specs(

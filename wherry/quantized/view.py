@@ -23,8 +23,16 @@ from wherry.mover.decode import DecodedReader
 from wherry.quantized.codes import exact
 from wherry.quantized.ggml_view import without_blocks
 from wherry.quantized.reader import DequantizedReader
-from wherry.quantized.schemes import CONFIG_KEYS, quantization_of, stated_scheme, without_quantization
-from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
+from wherry.quantized.schemes import (
+    CONFIG_KEYS,
+    method_of,
+    quantization_of,
+    require_weights_unchanged,
+    scheme_of,
+    stated_scheme,
+    without_quantization,
+)
+from wherry.quantized.tensors import QuantizedTensors, is_plain, quantized_tensors
 from wherry.storage.location import MOST_CONFIG
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.formats.reader import Reader
-    from wherry.quantized.schemes import StatedScheme
 
 HELP = "element type to which quantised weights are dequantised: bfloat16, float32 or float16"
 RECORD = "dequantized"  # in a manifest's origin
@@ -94,21 +101,28 @@ def dequantized_view(
 
     Raises:
         UsageError: the element type is none of the choices.
-        UnrepresentableError: the config states a quantisation that is not supported.
+        UnrepresentableError: the config states a quantisation that is not supported, and not all tensors are plain.
         IncompleteError, MismatchError: codes and scales do not fit each other; see `quantized_tensors`.
     """
     quantization = quantization_of(config)
     if config is None or quantization is None:
         return None
-    kind, stated = _dtype(config, dtype), stated_scheme(quantization, checkpoint.uri)
-    contents = quantized_tensors(checkpoint.manifest, stated, kind, checkpoint.uri)
+    kind = _dtype(config, dtype)
+    if scheme_of(quantization) is None and is_plain(
+        checkpoint.manifest
+    ):  # what the config states is of another copy of the model
+        require_weights_unchanged(quantization, checkpoint.uri)
+        contents = QuantizedTensors(checkpoint.manifest.tensors, {})
+    else:
+        stated = stated_scheme(quantization, checkpoint.uri)
+        contents = quantized_tensors(checkpoint.manifest, stated, kind, checkpoint.uri)
     names = {one.name for one in checkpoint.manifest.companions}
     files = {_CONFIG: _plain_config(config, kind)} if _CONFIG in names else {}
     record = {"dtype": kind, "quantization_config": quantization}
     manifest = _manifest(checkpoint.manifest, contents, files, record)
     view = DequantizedView(checkpoint, contents, manifest, files)
     view.lossy = _losses(contents)
-    view.notes = (*checkpoint.notes, _note(contents, stated, kind))
+    view.notes = (*checkpoint.notes, _note(contents, quantization, kind))
     return view
 
 
@@ -169,14 +183,15 @@ def _losses(contents: QuantizedTensors) -> dict[KeyPath, Bound]:
     }
 
 
-def _note(contents: QuantizedTensors, stated: StatedScheme, dtype: str) -> str:
+def _note(contents: QuantizedTensors, quantization: Mapping[str, Any], dtype: str) -> str:
     number = len(contents.quantized)
     if not number:
-        return f"config.json states the quantisation {stated.method}, but no tensor is quantised"
+        return f"config.json states the quantisation {method_of(quantization)}, but no tensor is quantised"
     size = sum(
         dtypes.canonical_bytes(one.codes.dtype, one.codes.shape) for one in contents.quantized.values()
     )
+    name = stated_scheme(quantization).scheme.name
     return (
-        f"{plural(number, 'tensor')} with {size} bytes of {stated.scheme.name} codes are dequantised to {dtype}; "
+        f"{plural(number, 'tensor')} with {size} bytes of {name} codes are dequantised to {dtype}; "
         "the target does not keep their scales"
     )

@@ -104,13 +104,19 @@ def laid_out(
         UnrepresentableError: the target needs a layout, and the quantisation is not supported.
         WherryError: see `relaid`.
     """
+    from wherry.quantized.ggml_view import without_blocks
+    from wherry.quantized.unstated import require_stated
     from wherry.quantized.view import CHOICES, dequantized_view
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)
     config = config_of(checkpoint, wish.config) if whole else None
     seen = partial(view, row=row, asked=asked, wish=wish, only=only, renames=renames, files=files)
     try:
-        plain = dequantized_view(checkpoint, config, wish.dtype if wish.dtype in CHOICES else None)
+        kind = wish.dtype if wish.dtype in CHOICES else None
+        plain = dequantized_view(checkpoint, config, kind)
+        if whole and plain is None:
+            require_stated(checkpoint)
+            plain = without_blocks(checkpoint, kind or "float32")
     except WherryError:
         if _keeps_tree(seen, checkpoint):
             return None

@@ -1,31 +1,45 @@
 """GGUF, the files of llama.cpp: read, never written.
 
 Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
-quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype.
-`header.py` has the facts of the header. `<name>-00001-of-0000N.gguf` is one of several files, each with some of the
-tensors (`split.count` in its metadata); such parts are refused.
+quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype unless they
+are dequantised. `header.py` has the facts of the header. The metadata state the model: they are shown as the companion
+`config.json` (`model_config.py`), so that families read them as they read a Hugging Face config.
+
+`<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
+`split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Manifest
-from wherry.errors import UnsupportedError
+from wherry.core.manifest import Companion, Manifest
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.formats.gguf.header import MAGIC, VERSIONS, read_header
+from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header
+from wherry.integrations.formats.gguf.model_config import FACTORS, model_config
+from wherry.integrations.formats.gguf.model_config import FILE as CONFIG
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
+    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 _TOO_LONG = "manifests hold numbers and short texts"
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_MOST_FACTORS = 4096
 _HEAD = struct.Struct("<4sI")
 
 
@@ -45,28 +59,104 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _open(location: Location, detection: Detection) -> Opened:
-    header = read_header(location)
-    count = header.metadata.get("split.count", 1)
-    if count not in (0, 1):
-        raise UnsupportedError(
-            f"unsupported split GGUF: one of {count} files of a model",
-            uri=location.uri,
-            cure="merge them with `llama-gguf-split --merge`",
-        )
-    entry = location.stat()
-    assert entry is not None
-    manifest = Manifest(tensors=header.specs, step=detection.step, kind="params", custom=header.metadata)
-    family = header.metadata.get("general.architecture")
+    headers = _read_parts(location)
+    first = headers[0]
+    specs = {path: spec for header in headers for path, spec in header.specs.items()}
+    places = {path: place for header in headers for path, place in header.places.items()}
+    config = model_config(first.metadata, first.left, specs, _factors(specs, places))
+    manifest = Manifest(
+        tensors=specs, step=detection.step, kind="params", custom=first.metadata,
+        companions=(Companion(CONFIG, len(config)),),
+    )  # fmt: skip
+    family = first.metadata.get("general.architecture")
+    types = [name for name in TYPES.values() if any(name in header.types for header in headers)]
     precise = replace(
         detection,
-        format_version=f"GGUF v{header.version}, {_list_types(header.types)}",
+        format_version=f"GGUF v{first.version}, {_list_types(types)}",
         family=family if isinstance(family, str) else None,
     )
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
-    reader = FlatReader(location, header.places, (member,))
-    seen = Evidence(location.name, f"{len(header.specs)} tensors, {len(header.metadata)} metadata values")
-    ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in header.left)
+    reader = CompanionsReader(FlatReader(location, places, tuple(_members(headers))), {CONFIG: config})
+    seen = Evidence(location.name, f"{len(specs)} tensors, {len(first.metadata)} metadata values")
+    ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in first.left)
     return Opened(precise.seen(seen), manifest, reader, ignored)
+
+
+def _read_parts(location: Location) -> list[GgufHeader]:
+    """The headers of all files of a model, of which the first is named.
+
+    Raises:
+        UnsupportedError: another file than the first is named, or the names do not say which they are.
+        IncompleteError: a file is missing.
+        CorruptError: a file is of another model, or the files do not hold as many tensors as they state.
+    """
+    first = read_header(location)
+    count = first.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return [first]
+    name = _PART.fullmatch(location.name)
+    if name is None or int(name["count"]) != count:
+        raise UnsupportedError(
+            f"{location.name} is one of {count} files of a model, but has another name", uri=location.uri,
+            cure=f"rename the files to NAME-00001-of-{count:05}.gguf and so on",
+        )  # fmt: skip
+    parts = [
+        location.parent.join(f"{name['stem']}-{number:05}-of-{name['count']}.gguf")
+        for number in range(1, count + 1)
+    ]
+    if int(name["number"]) != 1:
+        raise UnsupportedError(
+            f"{location.name} is not the first of {count} files of a model", uri=location.uri,
+            cure=f"pass the first file: {parts[0].uri}",
+        )  # fmt: skip
+    for part in parts[1:]:
+        if part.stat() is None:
+            raise IncompleteError(
+                f"file not found: {part.name} (the model is in {count} files)", uri=location.uri,
+                cure="download the missing files again",
+            )  # fmt: skip
+    headers = [first, *(read_header(part) for part in parts[1:])]
+    _require_parts(headers, location)
+    return headers
+
+
+def _require_parts(headers: list[GgufHeader], location: Location) -> None:
+    """The files are those of one model, in their order, and hold all its tensors once."""
+    for number, header in enumerate(headers):
+        stated = header.metadata.get("split.no"), header.metadata.get("split.count")
+        if stated != (number, len(headers)):
+            raise CorruptError(
+                f"{header.location.name} states that it is file {stated[0]} of {stated[1]}, counted from 0; expected "
+                f"{number} of {len(headers)}",
+                uri=location.uri, cure="restore the files of the model",
+            )  # fmt: skip
+    names = [path for header in headers for path in header.specs]
+    total = headers[0].metadata.get("split.tensors.count", len(names))
+    if len(set(names)) != len(names) or len(names) != total:
+        raise CorruptError(
+            f"expected {total} tensors in {len(headers)} files, got {len(set(names))}", uri=location.uri,
+            cure="restore the files of the model",
+        )  # fmt: skip
+
+
+def _members(headers: list[GgufHeader]) -> Iterator[Entry]:
+    for header in headers:
+        entry = header.location.stat()
+        assert entry is not None
+        yield Entry(header.location.name, entry.size, is_dir=False, mark=entry.mark)
+
+
+def _factors(
+    specs: Mapping[KeyPath, TensorSpec], places: Mapping[KeyPath, tuple[Extent, ...]]
+) -> Sequence[float] | None:
+    """The divisors of the frequencies of rotary positions; empty if they are not a short list of float32."""
+    spec = specs.get((FACTORS,))
+    if spec is None:
+        return None
+    if spec.dtype != "float32" or len(spec.shape) != 1 or not 0 < spec.size <= _MOST_FACTORS:
+        return ()
+    (extent,) = places[spec.path]
+    data = extent.location.read(extent.offset, extent.offset + extent.length)
+    return struct.unpack(f"<{spec.size}f", data)
 
 
 def _list_types(types: list[str]) -> str:
@@ -82,6 +172,6 @@ FORMATS = (
         create=None,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
-        system="llama.cpp",
+        system="gguf",
     ),
 )

@@ -55,6 +55,7 @@ class GgufHeader:
     """Contents of a header.
 
     Attributes:
+        location: the file.
         version: version of the container.
         metadata: its scalars and short strings.
         left: keys of values that are not kept: arrays (the tokenizer's vocabulary) and long strings.
@@ -64,6 +65,7 @@ class GgufHeader:
         types: ggml names of the types that occur, in the order of their numbers.
     """
 
+    location: Location
     version: int
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     left: list[str] = field(default_factory=list[str])
@@ -84,7 +86,7 @@ def read_header(location: Location) -> GgufHeader:
     cursor = _Cursor(location)
     if cursor.take(len(MAGIC)) != MAGIC:
         raise cursor.corrupt("missing magic GGUF at its start")
-    header = GgufHeader(cursor.number("I"))
+    header = GgufHeader(location, cursor.number("I"))
     if header.version not in VERSIONS:
         big = struct.unpack(">I", struct.pack("<I", header.version))[0] in VERSIONS
         what = "unsupported big-endian GGUF file" if big else f"unsupported GGUF version {header.version}"

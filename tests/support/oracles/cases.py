@@ -259,3 +259,9 @@ MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe",
 # torchtitan itself loads what wherry wrote, and wherry reads what it saved.
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip
+
+# Models whose GGUF files are converted; transformers' own loader reads those of its own list.
+GGUF = (
+    "llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim", "mistral", "mixtral", "qwen2", "qwen2-tied",
+    "qwen3", "qwen3-yarn", "qwen3-moe", "gemma", "gemma2", "gemma3", "gemma3-no-remainder", "phi3", "gpt2",
+)  # fmt: skip
