@@ -12,7 +12,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.facts import assumed_facts, require_accepted
 from wherry.families.project import tied_copies
 from wherry.layout.expr import evaluate, names_in
@@ -20,6 +20,7 @@ from wherry.layout.expr import evaluate, names_in
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from wherry.families.bind import BoundFamily
     from wherry.families.facts import ConfigFacts
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
@@ -104,6 +105,27 @@ def require_assumed(
             f"but {target.name} always uses {always[fact]!r}",
             cure=_accepting(family, fact, always[fact]),
         )
+
+
+def require_fitting(bound: BoundFamily) -> None:
+    """Check what the user states of a source against its tensors.
+
+    Raises:
+        MismatchError: the tensors show that a stated fact is not the model's.
+    """
+    names = {**bound.solved.sizes, **bound.told.facts}
+    ties = [name for name, one in bound.family.parameters.items() if one.tie]
+    for fact, value in bound.told.stated.items():
+        rule = bound.family.facts[fact].fits
+        text = f"{fact}={_stated_as(bound.family, fact, value)}"
+        shown = ""
+        if rule and evaluate(rule, names) is False:
+            sizes = sorted(names_in(rule) & bound.solved.sizes.keys())
+            shown = f"the tensors have {', '.join(f'{one} = {names[one]}' for one in sizes)} ({rule})"
+        elif fact == "tied" and value is False and ties and not bound.present["params"] & {*ties}:
+            shown = f"the tensors hold no {' or '.join(ties)} of their own"
+        if shown:
+            raise MismatchError(f"{text} is stated, but {shown}", cure=f"leave --set {shlex.quote(text)} out")
 
 
 def different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
