@@ -44,7 +44,7 @@ CHOSEN = {"rope": "interleaved"}
 def conventions(family, name, **more):
     system = family.system(name)
     return {
-        key: more.get(key) or one.always or (CHOSEN[key] if key in CHOSEN else one.usual)
+        key: more.get(key) or one.always or CHOSEN.get(key, one.usual)
         for key, one in system.conventions.items()
     }
 

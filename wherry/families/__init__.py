@@ -242,6 +242,7 @@ def convert_layout(
     _require_known(one, other, given, asked)
     alike = source == target
     told = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
+    require_fitting(family, told, {**family.constants, **told.sizes})
     if not alike:
         stated_names = {**told.sizes, **told.facts}
         require_computed(family, one, told, stated_names)
@@ -263,7 +264,7 @@ def convert_layout(
         return under_stored_names(named, manifest, tree)
 
     bound = settle_copies(bind_with(told), checkpoint, keep=alike, again=bind_with)
-    require_fitting(bound)
+    require_fitting(family, told, bound.solved.sizes, bound.present["params"])
     bound = bound if alike else replace(bound, notes=(*notes, *bound.notes))
     of_target = {**(mine if alike else {}), **_conventions(other, asked)}
     theirs, _ = conventions_of(other, of_target, tell(other, None), told.facts)

@@ -18,9 +18,8 @@ from wherry.families.project import tied_copies
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from wherry.families.bind import BoundFamily
     from wherry.families.facts import ConfigFacts
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
@@ -107,23 +106,33 @@ def require_assumed(
         )
 
 
-def require_fitting(bound: BoundFamily) -> None:
-    """Check what the user states of a source against its tensors.
+def require_fitting(
+    family: Family, told: ConfigFacts, sizes: Mapping[str, int], parameters: Collection[str] | None = None
+) -> None:
+    """Check what the user states of a source against its sizes and parameters.
+
+    Args:
+        family: declares which facts sizes show.
+        told: the facts that are stated, and the others.
+        sizes: axis → extent, as far as they are known.
+        parameters: those of the source; None if they are not known yet.
 
     Raises:
-        MismatchError: the tensors show that a stated fact is not the model's.
+        MismatchError: a stated fact is not that of the tensors; both are named.
     """
-    names = {**bound.solved.sizes, **bound.told.facts}
-    ties = [name for name, one in bound.family.parameters.items() if one.tie]
-    for fact, value in bound.told.stated.items():
-        rule = bound.family.facts[fact].fits
-        text = f"{fact}={_stated_as(bound.family, fact, value)}"
+    names = {**sizes, **told.facts}
+    ties = {name for name, one in family.parameters.items() if one.tie}
+    for fact, value in told.stated.items():
+        rule = family.facts[fact].fits
+        text = f"{fact}={_stated_as(family, fact, value)}"
         shown = ""
         if rule and evaluate(rule, names) is False:
-            sizes = sorted(names_in(rule) & bound.solved.sizes.keys())
-            shown = f"the tensors have {', '.join(f'{one} = {names[one]}' for one in sizes)} ({rule})"
-        elif fact == "tied" and value is False and ties and not bound.present["params"] & {*ties}:
-            shown = f"the tensors hold no {' or '.join(ties)} of their own"
+            read = sorted(names_in(rule) & sizes.keys())
+            shown = f"the tensors have {', '.join(f'{name} = {sizes[name]}' for name in read)} ({rule})"
+        elif (
+            fact == "tied" and value is False and ties and parameters is not None and not ties & {*parameters}
+        ):
+            shown = f"the tensors hold no {' or '.join(sorted(ties))} of their own"
         if shown:
             raise MismatchError(f"{text} is stated, but {shown}", cure=f"leave --set {shlex.quote(text)} out")
 

@@ -10,8 +10,8 @@ and pass the same checks. An unknown field is an error.
                            that names neither, is one of that family
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
-    [facts]                fact → meaning, or {about, when, outputs, named, fits}: properties of a model other than extents,
-                           in one spelling. Every system reads, assumes or absorbs each that changes outputs
+    [facts]                fact → meaning, or {about, when, outputs, named, fits}: properties of a model other than
+                           extents, in one spelling. Every system reads, assumes or absorbs each that changes outputs
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
       about, formats       a description; the formats of this system's checkpoints
