@@ -260,6 +260,7 @@ def model_file(folder, **more):
     lines = {
         "base_emb_dim": 12, "base_num_query_heads": 4, "base_num_kv_heads": 2, "base_mlp_dim": 10, "head_dim": 8,
         "base_num_decoder_layers": 3, "vocab_size": 20, "decoder_block": "llama2", "rope_max_timescale": 500_000,
+        "rope_type": "default",
         "mlp_activations": ["silu", "linear"], **more,
     }  # fmt: skip
     path = folder / "mine.yml"

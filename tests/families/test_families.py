@@ -72,7 +72,6 @@ def test_lossy_is_known_before_any_byte_moves():
     projected = to_maxtext(begun, family, config)
     assert {path[-2] for path in projected.lossy} == {"query"}
     assert not to_maxtext(begun, family, config, dtype="float32").lossy
-    assert not to_maxtext(begun, family, config, options={"query_scale": "apart"}).lossy
     half = to_maxtext(begun, family, config, dtype="float16")
     assert set(half.lossy) == set(half.targets) - {("step",)}
 

@@ -38,13 +38,13 @@ LACKED = {
     ("stablelm", "megatron"): HEAD_NORMS,
     ("gemma", "deepmind"): ["head"], ("gemma2", "deepmind"): ["head"], ("gemma3", "deepmind"): ["head"],
 }  # fmt: skip
-CHOSEN = {"rope": "interleaved", "query_scale": "folded"}
+CHOSEN = {"rope": "interleaved"}
 
 
 def conventions(family, name, **more):
     system = family.system(name)
     return {
-        key: more.get(key) or (CHOSEN[key] if CHOSEN.get(key) in one.choices else one.choices[0])
+        key: more.get(key) or one.always or CHOSEN.get(key, one.usual)
         for key, one in system.conventions.items()
     }
 

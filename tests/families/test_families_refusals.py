@@ -80,7 +80,8 @@ def test_what_is_not_on_disk_is_asked_for():
     )
     with pytest.raises(UsageError, match="rotary positions") as caught:
         convert_layout(begun.manifest, family, "maxtext", "huggingface")
-    assert "--set rope=half|interleaved" in caught.value.cure
+    assert "--set rope=half (Llama 2" in caught.value.cure
+    assert "--set rope=interleaved (Llama 3.1" in caught.value.cure
     with pytest.raises(UsageError, match="invalid value for option rope: 'sideways'"):
         convert_layout(begun.manifest, family, "maxtext", "huggingface", source_options={"rope": "sideways"})
     with pytest.raises(UsageError, match="unknown option 'ropes'"):

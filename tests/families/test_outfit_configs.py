@@ -149,7 +149,7 @@ def test_every_config_is_read_as_what_is_known(name, target):
     family = load_family(name)
     system = family.system(target)
     chosen = {key: form.choices[0] for key, form in system.forms.items()}
-    chosen |= {key: one.default or one.choices[0] for key, one in system.conventions.items()}
+    chosen |= {key: one.usual for key, one in system.conventions.items()}
     sizes = {
         **SIZES,
         "kv_down": 11,

@@ -28,7 +28,7 @@ HELD = [name for name in families() if {"maxtext", "huggingface"} <= load_family
 def checkpoint(family):
     """A MaxText checkpoint of a family, in the first forms for which sizes of tests make one."""
     system = family.system("maxtext")
-    conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+    conventions = {name: one.usual for name, one in system.conventions.items()}
     forms = next(form_choices(system, {}))
     sizes = {**dict.fromkeys(family.axes, 2), **SIZES}
     return made(family, "maxtext", {**forms, **conventions}, sizes=sizes).manifest

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 import wherry
+from tests.support.oracles.maxtext import DEFAULTS
 from tests.support.restore import nested
 
 transformers = pytest.importorskip("transformers")
@@ -58,26 +60,51 @@ def test_orbax_checkpoint_manager(tmp_path, told):
     assert wherry.detect(told[-1][0]).verdict == "ok"
 
 
-def test_maxtext(tmp_path, llama):
+@pytest.fixture(scope="module")
+def llama31(tmp_path_factory):
+    """A Llama 3.1, whose rotary positions MaxText turns in another order than those of Llama 2."""
+    folder = tmp_path_factory.mktemp("llama-3.1")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, rope_theta=500_000, max_position_embeddings=131_072,
+        rope_scaling={
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ))  # fmt: skip
+    model.save_pretrained(folder / "hf")
+    return model, folder / "hf"
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "llama3.1-8b"])
+def test_maxtext(tmp_path, name, request):
     jax = pytest.importorskip("jax")
     from flax.training.train_state import TrainState
 
-    from tests.support.hooks_maxtext import export_for_serving
+    from tests.support.hooks_maxtext import READ_BY_LLAMA, export_for_serving
 
-    model, source = llama
-    options = {"rope": "interleaved", "query_scale": "apart"}
-    uri = wherry.convert(source, tmp_path / "maxtext", to="maxtext", options=options).target.uri
+    model, source = request.getfixturevalue("llama31" if "3.1" in name else "llama")
+    uri = wherry.convert(source, tmp_path / "maxtext", to="maxtext").target.uri
+    written = yaml.safe_load((tmp_path / "maxtext/items/assets/maxtext_config.yml").read_text())
     params = jax.tree.map(jax.numpy.asarray, nested(uri)["params"])
     state = TrainState(step=7, apply_fn=None, params=params, tx=None, opt_state=())
+    stated = {
+        one: value for one, value in written.items() if one != "rope_type"
+    }  # as the model's name decides it
     config = SimpleNamespace(
-        base_output_directory=str(tmp_path / "out"), run_name="r", rope_use_scale=False, rope_max_timescale=10_000,
-        normalization_layer_epsilon=1e-6, mlp_activations=["silu", "linear"],
+        base_output_directory=str(tmp_path / "out"), run_name="r",
+        **{**{one: DEFAULTS[one] for one in READ_BY_LLAMA if one in DEFAULTS}, **stated, "model_name": name},
     )  # fmt: skip
     assert export_for_serving(state, config, 7) is None
     handle = export_for_serving(state, config, 1000)
     jax.tree.map(lambda one: one.delete(), params)  # the next step donates them
     handle.result(60)
-    same_weights(model, tmp_path / "out" / "r" / "huggingface" / "1000")
+    exported = tmp_path / "out" / "r" / "huggingface" / "1000"
+    same_weights(model, exported)
+    tokens = torch.arange(24).reshape(1, -1)
+    loaded = type(model).from_pretrained(exported)
+    assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-5)
 
 
 class TrainStateOfT5X:

@@ -46,8 +46,8 @@ def llama(tmp_path_factory):
         num_key_value_heads=2, tie_word_embeddings=False,
     ))  # fmt: skip
     model.save_pretrained(folder / "hf")
-    options = {"rope": "interleaved", "query_scale": "apart"}
-    wherry.convert(folder / "hf", folder / "ckpt/maxtext", to="maxtext", options=options, lineage=False)
+    wherry.convert(folder / "hf", folder / "ckpt/maxtext", to="maxtext", lineage=False)
+    shutil.copy(folder / "ckpt/maxtext/items/assets/maxtext_config.yml", folder / "ckpt/maxtext.yml")
     params = jax.tree.map(jax.numpy.asarray, nested(folder / "ckpt/maxtext")["params"])
     return folder, {"params": params}, model
 

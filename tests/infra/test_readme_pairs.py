@@ -39,7 +39,7 @@ def as_left_by(folder, step, to, label="llama", **options):
 
 def maxtext(folder):
     as_left_by(folder, "1000", "maxtext")
-    (folder / "1000/items/assets/maxtext_config.yml").rename("model.yml")
+    (folder / "1000/items/assets/maxtext_config.yml").rename("llama2-7b.yml")
     shutil.rmtree(folder / "1000/items/assets")
 
 

@@ -144,7 +144,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
         "--family llama",
     )
     wish = LayoutRequest(family="llama")
-    refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half|interleaved", wish=wish)
+    refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half (Llama 2", wish=wish)
     made = {}
     for rope, scaling in (("half", "default"), ("interleaved", "llama3.1")):
         options = {**FACTS["llama", "maxtext"], "rope_scaling": scaling}  # which decides how the pairs lie

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.adapters import SUFFIX, adapter_family
 from wherry.families.bind import BoundFamily, bind
-from wherry.families.fact_checks import different, known_names, require_assumed, require_computed
+from wherry.families.fact_checks import (
+    different,
+    known_names,
+    require_assumed,
+    require_computed,
+    require_fitting,
+)
 from wherry.families.facts import (
     assumed_facts,
     conventions_of,
@@ -195,6 +201,7 @@ def convert_layout(
     config: Mapping[str, Any] | None = None,
     config_source: str = "the config",
     source_options: Mapping[str, str | int | bool] | None = None,
+    recorded: Mapping[str, str] | None = None,
     options: Mapping[str, str | int | bool] | None = None,
     sizes: Mapping[str, int] | None = None,
     only: str | None = None,
@@ -215,7 +222,8 @@ def convert_layout(
         config: the source's config, if there is one.
         config_source: the name of the config in messages.
         source_options: forms and conventions of the source that the user states.
-        options: those of the target. A convention that only one side has may be stated in either.
+        recorded: conventions of the source that wherry recorded when it wrote it; statements must agree with them.
+        options: forms and conventions of the target. A convention that only one side has may be stated in either.
         sizes: extents of axes that the user states.
         only: `params` omits the optimizer's state.
         dtype: element type of the parameters.
@@ -234,11 +242,16 @@ def convert_layout(
     _require_known(one, other, given, asked)
     alike = source == target
     told = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
+    require_fitting(family, told, {**family.constants, **told.sizes})
     if not alike:
         stated_names = {**told.sizes, **told.facts}
         require_computed(family, one, told, stated_names)
         _require_held(family, one, other, told, stated_names)
-    mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
+    own = _conventions(one, asked)
+    mine, notes = conventions_of(
+        one, given if alike else {**own, **given}, told, told.facts, recorded=recorded,
+        otherwise={**{name: row.usual for name, row in one.conventions.items()}, **own} if alike else None,
+    )  # fmt: skip
     form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
     tree = tree or read_tree(manifest).trees[0]
     outside: dict[KeyPath, LeafKind] = {tree.name(path): kind for path, kind in tree.outside.items()}
@@ -251,9 +264,10 @@ def convert_layout(
         return under_stored_names(named, manifest, tree)
 
     bound = settle_copies(bind_with(told), checkpoint, keep=alike, again=bind_with)
-    theirs = mine if alike and not _conventions(other, asked) else conventions_of(
-        other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
-    )  # fmt: skip
+    require_fitting(family, told, bound.solved.sizes, bound.present["params"])
+    bound = bound if alike else replace(bound, notes=(*notes, *bound.notes))
+    of_target = {**(mine if alike else {}), **_conventions(other, asked)}
+    theirs, _ = conventions_of(other, of_target, tell(other, None), told.facts)
     forms = {**_keep(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
     projected = project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
     return projected if alike else _complete(projected)
@@ -344,7 +358,7 @@ def side_by_side(family: Family) -> dict[str, dict[str, list[str]]]:
     """Parameter → system → key path and axes in each form, as `wherry layouts` prints them."""
     table: dict[str, dict[str, list[str]]] = {name: {} for name in family.parameters}
     for system in family.systems.values():
-        conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+        conventions = {name: one.usual for name, one in system.conventions.items()}
         for forms in form_choices(system, {}):
             slots = {"params": system.slots["params"][:1]}
             for template in templates(family, system, {**forms, **conventions}, slots):

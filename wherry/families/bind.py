@@ -288,7 +288,7 @@ def unknown_tensors(
         manifest: what the checkpoint holds.
         outside: leaves that are no part of the model.
     """
-    conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+    conventions = {name: one.usual for name, one in system.conventions.items()}
     return min(
         sum(path not in outside for path in candidate.matching.unmatched)
         for forms in form_choices(system, {})

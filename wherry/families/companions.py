@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
-from wherry.families.facts import tell
+from wherry.families.facts import assumed_facts, tell
 from wherry.formats.file_names import fsdp_item
 from wherry.layout.expr import evaluate
 from wherry.storage.location import MOST_CONFIG
@@ -152,12 +152,15 @@ def _with_own_config(family: Family) -> list[System]:
 
 
 def _restated_warnings(projected: Projection) -> Iterator[str]:
-    """Warnings of facts for which the user states another value than the source's config."""
+    """Warnings of facts for which the user states another value than the source's config, or than its software uses."""
     told, system = projected.source.told, projected.source.system
+    always = assumed_facts(system, {**projected.source.solved.sizes, **told.facts})
     own = {name: evaluate(text, told.config) for name, text in system.config.facts.items() if told.config}
     for fact, value in told.stated.items():
         if own.get(fact, value) not in (None, value):
             yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {told.source}"
+        elif fact not in own and always.get(fact, value) != value:
+            yield f"{fact} = {value!r} as stated, instead of {always[fact]!r}, which {system.name} always uses"
 
 
 def model_folder(checkpoint: Checkpoint) -> Location | None:

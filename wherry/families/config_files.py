@@ -36,6 +36,10 @@ _BINDING = re.compile(
 _MODELS = Path(__file__).parent / "tables" / "maxtext_models.toml"
 _BLOCK, _NAME, _OVERRIDE, _PARENT = "decoder_block", "model_name", "override_model_config", "base_config"
 _NONE = "default"
+_ROTARY, _NEIGHBOURS = (
+    "rope_type",
+    "llama3.1",
+)  # models of such names turn neighbours, whatever their file states
 _INSTRUCT = "-Instruct"  # MaxText takes the file of the model without it
 _WHOLE = "MaxText's whole config, as it logs it"
 _MACRO = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL)
@@ -168,7 +172,9 @@ def complete_config(config: dict[str, Any], file: str) -> dict[str, Any]:
         UsageError: the model is unknown and the config is not whole, or the config contradicts the model's file.
     """
     if _BLOCK in config and not {_PARENT, _NAME} & config.keys():
-        return {**config, _NAME: file.rpartition(".")[0]}
+        stem = file.rpartition(".")[0]
+        _require_name(config, stem, file)
+        return {**config, _NAME: stem}
     name = config.get(_NAME)
     if not isinstance(name, str) or name == _NONE or not {_PARENT, _BLOCK, "base_emb_dim"} & config.keys():
         return config
@@ -189,6 +195,20 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
     return {
         name: {_BLOCK: block, **values} for block, models in blocks.items() for name, values in models.items()
     }
+
+
+def _require_name(config: Mapping[str, Any], stem: str, file: str) -> None:
+    """A renamed file of a model must state what MaxText decides by the name, if its block has models of both kinds."""
+    alike = {name for name, values in _models().items() if config.get(_BLOCK) == values[_BLOCK]}
+    decides = any(name.startswith(_NEIGHBOURS) for name in alike)
+    named = stem in alike or stem.startswith(_NEIGHBOURS)
+    if decides and not named and _ROTARY not in config:
+        raise UsageError(
+            f"{file} does not state {_NAME}: MaxText turns and scales rotary positions of {_NEIGHBOURS} otherwise than "
+            "those of other models, by the name alone",
+            cure=f"add the name to the file ({_NAME}: llama3.1-8b, {_NAME}: llama2-7b), or {_NAME}: {_NONE} if the run "
+            "has none",
+        )
 
 
 def _require_whole(config: Mapping[str, Any], name: str, file: str) -> None:

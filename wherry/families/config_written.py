@@ -232,7 +232,7 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
         written = tell(system, complete_config(dict(config), name), name)
         if system is not bound.system:
             require_carried(bound.family, bound.system, system, bound.told, names, written)
-        wrong = contradictions(written, system, names)
+        wrong = [*contradictions(written, system, names), *_other_choices(projected, written)]
     except UsageError as error:
         wrong = [str(error.args[0])]
     if wrong:
@@ -240,6 +240,14 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
             f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",
             cure="choose another target, or declare how its config states this with --family-file",
         )
+
+
+def _other_choices(projected: Projection, written: ConfigFacts) -> Iterator[str]:
+    """The conventions of which the written config means another choice than the tensors have."""
+    for name, one in projected.system.conventions.items():
+        value = evaluate(one.config, written.config) if one.config and written.config else None
+        if value is not None and value != projected.chosen[name]:
+            yield f"{name} is {value}, but {projected.chosen[name]} in the tensors"
 
 
 def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:

@@ -12,13 +12,13 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.facts import assumed_facts, require_accepted
 from wherry.families.project import tied_copies
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from wherry.families.facts import ConfigFacts
     from wherry.families.project import Projection
@@ -104,6 +104,37 @@ def require_assumed(
             f"but {target.name} always uses {always[fact]!r}",
             cure=_accepting(family, fact, always[fact]),
         )
+
+
+def require_fitting(
+    family: Family, told: ConfigFacts, sizes: Mapping[str, int], parameters: Collection[str] | None = None
+) -> None:
+    """Check what the user states of a source against its sizes and parameters.
+
+    Args:
+        family: declares which facts sizes show.
+        told: the facts that are stated, and the others.
+        sizes: axis → extent, as far as they are known.
+        parameters: those of the source; None if they are not known yet.
+
+    Raises:
+        MismatchError: a stated fact is not that of the tensors; both are named.
+    """
+    names = {**sizes, **told.facts}
+    ties = {name for name, one in family.parameters.items() if one.tie}
+    for fact, value in told.stated.items():
+        rule = family.facts[fact].fits
+        text = f"{fact}={_stated_as(family, fact, value)}"
+        shown = ""
+        if rule and evaluate(rule, names) is False:
+            read = sorted(names_in(rule) & sizes.keys())
+            shown = f"the tensors have {', '.join(f'{name} = {sizes[name]}' for name in read)} ({rule})"
+        elif (
+            fact == "tied" and value is False and ties and parameters is not None and not ties & {*parameters}
+        ):
+            shown = f"the tensors hold no {' or '.join(sorted(ties))} of their own"
+        if shown:
+            raise MismatchError(f"{text} is stated, but {shown}", cure=f"leave --set {shlex.quote(text)} out")
 
 
 def different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.layout.expr import Read, evaluate, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.families.schema import System
+    from wherry.families.schema import Convention, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,39 +139,90 @@ def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
 
 
 def conventions_of(
-    system: System, given: Mapping[str, str], told: ConfigFacts, facts: Mapping[str, Any], *, alike: bool
-) -> dict[str, str]:
-    """A choice for each of a system's conventions.
+    system: System,
+    stated: Mapping[str, str],
+    told: ConfigFacts,
+    facts: Mapping[str, Any],
+    *,
+    recorded: Mapping[str, str] | None = None,
+    otherwise: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A choice for each of a system's conventions, and a note for each that was derived.
+
+    The system's software, its config and the record of an earlier conversion know a choice; what the user states must
+    agree with them.
 
     Args:
         system: the system.
-        given: the choices of the user.
+        stated: the choices of the user.
         told: sizes and facts from this system's config.
         facts: facts from the other system's config.
-        alike: whether both sides are this system, so that the choices cancel.
+        recorded: the choices that wherry recorded when it wrote the checkpoint.
+        otherwise: choices that hold if nothing else is known.
 
     Raises:
         UsageError: a convention is not stated, or its value is not one of the choices.
+        MismatchError: statement, record and config contradict each other; two of them are named, with both values.
     """
     chosen: dict[str, str] = {}
+    notes: list[str] = []
     for name, one in system.conventions.items():
-        value = given.get(name)
-        if value is None and one.config and told.config:
-            value = evaluate(one.config, told.config)
-        if value is None and one.facts:
-            value = evaluate(one.facts, facts)
-        value = _word(value) if value is not None else one.default or (one.choices[0] if alike else None)
-        if value is None:
+        value = evaluate(one.config, told.config) if one.config and told.config else None
+        read = _attributes(system, one.config, told) if one.config and value is not None else ""
+        found = _agreed_choice(name, stated.get(name), {
+            f"{system.name} always has": one.always,
+            "wherry.json, which wherry wrote with this checkpoint, has": (recorded or {}).get(name),
+            f"{told.source} ({read}) means": None if value is None else _word(value),
+        })  # fmt: skip
+        if read and name not in {**stated, **(recorded or {})}:
+            notes.append(f"{name} = {found}: {told.source} states {read}")
+        if found is None and one.facts and (value := evaluate(one.facts, facts)) is not None:
+            found = _word(value)
+            notes.append(f"{name} = {found}: by the {', '.join(sorted(names_in(one.facts)))} of this model")
+        found = found or (otherwise or {}).get(name) or one.default
+        if found is None:
             raise UsageError(
                 f"{system.name} does not store {one.why}, and neither the options nor a config state it",
-                cure=f"state it with --set {name}={'|'.join(one.choices)}, or pass the model's config with --config",
+                cure=f"pass the model's config with --config FILE, or state it: {_each_choice(name, one)}",
             )
-        if value not in one.choices:
+        if found not in one.choices:
             raise UsageError(
-                f"invalid value for option {name}: {value!r}", cure=f"choose {' or '.join(one.choices)}"
+                f"invalid value for option {name}: {found!r}", cure=f"choose {' or '.join(one.choices)}"
             )
-        chosen[name] = value
-    return chosen
+        chosen[name] = found
+    return chosen, tuple(notes)
+
+
+def _agreed_choice(name: str, stated: str | None, known: Mapping[str, str | None]) -> str | None:
+    """The choice that is stated or known; None if nothing states it."""
+    states = [(where, value) for where, value in known.items() if value is not None]
+    for where, value in states:
+        if stated not in (None, value):
+            raise MismatchError(
+                f"{name} = {stated} is stated, but {where} {name} = {value}",
+                cure=f"leave --set {name}={stated} out",
+            )
+        if value != states[0][1]:
+            raise MismatchError(
+                f"{states[0][0]} {name} = {states[0][1]}, but {where} {name} = {value}",
+                cure="leave --config out, or pass the config of this model",
+            )
+    return states[0][1] if states else stated
+
+
+def _attributes(system: System, expression: str, told: ConfigFacts) -> str:
+    """The attributes of a config from which a value follows, for messages; defaults of the system are left out."""
+    read, usual = sorted(names_in(expression)), system.config.defaults
+    found = [name for name in read if told.config.get(name) not in (None, usual.get(name))]
+    return ", ".join(f"{name} = {told.config[name]}" for name in found) or f"no {' or '.join(read)}"
+
+
+def _each_choice(name: str, one: Convention) -> str:
+    """What a user can state, each choice with the models that have it."""
+    return ", or ".join(
+        f"--set {name}={choice}" + (f" ({one.models[choice]})" if choice in one.models else "")
+        for choice in one.choices
+    )
 
 
 def assumed_facts(system: System, names: Mapping[str, Any]) -> dict[str, Any]:

@@ -211,9 +211,9 @@ def _parameter(row: Any, where: str) -> Parameter:
 def _fact(row: Any, where: str) -> Fact:
     if isinstance(row, str):
         return Fact(row)
-    _no_others(row, {"about", "when", "outputs", "named"}, where)
+    _no_others(row, {"about", "when", "outputs", "named", "fits"}, where)
     outputs = bool(row.get("outputs", True))
-    return Fact(str(row["about"]), row.get("when"), outputs, _texts(row.get("named", {})))
+    return Fact(str(row["about"]), row.get("when"), outputs, _texts(row.get("named", {})), row.get("fits"))
 
 
 def _system(name: str, row: Mapping[str, Any], where: str) -> System:

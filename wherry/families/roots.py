@@ -146,7 +146,7 @@ def _roots(system: System) -> list[tuple[KeyPath, str]]:
     found: dict[tuple[KeyPath, str], None] = {}
     for forms in form_choices(system, {}):
         for slot in system.slots["params"]:
-            conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+            conventions = {name: one.usual for name, one in system.conventions.items()}
             before = replace_macros(slot.partition(_PLACE)[0], system, {**forms, **conventions})
             parts, _slash, joint = before.rpartition("/")
             found[parse(parts), joint] = None

@@ -10,8 +10,8 @@ and pass the same checks. An unknown field is an error.
                            that names neither, is one of that family
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
-    [facts]                fact → meaning, or {about, when, outputs, named}: properties of a model other than extents,
-                           in one spelling. Every system reads, assumes or absorbs each that changes outputs
+    [facts]                fact → meaning, or {about, when, outputs, named, fits}: properties of a model other than
+                           extents, in one spelling. Every system reads, assumes or absorbs each that changes outputs
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
       about, formats       a description; the formats of this system's checkpoints
@@ -23,8 +23,9 @@ and pass the same checks. An unknown field is an error.
                            target; [choices] or {choices, config, kept}, the first being the default. Models that
                            transformers 5 names otherwise in memory (`wherry.tree.memory_names`) have the form `names`
                            in `huggingface`, with rows of both names, without a declaration
-      conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
-                           the expressions give a choice from this system's config, or from the facts of the other's
+      conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default,
+                           always, models}; the expressions give a choice from this system's config, or from the facts
+                           of the other's
       by_format.N          forms that a format implies
       stacks.K             {axis, form, stacked, unrolled, at}: <K> in a key path is `stacked`, with the axis
                            inserted as dimension `at` (a number or a form), or `unrolled`; of several axes, as of a
@@ -112,12 +113,14 @@ class Fact:
         when: an expression over the known names; the fact means nothing for a model if it is not true.
         outputs: whether it changes what the model computes; others are carried where both configs state them.
         named: word → expression: values that a user can state by a word.
+        fits: an expression over sizes and facts, false if the tensors show that a stated value is not the model's.
     """
 
     about: str
     when: str | None = None
     outputs: bool = True
     named: Mapping[str, str] = field(default_factory=dict[str, str])
+    fits: str | None = None
 
     def stated(self, text: str) -> Any:
         """The value that a user states: one of the words, JSON, or text."""
@@ -153,7 +156,9 @@ class Convention:
         why: a description, for the error message.
         config: an expression over this system's config.
         facts: an expression over the facts of the other system's config.
-        default: the value if nothing states it; None makes that an error.
+        default: the value if nothing states it, with which every model computes the same; None makes that an error.
+        always: the value with which the system's software computes every model, whatever a config states.
+        models: choice → the models that have it, for the error message.
     """
 
     choices: tuple[str, ...]
@@ -161,6 +166,13 @@ class Convention:
     config: str | None = None
     facts: str | None = None
     default: str | None = None
+    always: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def usual(self) -> str:
+        """A choice for what does not depend on it, such as the names of tensors."""
+        return self.always or self.default or self.choices[0]
 
 
 @dataclass(frozen=True, slots=True)

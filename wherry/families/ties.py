@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families.bind import copy_reason
 from wherry.layout.copies import StoredTensor, gather
 from wherry.layout.cuts import bands
@@ -56,7 +56,7 @@ def settle_copies(
 
     Raises:
         UnrepresentableError: a copy that its system always stores differs.
-        UsageError: the user states that parameters are tied which differ.
+        MismatchError: the user states that parameters are tied which differ.
     """
     if checkpoint is not None:
         _require_copies(bound, checkpoint)
@@ -94,7 +94,7 @@ def _settle_ties(bound: BoundFamily, source: Checkpoint | None) -> BoundFamily:
         The source without second copies; if copies differ, with the fact that it is untied, and a note.
 
     Raises:
-        UsageError: the user states that they are tied, and they differ.
+        MismatchError: the user states that they are tied, and they differ.
     """
     if bound.told.facts.get(_TIED) is not True:
         return bound
@@ -119,7 +119,7 @@ def _settled_tie(bound: BoundFamily, name: str, tie: str, source: Checkpoint | N
         )
     first, second = bound.holding(tie).spec.name, bound.holding(name).spec.name
     if _TIED in bound.told.stated:
-        raise UsageError(
+        raise MismatchError(
             f"{_TIED}=true is stated, but {second} differs from {first}",
             cure=f"leave it out, or state --set {_TIED}=false",
         )

@@ -220,6 +220,11 @@ def _windowed_from(layers: int, first: int) -> list[str]:
     return [_SLIDING if number >= first else _FULL for number in _count(layers)]
 
 
+def _entries(values: Sequence[Any]) -> int:
+    """The number of entries of a list."""
+    return len(values) if isinstance(values, list) else 0
+
+
 def _rope(table: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """The scaling of rotary positions in one spelling, with the defaults of transformers stated.
 
@@ -300,6 +305,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bfloat16": _bfloat16,
     "chunked": _chunked_layers,
     "dense_layers": _dense_layers,
+    "entries": _entries,
     "expert_step": _expert_step,
     "ffn_multiple": _ffn_multiple,
     "ffn_multiplier": _ffn_multiplier,

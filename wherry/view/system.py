@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
-from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError, choose
+from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
     adapter_families,
     convert_layout,
@@ -184,7 +184,7 @@ def view(
     facts = {**noted.get("facts", {}), **facts_beside(checkpoint, family, source, wish.config)}
     projected = _convert(
         named, found, family, source.name, target.name, config=config, config_source=told_by,
-        source_options={**known, **mine},
+        source_options=mine, recorded=known,
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
@@ -207,11 +207,30 @@ def _convert(
 ) -> Projection:
     """The projection of a source; if its names do not fit, the cure says which prefix hides a model of the family."""
     checkpoint = named.checkpoint
+    convert = partial(convert_layout, checkpoint.manifest, family, source, target, tree=found.tree)
+    forms = {name: text for name, text in how["source_options"].items() if name in found.system.forms}
     try:
-        return convert_layout(checkpoint.manifest, family, source, target, tree=found.tree, **how)
-    except UnrepresentableError as error:
+        return convert(**how)
+    except (UnrepresentableError, MismatchError) as error:
+        shown = _shown_forms(convert, how, forms) if forms else {}
+        for name in (name for name in forms if shown.get(name, forms[name]) != forms[name]):
+            raise MismatchError(
+                f"{name} = {forms[name]} is stated, but the tensors show {name} = {shown[name]}", uri=checkpoint.uri,
+                cure=f"leave --set {name}={forms[name]} out",
+            ) from error  # fmt: skip
         hidden = _hidden_model(named, found, family)
         raise (hidden or error) from (error if hidden else None)
+
+
+def _shown_forms(
+    convert: Callable[..., Projection], how: Mapping[str, Any], forms: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The forms of a source as its tensors show them; empty if it does not fit without these statements either."""
+    kept = {name: text for name, text in how["source_options"].items() if name not in forms}
+    try:
+        return convert(**{**how, "source_options": kept}).source.chosen
+    except WherryError:
+        return {}
 
 
 def _hidden_model(named: NamedSource, found: SourceTree, family: Family) -> UnrepresentableError | None:
