@@ -29,6 +29,7 @@ milliseconds and imports neither prefect, mlflow, torch nor jax.
 from __future__ import annotations
 
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from wherry.version import __version__ as __version__
@@ -122,6 +123,11 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'wherry' has no attribute {name!r}")
     module, attribute = _DOOR[name].split(":")
     value = getattr(import_module(module), attribute)
+    if isinstance(value, FunctionType):
+        from wherry.core.calls import usage_checked
+
+        value = usage_checked(f"wherry.{name}")(value)
+        value.__module__, value.__qualname__ = __name__, name  # by which pickle finds it
     globals()[name] = value
     return value
 

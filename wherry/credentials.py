@@ -18,12 +18,21 @@ ACCESS_KEY = r"(\b)(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # of Amazon
 _USER = r"((?<!\w)\w[\w+.-]{0,31}://)(?:[^/\s]{1,256}|[^\s/@:]{1,256}:(?!(?:80|443|\d{4,5})[/?#])[^\s@]{0,256})(?=@)"
 _KEYS = r"(?:api|access|private|account|shared)[-_]?(?:access[-_]?)?key"
 _SIGNATURES = r"signature|(?:(?<![A-Za-z])|(?<=%3F)|(?<=%26))sig"
-_SECRETS = rf"token(?!iz)|secret|password|passwd|passphrase|{_KEYS}"
+_SECRETS = rf"secret|password|passwd|passphrase|{_KEYS}"
+# The tokens of a vocabulary are no credentials: those of these names, and what has a number, or a word such as `<pad>`.
+_TOKEN = (
+    "".join(f"(?<!{one}_)" for one in ("eos", "bos", "pad", "unk", "sep", "cls", "mask")) + r"token(?!iz)"
+)
+_OF_VOCABULARY = (
+    r"(?!(?:\[\s{0,8})?(?:[-+]?[\d.]{1,15}(?:e[-+]?\d{1,3})?|none|null|true|false|nan|VALUE|N|…|</?[^\s<>]{1,64}>)"
+    r"(?:[^\w+/=@:-]|\Z))"
+)
 # `name=`, `name: ` and `'name': `; a signature is one only where it cannot be a word of a sentence or a heading.
 _NAME = (
     rf"(?:(?:{_SECRETS}|{_SIGNATURES})[\w-]{{0,64}}['\"]?\s{{0,8}}(?:=|%3D)|(?:{_SECRETS})s?['\"]?\s{{0,8}}:"
     rf"|['\"](?:{_SIGNATURES})['\"]\s{{0,8}}:)\s{{0,8}}"
 )
+_TOKEN_NAME = rf"{_TOKEN}(?:[\w-]{{0,64}}['\"]?\s{{0,8}}(?:=|%3D)|s?['\"]?\s{{0,8}}:)\s{{0,8}}"
 _QUERY_NAMES = (
     r"[\w-]{0,64}credential|policy|key-pair-id|sas|auth|pwd|pass|jwt|key|cred|session(?:[-_]?id)?|hmac"
 )
@@ -37,6 +46,8 @@ _PATTERNS = (
     r"((?<![\w+.-])[A-Za-z][\w+.-]{1,31}:/)[^/\s@:]{1,256}:[^/\s@]{1,256}(?=@)",  # a URI that was taken for a path
     rf"(?i)({_NAME}(['\"]))(?:(?!\2)[^\n]){{1,512}}(?=\2)",
     rf"(?i)({_NAME}['\"]?)[^\s&,;'\"]+",
+    rf"(?i)({_TOKEN_NAME}(['\"]))(?!</?[^\s<>]{{1,64}}>)(?:(?!\2)[^\n]){{1,512}}(?=\2)",
+    rf"(?i)({_TOKEN_NAME}['\"]?){_OF_VOCABULARY}[^\s&,;'\"]+",
     rf"(?i)([?&](?:{_QUERY_NAMES})=)[^\s&'\"]+",
     r"([?&][\w.-]{0,64}%[\w.%-]{0,64}=)[^\s&'\"]+",  # a name that is hidden behind percent signs
     ACCESS_KEY,
@@ -63,7 +74,10 @@ _ARGUMENTS = (
 
 
 def redact(text: str) -> str:
-    """The text without passwords, tokens, signatures and names of access keys, in time that grows with its length."""
+    """The text without passwords, tokens, signatures and names of access keys, in time that grows with its length.
+
+    Numbers of tokens stay, as in `eos_token_id = 1`, and so do a vocabulary's own tokens, as in `pad_token: '<pad>'`.
+    """
     if not re.search(_HINT, text):
         return text
     for pattern in _PATTERNS:

@@ -52,11 +52,14 @@ def about(cure: str, uri: str | None) -> str:
 
 def in_python(cure: str) -> str:
     """The cure with calls and keyword arguments in the place of commands and options."""
-    return "".join(map(_translate, re.split(r"(`[a-z][^`]*`)", cure)))
+    return "".join(map(_translate, re.split(r"(`(?:[a-z]|--[a-z])[^`]*`)", cure)))
 
 
 def _translate(part: str) -> str:
-    """A sentence or what stands in backquotes, which is a command, of wherry or of another program."""
+    """A sentence or what stands in backquotes: options, or a command, of wherry or of another program."""
+    if part.startswith("`--"):
+        words = _words(part[1:-1])
+        return part if words is None else f"`{', '.join(_arguments(words))}`"
     if part.startswith("`"):
         return re.sub(_COMMAND, _call, part)
     return re.sub(r"\} options=\{", ", ", re.sub(_OPTION, _argument, part))  # --set A=1 --set B=2
@@ -70,19 +73,22 @@ def _argument(found: re.Match[str]) -> str:
     return _keyword(name, value and value.strip("'"))
 
 
-def _keyword(name: str, value: str | None) -> str:
+def _keyword(name: str, *values: str | None) -> str:
+    """One keyword argument; of an option that is repeated, with all its values."""
     keyword = KEYWORDS.get(name, name.replace("-", "_"))
+    stated = [value for value in values if value is not None]
     if name in FLAGS:
         return f"{keyword}={not name.startswith('no-')}"
-    if value is None:
+    if not stated:
         return f"{keyword}=…"
     if name in TABLES:
-        key, _, stated = value.partition("=")
-        return f"{keyword}={{{_literal(key)}: {_literal(stated or '…')}}}"
+        pairs = [value.partition("=") for value in stated]
+        rows = [f"{_literal(key)}: {_literal(one or '…')}" for key, _, one in pairs]
+        return f"{keyword}={{{', '.join(rows)}}}"
     if name in LISTS:
-        split = value.split(",") if name == "ignore" else [value]
+        split = [one for value in stated for one in (value.split(",") if name == "ignore" else [value])]
         return f"{keyword}=[{', '.join(map(_literal, split))}]"
-    return f"{keyword}={_literal(value)}"
+    return f"{keyword}={_literal(stated[-1])}"
 
 
 def _literal(value: str) -> str:
@@ -97,25 +103,30 @@ def _call(found: re.Match[str]) -> str:
     verb, rest = found[1], found[2]
     if verb not in CALLS:
         return found[0]
-    try:
-        words = shlex.split(rest)
-    except ValueError:
-        return found[0]
-    if COMMANDS_ONLY.intersection(words):
+    words = _words(rest)
+    if words is None or COMMANDS_ONLY.intersection(words):
         return found[0]
     if not words:
         return f"`wherry.{verb}(…)`"
     return f"`wherry.{verb}({', '.join(_arguments(words))})`"
 
 
+def _words(line: str) -> list[str] | None:
+    """The words of a command line; None if its quotes are not closed."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return None
+
+
 def _arguments(words: Sequence[str]) -> Iterator[str]:
     """The arguments of a call: those without a name first, as Python wants them."""
-    options: list[str] = []
+    options: dict[str, list[str | None]] = {}
     rest = iter(words)
     for word in rest:
         if not word.startswith("--"):
             yield _literal(word)
             continue
         name = word[2:]
-        options.append(_keyword(name, None if name in FLAGS else next(rest, None)))
-    yield from options
+        options.setdefault(name, []).append(None if name in FLAGS else next(rest, None))
+    yield from (_keyword(name, *values) for name, values in options.items())

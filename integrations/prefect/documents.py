@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from wherry.errors import NotFoundError, UsageError, storage_error
+from wherry.errors import NotFoundError, UsageError
 from wherry.text.config_text import parse_yaml, read_config
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ def read_yaml(file: Path, what: str, cure: str) -> dict[str, Any]:
     """
     try:
         found = parse_yaml(read_config(file), yaml.safe_load, what, uri=str(file))
-    except FileNotFoundError as error:
-        raise NotFoundError("file not found", uri=str(file), cure=cure) from error
-    except OSError as error:
-        raise storage_error(error, str(file)) from error
+    except NotFoundError as error:
+        raise NotFoundError(error.what, uri=error.uri, cure=cure) from error
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"invalid {what}: {error}", uri=str(file)) from error
     if not isinstance(found, dict):

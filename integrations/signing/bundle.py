@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import ALGORITHMS
@@ -21,7 +22,6 @@ from wherry.errors import (
     UnsupportedError,
     UsageError,
     missing_extra,
-    storage_error,
 )
 from wherry.text.config_text import read_config
 
@@ -68,18 +68,36 @@ def _load_key(key: str | os.PathLike[str], loader: str, *password: bytes | None)
         from cryptography.hazmat.primitives import serialization
     except ImportError as error:
         raise missing_extra("cryptography", "sign", "signing") from error
+    data = read_config(key)
+    _require_half(data, key, private="private" in loader)
     try:
-        return getattr(serialization, loader)(read_config(key), *password)
-    except FileNotFoundError as error:
-        raise NotFoundError("key file not found", uri=os.fspath(key), cure="check the path") from error
-    except OSError as error:
-        raise storage_error(error, os.fspath(key)) from error
+        return getattr(serialization, loader)(data, *password)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UsageError(
             "cannot load the key",
             uri=os.fspath(key),
             cure=f"pass a PEM file; for an encrypted key, set {PASSWORD} to its password",
         ) from error
+
+
+def _require_half(data: bytes, key: str | os.PathLike[str], *, private: bool) -> None:
+    """Refuse the public key where the private one is needed, and the reverse.
+
+    Raises:
+        UsageError: the file holds the other one.
+    """
+    file = os.fspath(key)
+    if private and b"PUBLIC KEY-----" in data:
+        raise UsageError(
+            "this is a public key; a signature is made with the private key", uri=file,
+            cure="pass the file from which it was made; its first line has the words PRIVATE KEY",
+        )  # fmt: skip
+    if not private and b"PRIVATE KEY-----" in data:
+        raise UsageError(
+            "this is a private key; a signature is checked with the public key", uri=file,
+            cure=f"write the public key: `openssl ec -in {shlex.quote(file)} -pubout -out public.pem`; "
+            "then pass --key public.pem",
+        )  # fmt: skip
 
 
 def _of_curve(key: Any, file: str | os.PathLike[str]) -> Any:

@@ -136,6 +136,18 @@ def test_to_python_an_option_is_a_keyword_argument(row):
     assert {name for name in ARGUMENT.findall(told) if f"{name}=" not in text} <= known, told
 
 
+@pytest.mark.parametrize("row", FOR_PYTHON, ids=named)
+def test_to_python_options_in_backquotes_are_arguments_that_parse(row):
+    """Values of marks alone, such as `join=.`, are in backquotes, where they do not end a sentence."""
+    assert not re.search(r"--[a-z-]+ [^\s`]*=[.,:;]+(?=\s|$)", re.sub("`[^`]*`", "", row[1]))
+    stated = [part for part in re.findall("`(--[a-z][^`]*)`", row[1]) if shlex.split(part)]
+    for part in stated:
+        call = cures.in_python(f"`{part}`").strip("`").replace("…", "None")
+        assert ast.parse(f"f({call})", mode="eval"), call
+        values = [word.partition("=")[2] or word for word in shlex.split(part) if not word.startswith("--")]
+        assert all(value in call for value in values), call
+
+
 @pytest.mark.parametrize("line", [one for one in COMMANDS if one.split()[0] in cures.CALLS])
 def test_a_call_binds_to_the_function(line):
     told = cures.in_python(f"`wherry {line}`").strip("`")
@@ -169,6 +181,10 @@ def test_the_tables_are_those_of_the_requests(one):
         ("state them: --set a=VALUE --set b=half", 'state them: options={"a": VALUE, "b": "half"}'),
         ("leave out --into to go on", "leave out into=True to go on"),
         ("pass --as-step 7, or --as-step N.", "pass as_step=7, or as_step=N."),
+        ("join them with `--set join=.`, or stop", 'join them with `options={"join": "."}`, or stop'),
+        ("state `--set a=1 --set b=x.y`", 'state `options={"a": 1, "b": "x.y"}`'),
+        ("run `wherry plan A B --to orbax --set a=1 --set 'b=c d'`",
+         'run `wherry.plan(A, B, to="orbax", options={"a": 1, "b": "c d"})`'),
         ("pass `--only params` to write", 'pass `only="params"` to write'),
         ("run `wherry verify '/a b' --level digest`", 'run `wherry.verify("/a b", level="digest")`'),
         ("run `wherry inspect --digest --write /a`", 'run `wherry.inspect("/a", digest=True, write=True)`'),

@@ -103,5 +103,5 @@ def test_a_process_exports_alone_what_others_do_not_have(tmp_path):
 
 @pytest.mark.parametrize("name", ["source", "targets"])
 def test_an_export_has_neither_source_nor_targets(tmp_path, name):
-    with pytest.raises(UsageError, match=f"export got an unexpected keyword argument '{name}'"):
+    with pytest.raises(UsageError, match=f"unknown argument '{name}' of wherry.export"):
         wherry.export({"w": np.ones(3)}, tmp_path / "x.npz", to="npz", **{name: "s"}).result(60)

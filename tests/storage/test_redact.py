@@ -6,6 +6,8 @@ import time
 import types
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wherry.credentials import redact, redact_values
 from wherry.errors import UsageError, internal_error, storage_error
@@ -55,6 +57,71 @@ PRESIGNED = (
 )
 def test_what_is_taken_out_and_what_stays(text, shown):
     assert redact(text) == shown
+
+
+_OF_TOKENS = (
+    "eos_token_id", "decoder_start_token_id", "pad_token_id", "forced_bos_token_id", "image_token_index",
+    "max_tokens", "num_tokens", "tokens_per_step", "max_new_tokens", "token_accuracy",
+)  # fmt: skip
+_NUMBERS = st.one_of(
+    st.integers(-10, 10**12).map(str), st.floats(0, 1e6).map("{:.4g}".format), st.just("2e12")
+)
+
+
+@given(
+    st.sampled_from(_OF_TOKENS),
+    _NUMBERS,
+    st.sampled_from(
+        (
+            "{0} = {1}",
+            "{0}={1}",
+            '"{0}": {1},',
+            "{0}: {1}",
+            "set {0}={1}.",
+            "--set {0}=[{1}, 7]",
+            "({0} = {1})",
+        )
+    ),
+)
+def test_numbers_of_tokens_stay(name, number, form):
+    text = form.format(name, number)
+    assert redact(text) == text
+    assert redact_values({name: number}) == {name: number}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pad_token: '<pad>'", '"eos_token": "</s>"', "image_token='<image>'", "bos_token=[BOS]",
+        "--set eos_token_id=VALUE", "unk_token: '<|endoftext|>'", "eos_token_id is 2; pad_token_id = None",
+    ],
+)  # fmt: skip
+def test_tokens_of_a_vocabulary_stay(text):
+    assert redact(text) == text
+
+
+@given(
+    st.sampled_from(
+        (
+            "token", "hf_token", "access_token", "HF_TOKEN", "id-token", "token_id", "refresh_token", "password",
+            "db_password", "secret", "client_secret", "api_key", "passphrase",
+        )
+    ),
+    st.text("abcdefghijkXYZ0123456789", min_size=8, max_size=40).filter(lambda one: not one.isdigit()),
+    st.sampled_from(
+        (
+            "{0}={1}", "{0} = {1}", "{0}='{1}'", "https://h/x?{0}={1}&a=1", "u=https%3A%2F%2Fh%3F{0}%3D{1}",
+            '{0}="{1}"',
+        )
+    ),
+)  # fmt: skip
+def test_secrets_do_not_stay(name, secret, form):
+    assert secret not in redact(form.format(name, secret))
+
+
+@given(st.sampled_from(["password", "db_password", "secret", "api_key"]), st.integers(0, 10**9).map(str))
+def test_a_password_may_be_a_number(name, number):
+    assert redact(f"{name}={number}") == f"{name}=***"
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,8 @@ from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.config.settings import audits_are_recorded
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
-from wherry.core.units import parse_budget
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads

@@ -105,7 +105,7 @@ def audit(
             **arguments,
         )
     if markdown_ is not None:
-        Path(markdown_).write_text(markdown(report))
+        Path(markdown_).expanduser().write_text(markdown(report))
     _show(report, json_=json_)
     sys.exit(report.exit_code)
 

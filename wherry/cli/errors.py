@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEBUG = "--debug"
-_OF_COMMANDS = ("--json", "--quiet")  # options of commands that many type before the command
 DEBUG_ENV = "WHERRY_DEBUG"
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"
@@ -42,7 +41,7 @@ def is_debugging(words: Sequence[str]) -> bool:
 def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     """Any exception as an error with a cure."""
     if isinstance(error, click.ClickException):
-        return _of_click(error)
+        return _of_click(error, words)
     if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
         cause = error.__cause__
         return as_ours(cause, words) if isinstance(cause, EOFError) else interrupt_error()
@@ -55,15 +54,32 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     )
 
 
-def _of_click(error: click.ClickException) -> UsageError:
+def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     """An error of click in the form of ours: in lower case, without a full stop, with the help of its command."""
     text = error.format_message().removesuffix(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
     cure = f"see `{command} --help`"
-    if isinstance(error, click.NoSuchOption) and command == "wherry" and error.option_name in _OF_COMMANDS:
-        cure = f"put {error.option_name} after the command: wherry COMMAND {error.option_name}"
+    if (
+        isinstance(error, click.NoSuchOption)
+        and context is not None
+        and isinstance(context.command, click.Group)
+    ):
+        cure = _cure_of_group(context, error.option_name, words) or cure
     return UsageError(text[:1].lower() + text[1:], cure=cure)
+
+
+def _cure_of_group(context: click.Context, option: str, words: Sequence[str]) -> str | None:
+    """What to do about an option before the command: most belong after it, if the command has it."""
+    assert isinstance(context.command, click.Group)
+    found = next((word for word in words if word in context.command.list_commands(context)), None)
+    command = context.command.get_command(context, found) if found else None
+    if command is None:
+        return None
+    name = f"{context.command_path} {found}"
+    if any(option in one.opts for one in command.params):
+        return f"put it after the command: `{name} {option}`"
+    return f"remove it: `{name}` has no option {option}"
 
 
 def _was_printing(error: OSError) -> bool:

@@ -51,6 +51,7 @@ def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -
     from wherry.routes.first import FirstRoute, first_config, write_config
     from wherry.routes.night import run_night
 
+    file = file.expanduser()
     if file.exists() and not force:
         write_config(file, "")  # its error; nothing is asked in vain
     wanted = FirstRoute(**_answers(given, asks=not (yes or json_)))
@@ -74,10 +75,26 @@ def _answers(given: dict[str, str | None], *, asks: bool) -> dict[str, str]:
     for name, question in _ASKED.items() if asks else ():
         if name not in values:
             default = getattr(FirstRoute(""), name) or None
-            values[name] = click.prompt(question, default=default, type=str, err=True).strip()
+            values[name] = _answer(question, default)
     if "root" not in values:
         raise UsageError("missing option '--root'", cure="give --root URI, or leave out --yes to be asked")
     return values
+
+
+def _answer(question: str, default: str | None) -> str:
+    """What the user types.
+
+    Raises:
+        UsageError: standard input has ended, as it has in a script.
+    """
+    try:
+        return click.prompt(question, default=default, type=str, err=True).strip()
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):
+            raise
+        raise UsageError(
+            "cannot ask: standard input has ended", cure="state what is asked: `wherry init --root URI --yes`"
+        ) from error
 
 
 def _show(loaded: Config, problems: list[Problem], report: NightReport, *, json_: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from wherry.cli.options import as_json, quiet
 from wherry.console.say import say
 from wherry.core.units import plural, short
-from wherry.errors import UsageError, storage_error
+from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.text.config_text import read_config
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
@@ -172,13 +172,13 @@ def _anchor(text: str) -> Anchor:
     try:
         data: Any = parse_json(read_config(text), "the anchor", limits=SMALL)
         return Anchor(str(data["hash"]), int(data["seq"]))
-    except (FileNotFoundError, ValueError, OverflowError, KeyError, TypeError) as error:
+    except StorageError:
+        raise
+    except (NotFoundError, ValueError, OverflowError, KeyError, TypeError) as error:
         raise UsageError(
             f"invalid anchor {text!r}: expected a hash of at least {_LEAST} hex digits, or a file",
             cure="give the file or the hash that `wherry ledger anchor` printed",
         ) from error
-    except OSError as error:
-        raise storage_error(error, text) from error
 
 
 def _describe_anchor(anchored: int | None, statements: int) -> str:

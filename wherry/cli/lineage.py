@@ -132,6 +132,6 @@ def _stale_lines(found: Sequence[Stale]) -> Iterator[str]:
 
 def _write(file: str, text: str) -> None:
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).expanduser().write_text(text, encoding="utf-8")
     except OSError as error:
         raise storage_error(error, file) from error

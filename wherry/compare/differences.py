@@ -15,11 +15,10 @@ from wherry.compare.configs import AttributeDifference, config_differences, valu
 from wherry.compare.statistics import is_match, matching
 from wherry.compare.values import Distance, distance
 from wherry.config.digests import digest_choice
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.request import PLAIN, LayoutRequest
-from wherry.core.units import parse_budget
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.formats.registry import find_format
 from wherry.ledger.open import open_named
 from wherry.mover.hashing import hash_checkpoint

@@ -22,9 +22,9 @@ import os
 import shlex
 from collections.abc import Mapping
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from wherry.core.emit import whole_uri
 from wherry.core.option import Kind, in_order, options_of
 from wherry.core.request import (
     ConvertRequest,
@@ -287,4 +287,4 @@ def _file(path: str) -> dict[str, str]:
 
 
 def _place(text: str) -> str:
-    return without_secrets(text) if "://" in text else str(Path(text).absolute())
+    return without_secrets(text) if "://" in text else whole_uri(text)

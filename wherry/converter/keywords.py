@@ -12,7 +12,7 @@ from wherry.core.request import WritingKeywords
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from wherry.core.option import RequestOption
     from wherry.core.progress import OnProgress
@@ -49,19 +49,31 @@ class RestoreKeywords(TypedDict, total=False):
     allow_opaque: Iterable[str]
 
 
-def spelled_out(keywords: type, options: Iterable[RequestOption] = ()) -> Callable[[Verb], Verb]:
+# Options of a conversion that concern files, which a live state has not.
+OF_FILES = ("family_file", "as_step", "sign", "lineage", "rename")
+
+
+def spelled_out(
+    keywords: type, options: Iterable[RequestOption] = (), *, without: Collection[str] = ()
+) -> Callable[[Verb], Verb]:
     """Give a function with `**keywords` a signature that names each of them, for `help` and notebooks.
 
     Args:
         keywords: the TypedDict of its keyword arguments.
-        options: whose defaults are shown; None is shown for the others.
+        options: arguments too, unless they are in `without`. Their defaults are shown; None is shown for the others.
+        without: names of options that the function does not take.
     """
-    defaults = {one.name: one.default for one in options}
+    declared = {one.name: one for one in options if one.name not in without}
+    stated = _annotations(keywords)
+    annotations = stated | {name: one.type for name, one in declared.items() if name not in stated}
     rows = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=declared[name].default if name in declared else None,
+            annotation=annotation,
         )
-        for name, annotation in _annotations(keywords).items()
+        for name, annotation in annotations.items()
     ]
 
     def with_signature(verb: Verb) -> Verb:

@@ -13,13 +13,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.ignored_entries import require_requested, unprepared_companions, within_source
+from wherry.converter.keywords import spelled_out
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
 from wherry.core.account import bound_to_json
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
-from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
+from wherry.core.option import options_of
+from wherry.core.request import (
+    ConvertKeywords,
+    ConvertRequest,
+    SourceRequest,
+    TargetRequest,
+    convert_request,
+)
 from wherry.core.tensorspec import GRID
-from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural, show_size
+from wherry.core.units import parse_budget, plural, show_size
 from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
@@ -39,6 +47,7 @@ from wherry.view.foreign import require_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
@@ -50,21 +59,14 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
+@spelled_out(ConvertKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
 def plan(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
     to: str,
     options: Options | None = None,
-    memory: str | int = DEFAULT_MEMORY,
-    only: str | None = None,
-    ignore: tuple[str, ...] = (),
-    verify: str = "digest",
-    format: str | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    wish: LayoutRequest = PLAIN,
-    as_step: int | None = None,
+    **common: Unpack[ConvertKeywords],
 ) -> Plan:
     """Resolve a conversion without writing anything.
 
@@ -73,27 +75,17 @@ def plan(
         target: URI of the checkpoint that will be committed.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        memory: budget, for example `128MiB`.
-        only: `params` carries only the parameters, without optimizer state and counters.
-        ignore: named rules for content that the target cannot hold (`values`, `empties`, `companions`), and for
-            weights beside those that are converted (`others`).
-        verify: `digest` reads the target back before the commit, `store` compares the checksums that its store has
-            computed, `none` does neither.
-        format, step, item: which checkpoint of the source.
-        wish: the layout options; see `wherry.view.choose`.
-        as_step: the step to write, if the source has none or another one is required.
+        common: the other options, as for `wherry.convert`. Those that only the work itself uses change no plan:
+            `if_exists`, `sign`, `lineage`, `meta` and `progress`.
 
     Raises:
         UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is
             invalid, or a chunk of the source cannot be decoded within the memory budget.
         UnrepresentableError: the target cannot hold the source; every reason is listed.
     """
-    whole = TargetRequest(os.fspath(target), to, options or {}, only, layout=wish)
-    which = SourceRequest(os.fspath(source), format, step, item)
+    common.pop("progress", None)
     return plan_request(
-        ConvertRequest(
-            source=which, targets=(whole,), ignore=ignore, memory=memory, verify=verify, as_step=as_step
-        )
+        convert_request(source, [TargetRequest(os.fspath(target), to, options or {})], **common)
     )
 
 

@@ -55,6 +55,11 @@ _BLOCKS: dict[str, tuple[int, int]] = {
     "ggml:NVFP4": (64, 36),
     "ggml:Q1_0": (128, 18),
 }  # fmt: skip
+# short name → name; `float` is none of them, as it has 32 bits in torch and 64 in numpy.
+_SHORT = {
+    "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "half": "float16", "f32": "float32", "fp32": "float32",
+    "f64": "float64", "fp64": "float64", "double": "float64",
+}  # fmt: skip
 _OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32", *_BLOCKS})
 NUMPY = frozenset(_BITS) - _OPAQUE  # dtypes of numpy and ml_dtypes arrays
 _NUMPY_OWN = frozenset(
@@ -66,6 +71,12 @@ _NUMPY_OWN = frozenset(
 def is_known(name: str) -> bool:
     """Whether a TensorSpec may have this dtype."""
     return name in _BITS or name in _BLOCKS
+
+
+def full_name(name: str) -> str:
+    """The name of a dtype that a user states: `bfloat16` for `bf16` and for `torch.bfloat16`."""
+    bare = name.rpartition(".")[2]
+    return _SHORT.get(bare, bare)
 
 
 def block_elements(name: str) -> int:

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from wherry.core import dtypes
+from wherry.core.emit import whole_uri
 from wherry.core.option import option, options_of
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import DEFAULT_MEMORY
@@ -126,7 +128,7 @@ class LayoutRequest:
         family: name of a model family; `none` keeps the tree as it is; None detects the family.
         family_file: a TOML file that declares one, or changes one of ours.
         config: a file with the model's config, of the source's or the target's system: JSON, YAML or gin.
-        dtype: element type of the target's parameters.
+        dtype: element type of the target's parameters; `bf16`, `fp16` and `f32` are short names.
         assets: a folder or URI with tokenizer and the like for the target.
     """
 
@@ -151,6 +153,11 @@ class LayoutRequest:
         None, "Folder or URI with the tokenizer and other companion files for the target.", metavar="URI",
         stated="place", decides=True, planned=True,
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Short names of dtypes become full ones, so that both state the same conversion."""
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtypes.full_name(self.dtype))
 
     @property
     def explicit(self) -> bool:
@@ -442,6 +449,4 @@ def _whole_paths(record: R, *names: str) -> R:
 
 def _whole(place: str | None) -> str | None:
     """A URI as it is, and a path made absolute."""
-    if not place or "://" in place or place.startswith("models:/"):
-        return place
-    return os.path.abspath(place)  # noqa: PTH100  a string
+    return whole_uri(place) if place else place

@@ -118,7 +118,8 @@ def load_family_file(path: str) -> Family:
     """A user's family, or changes to a family that comes with wherry (`extends = "llama"`).
 
     Raises:
-        UsageError: the file cannot be read, or is not a family file.
+        NotFoundError, StorageError: the file cannot be read.
+        UsageError: it is not a family file.
     """
     return family_of(_extend(_parse(Path(path))), f"family file {path}")
 
@@ -126,7 +127,7 @@ def load_family_file(path: str) -> Family:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_config(path), "the family file", uri=str(path))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML file") from error
 
 

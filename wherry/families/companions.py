@@ -23,7 +23,7 @@ from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
@@ -42,6 +42,7 @@ _TOKENIZERS = (
     "tekken.json",
     "*.tiktoken",
 )
+_GENERATION = "generation_config.json"
 _CARRIED = (
     *_TOKENIZERS,
     "tokenizer_config.json",
@@ -52,7 +53,7 @@ _CARRIED = (
     "chat_template.json",
     "chat_templates/*",
     "additional_chat_templates/*",
-    "generation_config.json",
+    _GENERATION,
     "preprocessor_config.json",
     "processor_config.json",
     "LICENSE*",
@@ -87,7 +88,11 @@ class Outfit:
 
 
 def outfit(
-    projected: Projection, config: Mapping[str, Any] | None, checkpoint: Checkpoint, assets: str | None = None
+    projected: Projection,
+    config: Mapping[str, Any] | None,
+    checkpoint: Checkpoint,
+    assets: str | None = None,
+    token_ids: Mapping[str, Any] | None = None,
 ) -> Outfit:
     """Create the files that a target needs beside its tensors.
 
@@ -97,6 +102,7 @@ def outfit(
             the source that has the target's name for it (`config_beside`).
         checkpoint: the opened source.
         assets: a folder or URI with tokenizer and similar files; they replace the source's.
+        token_ids: numbers of special tokens that the user states.
 
     Raises:
         MismatchError: a config of the target contradicts the tensors.
@@ -112,7 +118,7 @@ def outfit(
     files = asset_files(assets) if assets is not None else asset_files(model_folder(checkpoint))
     more = {"tokenizer": _tokenizer(checkpoint, names, files)}
     whole = given is not None and (beside or alike)
-    written = written_config(projected, given, source, whole=whole, more=more)
+    written = written_config(projected, given, source, whole=whole, more=more, token_ids=token_ids)
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
     configs = _agreeing(projected, checkpoint, written.names)
@@ -129,10 +135,17 @@ def outfit(
             *projected.source.notes,
             *written.warnings,
             *_lacking(projected, [*files, *carried]),
+            *_overridden(token_ids or {}, [*files, *carried]),
             *_padding(projected),
         ),
         snippet=_snippet(system, written),
     )
+
+
+def _overridden(token_ids: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """A warning that a copied file is read before the config in which the stated token ids are."""
+    if token_ids and _GENERATION in names:
+        yield f"{_GENERATION} is copied unchanged; transformers generates with its token ids, not those of --set"
 
 
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:

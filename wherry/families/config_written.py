@@ -51,6 +51,7 @@ def written_config(
     *,
     whole: bool = False,
     more: Mapping[str, Any] | None = None,
+    token_ids: Mapping[str, Any] | None = None,
 ) -> WrittenConfig:
     """Derive the target's config.
 
@@ -61,11 +62,12 @@ def written_config(
         whole: whether it is the model's own config, which its system completes itself, rather than one that a user
             states.
         more: more names that expressions can use; the source's config takes precedence over them.
+        token_ids: numbers of special tokens that the user states.
 
     Raises:
         MismatchError: the given config contradicts the tensors or the source's config; axis or fact is named.
         UnrepresentableError: the given config has unknown attributes, or the target cannot hold the model.
-        UsageError: nothing states a fact that changes outputs.
+        UsageError: nothing states a fact that changes outputs, or the given config states another token id.
     """
     system, write = projected.system, projected.system.write
     bound = projected.source
@@ -90,6 +92,7 @@ def written_config(
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
+    _state_token_ids(table, token_ids or {}, source, names.get("vocab"))
     said = _stated_attributes(system, table) - dropped
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
         wanted = attribute not in said and (not whole or attribute in dropped)
@@ -141,6 +144,28 @@ def _table(system: System, config: dict[str, Any]) -> dict[str, Any]:
     if name is None or (name not in config and not system.write.nested):
         return config
     return config.setdefault(name, {})
+
+
+def _state_token_ids(
+    table: dict[str, Any], token_ids: Mapping[str, Any], source: str, vocabulary: int | None
+) -> None:
+    """Add the numbers of special tokens that the user states.
+
+    Raises:
+        UsageError: the given config states another number, or the vocabulary has no such token.
+    """
+    for name, value in token_ids.items():
+        largest = max(value) if isinstance(value, list) else value
+        if vocabulary is not None and largest >= vocabulary:
+            raise UsageError(
+                f"{name} = {largest} is not a token: the vocabulary has {vocabulary:,}",
+                cure=f"state a number below {vocabulary}",
+            )
+        if table.setdefault(name, value) != value:
+            raise UsageError(
+                f"{source} states {name} = {table[name]!r}, and --set states {value!r}",
+                cure=f"leave out --set {name}, or correct {source}",
+            )
 
 
 def _put(config: dict[str, Any], table: dict[str, Any], attribute: str, value: object) -> None:

@@ -287,6 +287,7 @@ def _write(row: Mapping[str, Any], where: str) -> Write:
         replaced=tuple(row.get("replaced", ())),
         nullable=tuple(row.get("nullable", ())),
         defaults=row.get("defaults", {}),
+        token_ids=tuple(row.get("token_ids", ())),
         notes=tuple((str(rule), str(text)) for rule, text in row.get("notes", [])),
         words=_texts(row.get("words", {})),
         snippet=row.get("snippet", ""),

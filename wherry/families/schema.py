@@ -67,8 +67,9 @@ and pass the same checks. An unknown field is an error.
       config               {table, defaults, sizes, facts, require, usual, implied, ignored, run}: the meaning of
                            attributes; others are errors. `systems/S.toml` states what holds for S in every family
       write                the config that accompanies a checkpoint of this system, and how it is loaded: {file, nested,
-                           fixed, attributes, replaced, nullable, defaults, notes, words, snippet}. An axis or fact
-                           that `config` reads from one attribute is written to it without a declaration; see Write
+                           fixed, attributes, replaced, nullable, defaults, token_ids, notes, words, snippet}. An axis
+                           or fact that `config` reads from one attribute is written to it without a declaration; see
+                           Write
 """
 
 from __future__ import annotations
@@ -279,6 +280,7 @@ class Write:
         nullable: attributes that are written as null if they have no value.
         defaults: attribute → the system's documented default (text is an expression), used with a warning if nothing
             else states it; not for what changes an output.
+        token_ids: attributes with the numbers of special tokens, which a user may state.
         notes: expression → a warning if it is true.
         words: name → expression, for the snippet.
         snippet: how the system loads it: {uri}, {file}, {lines} (attribute=value …) and the words.
@@ -291,6 +293,7 @@ class Write:
     replaced: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    token_ids: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict[str, str])
     snippet: str = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import UnsupportedError, UsageError, choose, similar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from wherry.formats.format import Format, Options, Rewrite
 
@@ -95,15 +95,31 @@ def find_target_format(name: str) -> Format:
     return _find(name, written)
 
 
-def _find(name: str, rows: Collection[Format]) -> Format:
+def find_system_format(name: str) -> Format:
+    """The format with this name or alias, which belongs to a training or serving system.
+
+    Raises:
+        UsageError: the name is unknown, or is that of a container; the cure lists the formats of systems.
+    """
+    return _find(name, [row for row in formats().values() if row.system], "system", {})
+
+
+def _find(
+    name: str,
+    rows: Collection[Format],
+    noun: str = "format",
+    libraries: Mapping[str, Sequence[str]] = LIBRARIES,
+) -> Format:
     for row in rows:
         if name in (row.name, *row.aliases):
             return row
     names = sorted(row.name for row in rows)
-    meant = [one for one in LIBRARIES.get(name.lower(), ()) if one in names]
-    aliases = {alias: row.name for row in rows for alias in row.aliases}
-    likely = [aliases.get(one, one) for one in similar(name, [*names, *aliases])]
-    raise UsageError(f"unknown format {name!r}", cure=choose(name, names, meant or likely))
+    means = {library: [one for one in some if one in names] for library, some in libraries.items()}
+    means |= {alias: [row.name] for row in rows for alias in row.aliases} | {one: [one] for one in names}
+    likely = dict.fromkeys(one for word in similar(name, means) for one in means[word])
+    raise UsageError(
+        f"unknown {noun} {name!r}", cure=choose(name, names, means.get(name.lower()) or [*likely])
+    )
 
 
 def system_of(format: str) -> str:

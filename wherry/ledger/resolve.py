@@ -206,7 +206,13 @@ def _unknown(text: str) -> WherryError:
             "no checkpoint with this digest in the ledger", uri=text,
             cure="run `wherry ls` to list the checkpoints in the ledger", stage="resolve",
         )  # fmt: skip
-    return UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
+    named = f"models:/{text}"
+    cure = (
+        f"did you mean {shlex.quote(named)}? Otherwise use {_FORMS}"
+        if _MODEL.fullmatch(named)
+        else f"use {_FORMS}"
+    )
+    return UsageError(f"invalid model URI: {text}", cure=cure, stage="resolve")
 
 
 def _holds(place: PlaceRecord) -> bool:

@@ -16,7 +16,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from wherry.converter.keywords import ExportKeywords, spelled_out
+from wherry.converter.keywords import OF_FILES, ExportKeywords, spelled_out
 from wherry.core.option import options_of
 from wherry.core.progress import logger
 from wherry.core.request import ConvertRequest, TargetRequest
@@ -40,7 +40,7 @@ log = logger("wherry.export")
 _WRONG_REQUESTS = (UsageError, UnsupportedError, AmbiguousError, UnrepresentableError, MissingExtraError)
 
 
-@spelled_out(ExportKeywords, options_of(TargetRequest, ConvertRequest))
+@spelled_out(ExportKeywords, options_of(TargetRequest, ConvertRequest), without=OF_FILES)
 def export(
     state: object,
     uri: str | os.PathLike[str],

@@ -10,6 +10,7 @@ from typing import Any
 
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
+from wherry.formats.registry import find_system_format
 from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX
 from wherry.storage.stores import LiveStore, locate
@@ -53,40 +54,20 @@ class ExportRequest:
 
 
 _OWN = tuple(one.name for one in fields(ExportRequest) if one.name != "convert")
-_OF_FILES = (
-    "source",
-    "targets",
-    "format",
-    "item",
-    "opaque",
-    "family_file",
-    "wish",
-    "as_step",
-    "sign",
-    "lineage",
-    "rename",
-)
 
 
 def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:
     """Create a request; see `wherry.export`.
 
     Raises:
-        UsageError: a keyword argument is unknown or has an invalid value.
+        UsageError: a keyword argument has an invalid value.
+        TypeError: a keyword argument is unknown.
     """
     own = {name: asked.pop(name) for name in _OWN if name in asked}
-    if refused := next((name for name in _OF_FILES if name in asked), None):
-        raise UsageError(f"export got an unexpected keyword argument {refused!r}", cure="see wherry.export")
-    try:
-        convert = convert_request(f"{LiveStore.protocol}://", [TargetRequest(uri, to)], **asked)
-        request = ExportRequest(convert=convert, **own)
-    except TypeError as error:
-        what = (
-            str(error)
-            .replace("ConvertRequest.__init__()", "export")
-            .replace("ExportRequest.__init__()", "export")
-        )
-        raise UsageError(what, cure="see wherry.export") from error
+    if own.get("system") is not None:
+        own["system"] = find_system_format(own["system"]).name
+    convert = convert_request(f"{LiveStore.protocol}://", [TargetRequest(uri, to)], **asked)
+    request = ExportRequest(convert=convert, **own)
     if request.snapshot not in SNAPSHOTS:
         raise UsageError(f"invalid value for snapshot: {request.snapshot!r}", cure="choose host or disk")
     return request
@@ -101,7 +82,7 @@ def spool_of(request: ExportRequest, mark: str) -> Path:
     """
     location = locate(request.uri)
     if request.spool is not None:
-        parent = Path(request.spool)
+        parent = Path(request.spool).expanduser()
     elif location.store.capabilities.local:
         parent = next(one for one in Path(location.path).parents if one.is_dir())
     else:

@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter
 from wherry.core.request import LayoutRequest
 from wherry.core.services import service
-from wherry.core.units import parse_budget
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent

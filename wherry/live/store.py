@@ -15,7 +15,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.keywords import ExportKeywords, RestoreKeywords, spelled_out
+from wherry.converter.keywords import OF_FILES, ExportKeywords, RestoreKeywords, spelled_out
+from wherry.core.calls import usage_checked
+from wherry.core.option import options_of
+from wherry.core.request import ConvertRequest, TargetRequest
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.registry import find_format
@@ -46,7 +49,8 @@ class RunStore:
         common: keyword arguments of every save, see `wherry.export`.
     """
 
-    @spelled_out(ExportKeywords)
+    @usage_checked("wherry.Store")
+    @spelled_out(ExportKeywords, options_of(TargetRequest, ConvertRequest), without=OF_FILES)
     def __init__(
         self, root: str | os.PathLike[str], *, to: str = "orbax", **common: Unpack[ExportKeywords]
     ) -> None:
@@ -69,7 +73,8 @@ class RunStore:
         rows = ((step, self.at(step).uri, self.metrics(step) or "") for step in self.steps())
         return html_table(repr(self), ("step", "checkpoint", "metrics"), rows)
 
-    @spelled_out(ExportKeywords)
+    @usage_checked("wherry.Store.save")
+    @spelled_out(ExportKeywords, options_of(TargetRequest, ConvertRequest), without=OF_FILES)
     def save(
         self,
         state: object,
@@ -155,6 +160,7 @@ class RunStore:
             )
         return found
 
+    @usage_checked("wherry.Store.restore")
     @spelled_out(RestoreKeywords)
     def restore(self, into: Any, *, step: int | None = None, **common: Unpack[RestoreKeywords]) -> Restored:
         """Fill a live template from a step; returns the result of `wherry.restore`.

@@ -69,7 +69,11 @@ def parse_source(text: str) -> MergeSource:
         raise UsageError(f"invalid weight {weight!r} of {uri}", cure=_CURE) from error
 
 
-@spelled_out(MergeKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
+@spelled_out(
+    MergeKeywords,
+    options_of(SourceRequest, TargetRequest, ConvertRequest),
+    without=("format", "step", "item"),
+)
 def merge(
     sources: Sequence[str | MergeSource],
     target: str | os.PathLike[str],
@@ -88,13 +92,10 @@ def merge(
         common: the other options, as in MergeKeywords; they mean what they mean in `wherry.convert`.
 
     Raises:
-        TypeError: an option is unknown, or chooses a step, which each source states by its URI.
         UnrepresentableError: the sources differ in key paths, shapes or element types, or the adapter is of a kind that
             cannot be merged; the difference is named.
         WherryError: see `wherry.convert`; nothing is left at the destination.
     """
-    for unknown in sorted(set(common) - set(MergeKeywords.__annotations__)):
-        raise TypeError(f"merge() got an unexpected keyword argument {unknown!r}")
     progress = common.pop("progress", None)
     named = [parse_source(one) if isinstance(one, str) else one for one in sources]
     request = convert_request(

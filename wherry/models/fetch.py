@@ -12,8 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.plan import DEFAULT_MEMORY
-from wherry.core.units import parse_budget
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import (
     MismatchError,
     TargetExistsError,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wherry.errors import UsageError, storage_error
+from wherry.errors import UsageError
 from wherry.text.config_text import parse_table, read_config
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
     A string without a dot or slash is a name: `[policy.NAME]`.
 
     Raises:
-        NotFoundError: no policy has this name.
+        NotFoundError: no policy has this name, or the file does not exist.
         UsageError: a gate is unknown or has an invalid value; the error names file and gate.
         StorageError: the file cannot be read.
     """
@@ -172,10 +172,7 @@ def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = read_config(path)
-    except OSError as error:
-        raise storage_error(error, str(path)) from error
+    data = read_config(path)
     try:
         return parse_table(data, "the policy", json=path.suffix == ".json", uri=str(path))
     except ValueError as error:

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.services import service
+from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.ledger.outcomes import record_outcome

@@ -290,14 +290,14 @@ def _require_no_account(text: str) -> None:
 
 
 def local_path(uri: str) -> str | None:
-    """The path of this machine that a URI means; None for a URI of another store.
+    """The path of this machine that a URI means, with the home folder for `~`; None for a URI of another store.
 
     Raises:
         UsageError: the URI names another machine.
     """
     protocol, separator, _ = uri.partition("://")
     if not separator:
-        return native_path(uri)
+        return native_path(os.path.expanduser(uri))  # noqa: PTH111  a string
     return _path_of_file_uri(uri) if protocol == "file" else None
 
 

@@ -13,6 +13,7 @@ import stat
 import tomllib
 from typing import TYPE_CHECKING, Any
 
+from wherry.errors import NotFoundError, storage_error
 from wherry.text.json_document import parse_json, require_size
 from wherry.text.limits import SMALL, JsonLimits, beyond, exceeds, scale_limit
 
@@ -36,9 +37,19 @@ def read_config(path: str | PathLike[str]) -> bytes:
     """The bytes of a file that a person names; devices and pipes are no configs.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        NotFoundError: it does not exist.
+        StorageError: it cannot be read, or is no regular file.
         HostileError: it is too long.
     """
+    try:
+        return _read_regular(os.path.expanduser(path))  # noqa: PTH111  a path of any type
+    except FileNotFoundError as error:
+        raise NotFoundError("file not found", uri=os.fspath(path), cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, os.fspath(path)) from error
+
+
+def _read_regular(path: str | PathLike[str]) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)

@@ -161,7 +161,7 @@ def _several(entry: AxisName) -> tuple[str, ...]:
 def _parse(path: str) -> dict[str, Any]:
     try:
         data = parse_table(read_config(path), "the file of axes", json=path.endswith(".json"), uri=path)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML or JSON file") from error
     if not isinstance(data, dict):
         raise UsageError(

@@ -7,7 +7,7 @@ computed, so that they can be recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.carrier import THREADS
 from wherry.carriers.hash_on import ReadOrder, hash_on, source_of
@@ -19,6 +19,7 @@ from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import object_pin, state_read
+from wherry.formats.registry import system_of
 from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
@@ -260,20 +261,33 @@ def _came_back(
     against: Other,
     how: ReadOptions,
 ) -> Iterator[Failure]:
-    """Compare with a source of another system, through the inverse layout."""
-    from wherry.view.inverse import roundtrip
+    """Compare with a source of another system, through the inverse layout; with one of the same system, directly."""
+    from wherry.view.inverse import roundtrip, there_and_back
 
     with open_source(resolve_named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
-        yield from roundtrip(
+        is_start = _is_where_it_began(other, checkpoint, layout)
+        compared = there_and_back if is_start else roundtrip
+        yield from compared(
             checkpoint,
-            as_recorded(other, sidecar.manifest),
+            other if is_start else as_recorded(other, sidecar.manifest),
             layout,
             sidecar.algorithm,
             memory=how.memory,
             progress=how.progress,
             measured=against.measured,
         )
+
+
+def _is_where_it_began(other: Checkpoint, checkpoint: Checkpoint, layout: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint that came from another system is compared with one of its own system and names."""
+    systems = {system_of(one.detection.format) for one in (other, checkpoint)}
+    return (
+        len(systems) == 1
+        and "" not in systems
+        and layout["from"]["system"] != layout["to"]["system"]
+        and other.manifest.tensors.keys() == checkpoint.manifest.tensors.keys()
+    )
 
 
 def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadOptions) -> Iterator[Failure]:

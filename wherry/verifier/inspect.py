@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.compare.statistics import is_match, matching, statistics
 from wherry.config.digests import digest_choice
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.converter.references import reference
 from wherry.core.algorithms import BLAKE3
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
-from wherry.core.units import parse_budget
+from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion

@@ -28,10 +28,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.carrier import THREADS, carrier_of
-from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import parse_budget, plural
+from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source

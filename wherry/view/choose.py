@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
-from wherry.errors import UsageError
+from wherry.errors import UsageError, choose
 from wherry.formats.registry import system_of
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import TREE_OPTIONS
@@ -71,7 +71,7 @@ def relaid(
         return _quantised_view(checkpoint, row, options, wish, only, files=files)
     if DEQUANTIZE in options:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
-        plain = _plain(checkpoint, wish, str(options[DEQUANTIZE]))
+        plain = _plain(checkpoint, wish, dtypes.full_name(str(options[DEQUANTIZE])))
         return relaid(plain, row, rest, wish, only, files=files)
     if SCAN in options:
         rest = {name: value for name, value in options.items() if name != SCAN}
@@ -82,7 +82,7 @@ def relaid(
     asked = {name: _word(value) for name, value in options.items() if name not in own}
     if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.is_known(wish.dtype)):
         raise UsageError(
-            f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
+            f"invalid value for --dtype: {wish.dtype!r}", cure=choose(wish.dtype, sorted(dtypes.NUMPY))
         )
     if not asked and _same_tree(checkpoint, row, wish, own):
         return _keep_names(checkpoint, row, wish, files=files), own, only

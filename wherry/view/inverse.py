@@ -86,6 +86,44 @@ def roundtrip(
         yield from _compare(view, source, forward, back, algorithm, memory, progress, measured=measured)
 
 
+def there_and_back(
+    converted: Checkpoint,
+    start: Checkpoint,
+    layout: Mapping[str, Any],
+    algorithm: str,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+    measured: MeasuredError | None = None,
+) -> Iterator[Failure]:
+    """Every tensor that differs after a conversion to another system and back.
+
+    The values of both are compared, within the bound of the conversion to the other system.
+
+    Args:
+        converted: the target of the conversion back.
+        start: the checkpoint of the same system, with the same key paths, that was converted first.
+        layout: the layout in the target's manifest: from the other system to this one.
+        algorithm: of the digests that are compared.
+        memory: budget for reading.
+        progress: called a few times a second.
+        measured: updated with the differences within the bound.
+
+    Raises:
+        WherryError: the start does not fit the layout.
+    """
+    way_there = {**layout, "from": layout["to"], "to": layout["from"], "rename": ()}
+    same = {**way_there, "to": layout["to"]}
+    forward, itself = _forward(start, way_there), _forward(start, same)
+    bound = max(forward.lossy.values(), default=None)
+    theirs, found = (
+        hash_checkpoint(one, algorithm, memory=memory, progress=progress, stage="roundtrip")
+        for one in (start, converted)
+    )
+    for failure in compare(found, theirs.digests, theirs.leaves):
+        yield from _measure(failure, converted, start, itself, bound, measured or MeasuredError())
+
+
 @singledispatch
 def differences(
     source: Checkpoint,

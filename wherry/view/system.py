@@ -71,7 +71,7 @@ def layout_options() -> frozenset[str]:
             SCALES,
             ALPHA,
             *facts,
-            *(name for one in systems for name in (*one.forms, *one.conventions)),
+            *(name for one in systems for name in (*one.forms, *one.conventions, *one.write.token_ids)),
         ]
     )
 
@@ -174,9 +174,12 @@ def view(
         return None
     theirs = {*target.forms, *target.conventions}
     _require_options(asked, family, source, target, row)
+    token_ids = {
+        name: _token_id(name, text) for name, text in asked.items() if name in target.write.token_ids
+    }
     stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
     known = {name: text for name, text in written.items() if name in source.conventions}
-    mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated}}
+    mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated, *token_ids}}
     config, told_by = source_config(checkpoint, family, source, wish.config)
     config = _of_plain_weights(config)
     of_adapter = is_of_adapters(family)
@@ -193,7 +196,7 @@ def view(
     if not needed:
         return None  # the config that the user states is that of the tensors, which keep their names
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
-    made = outfit(projected, given, checkpoint, wish.assets) if files else None
+    made = outfit(projected, given, checkpoint, wish.assets, token_ids) if files else None
     if not of_adapter:
         return LayoutView(checkpoint, projected, made, wish.dtype, only, tree=found.tree, renames=renames)
     require_rank(checkpoint, projected)
@@ -305,6 +308,7 @@ def _require_options(
     """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
     known = [
         *row.options, *target.forms, *target.conventions, *source.forms, *source.conventions, *family.facts,
+        *(target.write.token_ids if target is not source else ()),
     ]  # fmt: skip
     unknown = [name for name in asked if name not in known]
     if unknown:
@@ -312,6 +316,22 @@ def _require_options(
             f"unknown option {', '.join(map(repr, unknown))} for format {row.name} and its layout",
             cure=choose(unknown[0], known),
         )
+
+
+def _token_id(name: str, text: str) -> int | list[int]:
+    """The number of a special token, or the numbers of several, as a user states them.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    parts = text.strip("[]").split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(
+            f"invalid value for {name}: {text!r}; expected the number of a token",
+            cure=f"state it as a number, `--set {name}=1`, or as a list, `--set '{name}=[1,2]'`",
+        )
+    numbers = [int(part) for part in parts]
+    return numbers if text.startswith("[") else numbers[0]
 
 
 def _is_needed(

@@ -125,7 +125,7 @@ def write(samples: Iterable[MetricSample], file: str | os.PathLike[str]) -> None
     Raises:
         StorageError: it cannot be written.
     """
-    path = Path(file).absolute()
+    path = Path(file).expanduser().absolute()
     try:
         replace(path, text(samples).encode(), mode=_READABLE_TO_ALL)
     except OSError as error:

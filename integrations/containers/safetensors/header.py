@@ -319,7 +319,7 @@ def _stored_dtype(spec: TensorSpec, uri: str) -> str:
             f"safetensors requires key paths of one part, other than {METADATA}",
             uri=uri,
             path=spec.name,
-            cure="pass --set join=. to join the parts with a dot",
+            cure="pass `--set join=.` to join the parts with a dot",
         )
     if spec.dtype not in TO_STORED:
         raise UnrepresentableError(

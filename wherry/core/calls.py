@@ -1,0 +1,77 @@
+"""calls: calls of the library from Python, whose arguments are checked against the signature.
+
+Python raises TypeError for an argument that a function does not take, in the words of the function that the call
+reaches. A caller of wherry gets an error of the request instead, which names the argument and those that it could be.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from wherry import cures
+from wherry.errors import UsageError, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+# What the parts of an annotation accept. An argument is checked if all parts of its annotation are here.
+_TYPES: dict[str, type] = {"str": str, "os.PathLike[str]": os.PathLike, "None": type(None)}
+_WORDS = {"str": "text", "os.PathLike[str]": "a path"}
+
+
+def usage_checked(verb: str) -> Callable[[Function], Function]:
+    """Give a function errors of the request for arguments that it does not take.
+
+    Only texts and paths are compared with their annotations; other values are left to the function.
+
+    Args:
+        verb: its public name, `wherry.convert`.
+
+    Raises in a call:
+        UsageError: an argument is unknown or missing, or is not a text or path.
+    """
+
+    def checking(function: Function) -> Function:
+        signature = inspect.signature(function)
+        names = [name for name in signature.parameters if name != "self"]
+        kinds = {name: str(one.annotation).split(" | ") for name, one in signature.parameters.items()}
+
+        @wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if unknown := next((name for name in keywords if name not in names), None):
+                option = cures.KEYWORDS.get(unknown.strip("_").replace("_", "-"))
+                meant = [option] if option in names else []
+                raise UsageError(
+                    f"unknown argument {unknown!r} of {verb}", cure=choose(unknown, names, meant)
+                )
+            try:
+                bound = signature.bind(*arguments, **keywords)
+            except TypeError as error:
+                raise UsageError(f"{verb}: {error}", cure=f"its arguments are: {', '.join(names)}") from error
+            for name, value in bound.arguments.items():
+                _require_text(verb, name, value, kinds[name])
+            return function(*arguments, **keywords)
+
+        return cast("Function", call)
+
+    return checking
+
+
+def _require_text(verb: str, name: str, value: object, kinds: list[str]) -> None:
+    """Refuse a value of another type where only texts and paths are taken.
+
+    Raises:
+        UsageError: the value is neither.
+    """
+    if not set(kinds) <= set(_TYPES) or isinstance(value, tuple(_TYPES[kind] for kind in kinds)):
+        return
+    wanted = " or ".join(_WORDS[kind] for kind in kinds if kind in _WORDS)
+    raise UsageError(
+        f"invalid value for {name}: {value!r}; expected {wanted}, got {type(value).__name__}",
+        cure=f"call {verb} once for each of them" if isinstance(value, list | tuple) else f"pass {wanted}",
+    )
