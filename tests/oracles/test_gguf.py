@@ -17,7 +17,7 @@ import wherry
 from tests.support.generations import old_python
 from tests.support.gguf import model_parts, save_gguf
 from tests.support.oracles import huggingface, judge
-from tests.support.oracles.cases import GGUF
+from tests.support.oracles.cases import GGUF, GGUF_BY_TRANSFORMERS
 from tests.support.oracles.huggingface import TOKENS
 from wherry.core.request import LayoutRequest
 from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError
@@ -27,8 +27,11 @@ BY_TRANSFORMERS = """
 import sys
 sys.path.append(sys.argv[1])
 import numpy as np, torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(
-    sys.argv[2], gguf_file="model.gguf", attn_implementation="eager", dtype=torch.float32)
+config = transformers.AutoConfig.from_pretrained(sys.argv[5])
+model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[2], config=config, gguf_file="model.gguf", attn_implementation="eager", dtype=torch.float32,
+    output_loading_info=True)
+assert not report["missing_keys"], report
 with torch.no_grad():
     np.save(sys.argv[3], model.double().eval()(torch.tensor(np.load(sys.argv[4]))).logits.numpy())
 """
@@ -53,20 +56,16 @@ def test_transformers_computes_what_the_model_computed(label, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "gpt2"])
+@pytest.mark.parametrize("label", GGUF_BY_TRANSFORMERS)
 def test_transformers_reads_the_same_file_itself(label, tmp_path):
+    """It gets the model's config: of the metadata it reads a part, and takes defaults of its class for the rest."""
     save(label, tmp_path / "model.gguf")
     np.save(tmp_path / "tokens.npy", TOKENS)
     packages = next((old_python("gguf").parents[1] / "lib").glob("python*/site-packages"))
-    words = [
-        sys.executable,
-        "-c",
-        BY_TRANSFORMERS,
-        packages,
-        tmp_path,
-        tmp_path / "logits.npy",
-        tmp_path / "tokens.npy",
-    ]
+    words = (
+        sys.executable, "-c", BY_TRANSFORMERS, packages, tmp_path, tmp_path / "logits.npy", tmp_path / "tokens.npy",
+        judge.source(label),
+    )  # fmt: skip
     run = subprocess.run(
         [str(one) for one in words],
         capture_output=True,

@@ -59,7 +59,7 @@ def model_config(
     lists = [key.removeprefix(start) for key in left if key.startswith(start)]
     tokens = {key: value for key, value in metadata.items() if key.startswith(_TOKENS)}
     rotary = _rotary(own, factors)
-    names = {**_tables({**own, **tokens}), **_shown(own, specs), "rotary": rotary}
+    names = {**_tables({**own, **tokens}), **_from_tensors(own, specs), "rotary": rotary}
     stated = {name: evaluate(text, names) for name, text in rules["attributes"].items()}
     read = {one for text in rules["attributes"].values() for one in _NAMES.findall(text)}
     read |= {key for key in own if key.startswith(_SCALING)} if rotary is not None else set()
@@ -113,7 +113,7 @@ def _tables(own: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _shown(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
+def _from_tensors(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
     """What tensors and sizes show: the rows of the embedding, the elements of a head."""
     embedding = specs.get((_EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
