@@ -20,7 +20,7 @@ from tests.support.oracles import huggingface, judge
 from tests.support.oracles.cases import GGUF, GGUF_BY_TRANSFORMERS
 from tests.support.oracles.huggingface import TOKENS
 from wherry.core.request import LayoutRequest
-from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError
+from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError, WherryError
 
 pytest.importorskip("transformers")
 BY_TRANSFORMERS = """
@@ -150,6 +150,7 @@ def test_files_of_another_model_are_refused(change, tmp_path):
         ("llama", "llama.attention.head_count_kv", [2, 2, 2]),
         ("qwen2", "qwen2.rope.scaling.attn_factor", 2.0),
         ("gemma3", "gemma3.attention.sliding_window_pattern", 4),
+        ("llama", "llama.tokens", 60),
     ],
 )
 def test_metadata_that_are_not_understood_are_refused_by_name(label, key, value, tmp_path):
@@ -174,3 +175,20 @@ def test_an_architecture_without_rules_is_never_taken_for_another(name, tmp_path
     file = save_gguf(tmp_path / "model.gguf", {**renamed, "general.architecture": name}, tensors)
     with pytest.raises((UnrepresentableError, UnsupportedError), match=name):
         converted(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.expert_count", "many"),
+        ("llama.rope.freq_base", "x"),
+        ("llama.embedding_length", "x"),
+        ("llama.attention.head_count", 0),
+        ("llama.block_count", True),
+    ],
+)
+def test_metadata_of_another_kind_are_refused_and_never_a_bug(key, value, tmp_path):
+    file = save("llama-3.1", tmp_path / "model.gguf", **{key: value})
+    with pytest.raises(WherryError):
+        converted(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
