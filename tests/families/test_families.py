@@ -198,9 +198,10 @@ def test_the_target_s_tree_is_maxtext_s():
 
 
 # What the code of each system calls the two halves of a gated feed-forward layer.
-GATE = re.compile(r"(?<![a-z_])(gate_proj|w1|wi_0|gating_linear)(?=_E|\W|$)")
-UP = re.compile(r"(?<![a-z_])(up_proj|w3|wi_1|value_linear)(?=_E|\W|$)")
+GATE = re.compile(r"(?<![a-z_])(gate_proj|w1|wi_0|gating_linear|ffn_gate|ffn_gate_exps)(?=_E|\W|$)")
+UP = re.compile(r"(?<![a-z_])(up_proj|w3|wi_1|value_linear|ffn_up|ffn_up_exps)(?=_E|\W|$)")
 BOTH = re.compile(r"gate_up_proj|linear_fc1|gating_einsum")  # one tensor of both
+BOTH_CALLED_UP = {("phi3", "gguf")}  # which transformers' loader of GGUF judges
 
 
 def test_the_norm_of_a_granite_depends_on_its_tie():
@@ -242,7 +243,12 @@ def test_the_gate_is_what_each_system_calls_so():
         for gate in (parameter for parameter in table if parameter.split("_")[-1] == "gate"):
             up = next(one for one in (gate[:-4] + "gated_up", gate[:-4] + "up") if one in table)
             for parameter, own, other in ((gate, GATE, UP), (up, UP, GATE)):
-                texts = (text for texts in table[parameter].values() for text in texts)
+                texts = (
+                    text
+                    for system, texts in table[parameter].items()
+                    if (name, system) not in BOTH_CALLED_UP
+                    for text in texts
+                )
                 for text in (text for text in texts if not BOTH.search(text)):
                     assert own.search(text), f"{name}: {parameter} is {text}"
                     assert not other.search(text), f"{name}: {parameter} is {text}"

@@ -17,18 +17,21 @@ import wherry
 from tests.support.generations import old_python
 from tests.support.gguf import model_parts, save_gguf
 from tests.support.oracles import huggingface, judge
-from tests.support.oracles.cases import GGUF
+from tests.support.oracles.cases import GGUF, GGUF_BY_TRANSFORMERS
 from tests.support.oracles.huggingface import TOKENS
 from wherry.core.request import LayoutRequest
-from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError
+from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError, WherryError
 
 pytest.importorskip("transformers")
 BY_TRANSFORMERS = """
 import sys
 sys.path.append(sys.argv[1])
 import numpy as np, torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(
-    sys.argv[2], gguf_file="model.gguf", attn_implementation="eager", dtype=torch.float32)
+config = transformers.AutoConfig.from_pretrained(sys.argv[5])
+model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[2], config=config, gguf_file="model.gguf", attn_implementation="eager", dtype=torch.float32,
+    output_loading_info=True)
+assert not report["missing_keys"], report
 with torch.no_grad():
     np.save(sys.argv[3], model.double().eval()(torch.tensor(np.load(sys.argv[4]))).logits.numpy())
 """
@@ -53,20 +56,16 @@ def test_transformers_computes_what_the_model_computed(label, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "gpt2"])
+@pytest.mark.parametrize("label", GGUF_BY_TRANSFORMERS)
 def test_transformers_reads_the_same_file_itself(label, tmp_path):
+    """It gets the model's config: of the metadata it reads a part, and takes defaults of its class for the rest."""
     save(label, tmp_path / "model.gguf")
     np.save(tmp_path / "tokens.npy", TOKENS)
     packages = next((old_python("gguf").parents[1] / "lib").glob("python*/site-packages"))
-    words = [
-        sys.executable,
-        "-c",
-        BY_TRANSFORMERS,
-        packages,
-        tmp_path,
-        tmp_path / "logits.npy",
-        tmp_path / "tokens.npy",
-    ]
+    words = (
+        sys.executable, "-c", BY_TRANSFORMERS, packages, tmp_path, tmp_path / "logits.npy", tmp_path / "tokens.npy",
+        judge.source(label),
+    )  # fmt: skip
     run = subprocess.run(
         [str(one) for one in words],
         capture_output=True,
@@ -151,6 +150,7 @@ def test_files_of_another_model_are_refused(change, tmp_path):
         ("llama", "llama.attention.head_count_kv", [2, 2, 2]),
         ("qwen2", "qwen2.rope.scaling.attn_factor", 2.0),
         ("gemma3", "gemma3.attention.sliding_window_pattern", 4),
+        ("llama", "llama.tokens", 60),
     ],
 )
 def test_metadata_that_are_not_understood_are_refused_by_name(label, key, value, tmp_path):
@@ -175,3 +175,20 @@ def test_an_architecture_without_rules_is_never_taken_for_another(name, tmp_path
     file = save_gguf(tmp_path / "model.gguf", {**renamed, "general.architecture": name}, tensors)
     with pytest.raises((UnrepresentableError, UnsupportedError), match=name):
         converted(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.expert_count", "many"),
+        ("llama.rope.freq_base", "x"),
+        ("llama.embedding_length", "x"),
+        ("llama.attention.head_count", 0),
+        ("llama.block_count", True),
+    ],
+)
+def test_metadata_of_another_kind_are_refused_and_never_a_bug(key, value, tmp_path):
+    file = save("llama-3.1", tmp_path / "model.gguf", **{key: value})
+    with pytest.raises(WherryError):
+        converted(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

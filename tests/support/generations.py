@@ -47,8 +47,9 @@ STACKS = {
     "ray": ("ray[client]==2.60.0",),
     "hub": ("sentence-transformers==6.2.0", "accelerate==1.15.0", "torch==2.13.0"),
 }  # fmt: skip
-# What is installed without its dependencies: MaxText's are those of accelerators and clouds.
-BARE = {"maxtext": ("maxtext==0.2.5",)}
+# What is installed without its dependencies: MaxText's are those of accelerators and clouds, accelerate's are installed
+# where transformers runs.
+BARE = {"maxtext": ("maxtext==0.2.5",), "gguf": ("accelerate==1.15.0",)}
 PYTHONS = {"maxtext": "3.12"}
 
 # What each script ends with: leaves of a tree as JSON, by their paths.

@@ -136,7 +136,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:  # noqa: C901  a row
             rows["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     return {
         "general.architecture": name,
-        "general.name": "mistral" if kind == "mistral" else "tiny",
+        "general.name": "tiny",
         "general.file_type": 0,
         **{f"{name}.{key}": value for key, value in rows.items()},
     }

@@ -90,7 +90,7 @@ SOURCES = {
     "orbax": (of_orbax(flat), 4, 0),
     "orbax, nested": (of_orbax(nested), 4, 0),
     "meta": (of_meta, 4, 0),
-    "gguf": (of_gguf, 7, 7),
+    "gguf": (of_gguf, 7, 5),  # one tensor of the model
     "another tree": (of_other, 7, 7),
 }  # fmt: skip
 

@@ -256,7 +256,7 @@ def _iq3_s(block: np.ndarray) -> np.ndarray:
     return _times(scales, _from_codebook("IQ3_S", indices, block["signs"]))
 
 
-def _shifted(scales: np.ndarray, indices: np.ndarray, is_down: np.ndarray) -> np.ndarray:
+def _with_shift(scales: np.ndarray, indices: np.ndarray, is_down: np.ndarray) -> np.ndarray:
     """Groups of IQ1_S and IQ1_M: values of -1, 0 and 1, all of a group shifted up or down."""
     import numpy as np
 
@@ -271,7 +271,7 @@ def _iq1_s(block: np.ndarray) -> np.ndarray:
     words = block["words"]
     scales = _wide(block, "scale") * (2 * (words >> 12 & 7) + 1).astype("f4")
     upper = _unpack(words, 3).reshape(len(block), 8, 5)[..., :4].reshape(len(block), 32)
-    return _shifted(scales, block["codes"] | upper << 8, np.repeat(words >> 15 == 1, 4, axis=1))
+    return _with_shift(scales, block["codes"] | upper << 8, np.repeat(words >> 15 == 1, 4, axis=1))
 
 
 def _iq1_m(block: np.ndarray) -> np.ndarray:
@@ -282,7 +282,7 @@ def _iq1_m(block: np.ndarray) -> np.ndarray:
     scale = np.bitwise_or.reduce(nibbles, axis=1, keepdims=True).view("<f2").astype("f4")
     steps = _unpack(words, 3).reshape(len(block), 4, 5)[..., :4].reshape(len(block), 16)
     indices = block["codes"] | (upper & 7).astype("u2") << 8
-    return _shifted(scale * (2 * steps + 1).astype("f4"), indices, upper >> 3 == 1)
+    return _with_shift(scale * (2 * steps + 1).astype("f4"), indices, upper >> 3 == 1)
 
 
 def _iq4_nl(block: np.ndarray) -> np.ndarray:

@@ -104,8 +104,8 @@ def laid_out(
         UnrepresentableError: the target needs a layout, and the quantisation is not supported.
         WherryError: see `relaid`.
     """
+    from wherry.quantized.codes_without_scheme import require_stated
     from wherry.quantized.ggml_view import without_blocks
-    from wherry.quantized.unstated import require_stated
     from wherry.quantized.view import CHOICES, dequantized_view
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.errors import CorruptError, UsageError
 from wherry.layout.expr import evaluate
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _ARCHITECTURE = "general.architecture"
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _RULES = Path(__file__).with_name("architectures.toml")
 _NAMES = re.compile(r"'[^']*'|[a-z_][\w.]*")
+_OTHER_WORDS = {"if", "else", "or", "tokens", "head", "rotary"}
 _SCALING, _TOKENS = "rope.scaling.", "tokenizer.ggml."
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192  # of Llama 3.1, 3.2 and 3.3
 _CLOSE = 1e-5
@@ -47,11 +49,28 @@ def model_config(
         left: keys of other values.
         specs: the tensors.
         factors: the values of the tensor FACTORS; None if there is none.
+
+    Raises:
+        CorruptError: a size of the model is not a number, or is 0.
     """
+    try:
+        return _render(_config(metadata, left, specs, factors))
+    except UsageError as error:
+        raise CorruptError(
+            f"invalid GGUF: {error.what}", cure="download the file again, or restore it from a backup"
+        ) from error
+
+
+def _config(
+    metadata: Mapping[str, Any],
+    left: Sequence[str],
+    specs: Mapping[KeyPath, TensorSpec],
+    factors: Sequence[float] | None,
+) -> dict[str, Any]:
     architecture = str(metadata.get(_ARCHITECTURE, "unnamed"))
     rules = _rules().get(architecture)
     if rules is None:
-        return _render({"model_type": architecture})
+        return {"model_type": architecture}
     start = f"{architecture}."
     own = {
         key.removeprefix(start): _shortest(value) for key, value in metadata.items() if key.startswith(start)
@@ -59,9 +78,9 @@ def model_config(
     lists = [key.removeprefix(start) for key in left if key.startswith(start)]
     tokens = {key: value for key, value in metadata.items() if key.startswith(_TOKENS)}
     rotary = _rotary(own, factors)
-    names = {**_tables({**own, **tokens}), **_shown(own, specs), "rotary": rotary}
+    names = {**_tables({**own, **tokens}), **_from_tensors(own, specs), "rotary": rotary}
     stated = {name: evaluate(text, names) for name, text in rules["attributes"].items()}
-    read = {one for text in rules["attributes"].values() for one in _NAMES.findall(text)}
+    read = {one for text in rules["attributes"].values() for one in _NAMES.findall(text)} - _OTHER_WORDS
     read |= {key for key in own if key.startswith(_SCALING)} if rotary is not None else set()
     read |= {key for key, text in rules["neutral"].items() if evaluate(text, names) is True} | rules[
         "ignored"
@@ -71,13 +90,17 @@ def model_config(
     }
     if factors is not None and rotary is None:
         unknown[FACTORS] = "factors of rotary positions that are not those of Llama 3.1"
-    return _render({
+    return {
         "architectures": [evaluate(rules["class"], names)],
         "model_type": evaluate(rules["model_type"], names),
-        **{name: value for name, value in stated.items() if value is not None or name in rules.get("nulls", ())},
+        **{
+            name: value
+            for name, value in stated.items()
+            if value is not None or name in rules.get("nulls", ())
+        },
         "tie_word_embeddings": (_OUTPUT,) not in specs,
         **unknown,
-    })  # fmt: skip
+    }
 
 
 @cache
@@ -113,7 +136,7 @@ def _tables(own: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _shown(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
+def _from_tensors(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
     """What tensors and sizes show: the rows of the embedding, the elements of a head."""
     embedding = specs.get((_EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
@@ -144,8 +167,10 @@ def _rotary(own: Mapping[str, Any], factors: Sequence[float] | None) -> dict[str
     return None
 
 
-def _of_llama3(factors: Sequence[float], base: float) -> dict[str, Any] | None:
+def _of_llama3(factors: Sequence[float], base: Any) -> dict[str, Any] | None:
     """Llama 3.1's scaling if its rule gives these factors; they show the largest of them only."""
+    if not isinstance(base, int | float) or not base > 0:
+        return None
     factor = round(max(factors, default=0.0), 4)
     if factor <= 0:
         return None

@@ -260,8 +260,9 @@ MEGATRON_OUT_OF = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe",
 TORCHTITAN = ("llama", "llama-tied", "llama-3.1", "qwen3", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
               "deepseek-v3-yarn", "gpt-oss")  # fmt: skip
 
-# Models whose GGUF files are converted; transformers' own loader reads those of its own list.
+# Models whose GGUF files are converted, and those that transformers' own loader of GGUF reads.
 GGUF = (
     "llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim", "mistral", "mixtral", "qwen2", "qwen2-tied",
     "qwen3", "qwen3-yarn", "qwen3-moe", "gemma", "gemma2", "gemma3", "gemma3-no-remainder", "phi3", "gpt2",
 )  # fmt: skip
+GGUF_BY_TRANSFORMERS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")

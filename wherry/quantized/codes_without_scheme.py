@@ -1,4 +1,4 @@
-"""unstated: refuses a layout for a checkpoint with codes whose quantisation no config.json states.
+"""codes_without_scheme: refuses a layout for a checkpoint with codes whose quantisation no config.json states.
 
 Codes without their scales are numbers of another size. So tensors of 8-bit floats, and integers next to which scales
 are stored, are refused by the name of their method, which a file next to the tensors or the names of the scales show.
