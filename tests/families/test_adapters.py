@@ -18,7 +18,7 @@ from wherry.families import adapter_families, convert_layout, families, load_fam
 from wherry.families.templates import form_choices
 from wherry.view.adapter import notes_of
 
-RANK, LAYERS, EMBED, GROUPS, HEADS, DIM, FFN = 3, 2, 24, 2, 4, 8, 16
+RANK, LAYERS, EMBED, GROUPS, HEADS, DIM, FFN = 3, 2, 24, 2, 4, 16, 16  # 1 / sqrt(DIM) rounds nothing
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": EMBED, "num_attention_heads": HEADS,
     "num_key_value_heads": GROUPS, "head_dim": DIM, "intermediate_size": FFN, "vocab_size": 20, "rms_norm_eps": 1e-5,
@@ -35,7 +35,6 @@ MODULES = {
     "mlp.up_proj": (EMBED, FFN), "mlp.down_proj": (FFN, EMBED),
 }  # fmt: skip
 START = "base_model.model.model.layers"
-APART = {"query_scale": "apart"}  # no factor in the query, so that nothing is rounded
 
 
 @pytest.fixture
@@ -82,7 +81,9 @@ def test_every_family_with_layouts_in_maxtext_has_one_of_adapters():
 def test_every_form_is_there_and_back_exact(name):
     family = load_family(name)
     sizes = {**SIZES, "shared_ffn": SIZES["expert_ffn"], **family.constants}
-    choices = {key: one.choices[-1] for key, one in family.system("maxtext").conventions.items()}
+    choices = {
+        key: one.always or one.choices[-1] for key, one in family.system("maxtext").conventions.items()
+    }
     for mine in form_choices(family.system("huggingface"), {}):
         begun = made(family, "huggingface", mine, sizes=sizes)
         if not begun.tensors:
@@ -135,7 +136,7 @@ def test_there_and_back_is_bit_equal(base, scan, tmp_path):
     """The way back needs no config: the sizes of the base are recorded."""
     source, tensors = save_peft(tmp_path / "peft", target_parameters=None)
     step = tmp_path / "0"
-    options = {"scan_layers": scan, **APART}
+    options = {"scan_layers": scan}
     receipt = wherry.convert(source, step, to="maxtext", options=options, config=base, lineage=False)
     assert receipt.lossless
     assert f"lora.lora_rank={RANK} lora.lora_alpha=12" in receipt.snippet
@@ -198,11 +199,11 @@ def test_an_adapter_of_maxtext_gets_a_config_of_peft(base, tmp_path):
     """As one that MaxText saved: no file of PEFT, no record of wherry's."""
     source, tensors = save_peft(tmp_path / "peft")
     step = tmp_path / "0"
-    wherry.convert(source, step, to="maxtext", options=APART, config=base, lineage=False)
+    wherry.convert(source, step, to="maxtext", config=base, lineage=False)
     (step / "wherry.json").unlink()
     (step / "items" / "assets" / "adapter_config.json").unlink()
     options = {"config": base, "lineage": False}
-    wherry.convert(step, tmp_path / "back", to="huggingface", options=APART, **options)
+    wherry.convert(step, tmp_path / "back", to="huggingface", **options)
     assert set(load_file(tmp_path / "back" / "adapter_model.safetensors")) == set(tensors)
     said = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
     assert (said["peft_type"], said["r"], said["lora_alpha"]) == ("LORA", RANK, 12)
@@ -211,9 +212,9 @@ def test_an_adapter_of_maxtext_gets_a_config_of_peft(base, tmp_path):
     del around["custom_metadata"]["lora"]
     (step / "_CHECKPOINT_METADATA").write_text(json.dumps(around))
     with pytest.raises(UsageError, match="lora_alpha") as caught:
-        wherry.convert(step, tmp_path / "more", to="huggingface", options=APART, **options)
+        wherry.convert(step, tmp_path / "more", to="huggingface", **options)
     assert "lora_alpha" in caught.value.cure
-    stated = {**APART, "lora_alpha": 7.5}
+    stated = {"lora_alpha": 7.5}
     wherry.convert(step, tmp_path / "more", to="huggingface", options=stated, **options)
     assert json.loads((tmp_path / "more" / "adapter_config.json").read_text())["lora_alpha"] == 7.5
 
@@ -251,7 +252,7 @@ def test_an_alpha_in_the_metadata_that_is_no_number_is_refused(step, base, alpha
     (step / "wherry.json").unlink()
     lora = ("custom_metadata", "lora")
     rewritten(step / "_CHECKPOINT_METADATA", lora, lambda table: table.update(lora_alpha=alpha))
-    refused(step, base, tmp_path, options=APART)
+    refused(step, base, tmp_path)
 
 
 @pytest.mark.parametrize("alpha", WRONG, ids=repr)
@@ -351,9 +352,7 @@ def test_an_alpha_of_the_metadata_that_is_no_number_is_refused(base, alpha, tmp_
     around["custom_metadata"]["lora"]["lora_alpha"] = alpha
     (tmp_path / "0" / "_CHECKPOINT_METADATA").write_text(json.dumps(around))
     with pytest.raises(WherryError) as caught:
-        wherry.convert(
-            tmp_path / "0", tmp_path / "back", to="huggingface", config=base, options=APART, lineage=False
-        )
+        wherry.convert(tmp_path / "0", tmp_path / "back", to="huggingface", config=base, lineage=False)
     assert "bug" not in str(caught.value)
 
 

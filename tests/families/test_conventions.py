@@ -141,6 +141,18 @@ def test_the_name_of_a_model_decides(name, rope, tmp_path):
     assert found.to_json()["layout"]["from"]["rope"] == rope
 
 
+def test_a_choice_that_models_of_such_facts_do_not_have_is_named(tmp_path):
+    """MaxText can turn neighbours without scaling, if rope_type is llama3.1 and rope_use_scale is false."""
+    wherry.convert(judge.source("llama"), tmp_path / "there", to="maxtext", lineage=False)
+    (tmp_path / "there/wherry.json").unlink()
+    shutil.rmtree(tmp_path / "there/items/assets")
+    facts = {"rope_scaling": "default", "rope_theta": 10000, "norm_eps": 1e-6, "activation": "silu"}
+    for rope in ("half", "interleaved"):
+        found = plan(tmp_path / "there", tmp_path / "out", options={**facts, "rope": rope}, family="llama")
+        named = any(note.startswith("rope = interleaved as stated, instead of half") for note in found.notes)
+        assert named is (rope == "interleaved")
+
+
 def test_the_command_line_refuses_with_9(tmp_path):
     wherry.convert(judge.source("llama"), tmp_path / "there", to="maxtext", lineage=False)
     done = command(

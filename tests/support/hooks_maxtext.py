@@ -7,6 +7,7 @@ its rotary positions, which MaxText has by `model_name` and `rope_type`. Another
 
 import json
 import tempfile
+from pathlib import Path
 
 import wherry
 
@@ -25,16 +26,16 @@ def export_for_serving(state, config, step, every=1000):
     if step % every:
         return None
     stated = {name: getattr(config, name) for name in READ_BY_LLAMA}
-    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".yml", delete=False) as file:
         json.dump({"override_model_config": True, **stated}, file, default=lambda one: one.value)
-        file.flush()
-        return wherry.export(
-            {"params": state.params},
-            f"{config.base_output_directory}/{config.run_name}/huggingface/{step}",
-            to="huggingface",
-            system="maxtext",
-            family="llama",
-            config=file.name,
-            step=step,
-            name=config.run_name,
-        )
+    return wherry.export(
+        {"params": state.params},
+        f"{config.base_output_directory}/{config.run_name}/huggingface/{step}",
+        to="huggingface",
+        system="maxtext",
+        family="llama",
+        config=file.name,
+        step=step,
+        name=config.run_name,
+        on_done=lambda _: Path(file.name).unlink(),
+    )

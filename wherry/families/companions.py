@@ -165,14 +165,14 @@ def _with_own_config(family: Family) -> list[System]:
 
 
 def _restated_warnings(projected: Projection) -> Iterator[str]:
-    """Warnings of facts for which the user states another value than the source's config, or than its software uses."""
+    """Warnings of facts for which the user states another value than the source's config or software."""
     told, system = projected.source.told, projected.source.system
     always = assumed_facts(system, {**projected.source.solved.sizes, **told.facts})
     own = {name: evaluate(text, told.config) for name, text in system.config.facts.items() if told.config}
     for fact, value in told.stated.items():
         if own.get(fact, value) not in (None, value):
             yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {told.source}"
-        elif fact not in own and always.get(fact, value) != value:
+        elif own.get(fact) is None and fact in always and always[fact] != value:
             yield f"{fact} = {value!r} as stated, instead of {always[fact]!r}, which {system.name} always uses"
 
 

@@ -123,6 +123,8 @@ def require_fitting(
     names = {**sizes, **told.facts}
     ties = {name for name, one in family.parameters.items() if one.tie}
     for fact, value in told.stated.items():
+        if fact not in family.facts:
+            continue  # a number of adapters
         rule = family.facts[fact].fits
         text = f"{fact}={_stated_as(family, fact, value)}"
         shown = ""

@@ -176,9 +176,17 @@ def conventions_of(
         })  # fmt: skip
         if read and name not in {**stated, **(recorded or {})}:
             notes.append(f"{name} = {found}: {told.source} states {read}")
-        if found is None and one.facts and (value := evaluate(one.facts, facts)) is not None:
-            found = _word(value)
-            notes.append(f"{name} = {found}: by the {', '.join(sorted(names_in(one.facts)))} of this model")
+        usual = (
+            evaluate(one.facts, facts) if one.facts and not read and name not in (recorded or {}) else None
+        )
+        by = ", ".join(sorted(names_in(one.facts or "None")))
+        if usual is not None and found is None:
+            found = _word(usual)
+            notes.append(f"{name} = {found}: by the {by} of this model")
+        elif usual is not None and found != _word(usual):
+            notes.append(
+                f"{name} = {found} as stated, instead of {_word(usual)}, which models of this {by} have"
+            )
         found = found or (otherwise or {}).get(name) or one.default
         if found is None:
             raise UsageError(
