@@ -154,6 +154,7 @@ def conventions_of(
         UsageError: a convention is not stated, or its value is not one of the choices.
     """
     chosen: dict[str, str] = {}
+    missing: list[str] = []
     for name, one in system.conventions.items():
         value = given.get(name)
         if value is None and one.config and told.config:
@@ -162,15 +163,20 @@ def conventions_of(
             value = evaluate(one.facts, facts)
         value = _word(value) if value is not None else one.default or (one.choices[0] if alike else None)
         if value is None:
-            raise UsageError(
-                f"{system.name} does not store {one.why}, and neither the options nor a config state it",
-                cure=f"state it with --set {name}={'|'.join(one.choices)}, or pass the model's config with --config",
-            )
+            missing.append(name)
+            continue
         if value not in one.choices:
             raise UsageError(
                 f"invalid value for option {name}: {value!r}", cure=f"choose {' or '.join(one.choices)}"
             )
         chosen[name] = value
+    if missing:
+        what = " and ".join(system.conventions[name].why for name in missing)
+        options = " ".join(f"--set {name}={'|'.join(system.conventions[name].choices)}" for name in missing)
+        raise UsageError(
+            f"{system.name} does not store {what}, and neither the options nor a config state it",
+            cure=f"pass the model's config with --config, which states all that is needed, or state it with {options}",
+        )
     return chosen
 
 
@@ -185,6 +191,9 @@ def assumed_facts(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
     return {fact: value for fact, value in found.items() if value is not None}
 
 
+_ELSEWHERE = "choose another target, or keep the tree in a container: `--to orbax --family none`"
+
+
 def require_accepted(system: System, names: Mapping[str, Any], source: str | None = None) -> None:
     """Check that a system can hold a model with these facts.
 
@@ -197,7 +206,7 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
     Raises:
         UnrepresentableError: it cannot; the system states the reason.
     """
-    for rule, reason in system.accepts:
+    for rule, reason, option in system.accepts:
         if evaluate(rule, names) is False:
             words = reason.format_map({name: names.get(name) for name in names_in(rule)})
             if source:
@@ -207,7 +216,7 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
                 )
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
-                cure="choose another target, or keep the tree in a container with --to orbax",
+                cure=f"pass `{option}`" if option else _ELSEWHERE,
             )
 
 
