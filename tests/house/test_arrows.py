@@ -25,7 +25,7 @@ ROOMS: Mapping[str, str] = {
     "credentials": "",
     "errors": "version cures credentials",
     "text": "credentials errors",
-    "core": "credentials errors text",
+    "core": "credentials cures errors text",
     "runtime": "errors core",
     "remote": "credentials errors core",
     "storage": "credentials errors text core runtime remote",
@@ -50,11 +50,11 @@ ROOMS: Mapping[str, str] = {
     "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"
     " records readings",
     "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
-    "compare": "errors text core runtime formats mover view config ledger converter",
+    "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",
     "live": "errors text core runtime remote storage staging formats tree mover view ledger converter",
-    "models": "credentials errors text core storage staging formats mover config ledger converter verifier",
+    "models": "credentials errors text core storage staging formats mover config ledger verifier",
     "routes": "errors version text core runtime storage staging formats tree families view config ledger"
     " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",

@@ -255,11 +255,12 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     try:
         name = str(system.write.file)
         written = tell(system, complete_config(dict(config), name), name)
+    except (UsageError, UnrepresentableError) as error:
+        wrong = [str(error.args[0])]
+    else:
         if system is not bound.system:
             require_carried(bound.family, bound.system, system, bound.told, names, written)
         wrong = [*contradictions(written, system, names), *_other_choices(projected, written)]
-    except UsageError as error:
-        wrong = [str(error.args[0])]
     if wrong:
         raise UnrepresentableError(
             f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",

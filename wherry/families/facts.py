@@ -166,6 +166,7 @@ def conventions_of(
     """
     chosen: dict[str, str] = {}
     notes: list[str] = []
+    missing: list[str] = []
     for name, one in system.conventions.items():
         value = evaluate(one.config, told.config) if one.config and told.config else None
         read = _attributes(system, one.config, told) if one.config and value is not None else ""
@@ -189,15 +190,20 @@ def conventions_of(
             )
         found = found or (otherwise or {}).get(name) or one.default
         if found is None:
-            raise UsageError(
-                f"{system.name} does not store {one.why}, and neither the options nor a config state it",
-                cure=f"pass the model's config with --config FILE, or state it: {_each_choice(name, one)}",
-            )
+            missing.append(name)
+            continue
         if found not in one.choices:
             raise UsageError(
                 f"invalid value for option {name}: {found!r}", cure=f"choose {' or '.join(one.choices)}"
             )
         chosen[name] = found
+    if missing:
+        what = " and ".join(system.conventions[name].why for name in missing)
+        states = "; ".join(_each_choice(name, system.conventions[name]) for name in missing)
+        raise UsageError(
+            f"{system.name} does not store {what}, and neither the options nor a config state it",
+            cure=f"pass the model's config with --config, which states all that is needed, or state it: {states}",
+        )
     return chosen, tuple(notes)
 
 
@@ -244,6 +250,9 @@ def assumed_facts(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
     return {fact: value for fact, value in found.items() if value is not None}
 
 
+_ELSEWHERE = "choose another target, or keep the tree in a container: `--to orbax --family none`"
+
+
 def require_accepted(system: System, names: Mapping[str, Any], source: str | None = None) -> None:
     """Check that a system can hold a model with these facts.
 
@@ -256,7 +265,7 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
     Raises:
         UnrepresentableError: it cannot; the system states the reason.
     """
-    for rule, reason in system.accepts:
+    for rule, reason, option in system.accepts:
         if evaluate(rule, names) is False:
             words = reason.format_map({name: names.get(name) for name in names_in(rule)})
             if source:
@@ -266,7 +275,7 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
                 )
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
-                cure="choose another target, or keep the tree in a container with --to orbax",
+                cure=f"pass `{option}`" if option else _ELSEWHERE,
             )
 
 

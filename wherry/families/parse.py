@@ -186,8 +186,8 @@ def _expert_place(row: Row, end: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _acceptance_rule(rule: str, reason: str, where: str) -> tuple[str, str]:
-    """A rule and its reason, which may name the facts of the rule in braces."""
+def _acceptance_rule(where: str, rule: str, reason: str, cure: str = "") -> tuple[str, str, str]:
+    """A rule, its reason, which may name facts of the rule in braces, and the option that helps, if one does."""
     try:
         named = {name for _text, name, _format, _conversion in Formatter().parse(reason) if name is not None}
     except ValueError:
@@ -197,7 +197,7 @@ def _acceptance_rule(rule: str, reason: str, where: str) -> tuple[str, str]:
             f"{where}: invalid reason {reason!r}",
             cure="name in braces only facts that the rule reads, and write {{ for a brace",
         )
-    return rule, reason
+    return rule, reason, cure
 
 
 def _parameter(row: Any, where: str) -> Parameter:
@@ -244,9 +244,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         ignore=tuple(_ignore_rule(*one) for one in row.get("ignore", [])),
         apart=tuple((str(start), str(mark), str(reason)) for start, mark, reason in row.get("apart", [])),
         towers=tuple((str(start), str(what)) for start, what in row.get("towers", [])),
-        accepts=tuple(
-            _acceptance_rule(str(rule), str(reason), where) for rule, reason in row.get("accepts", [])
-        ),
+        accepts=tuple(_acceptance_rule(where, *map(str, one)) for one in row.get("accepts", [])),
         assumes=row.get("assumes", {}),
         presumes=_texts(row.get("presumes", {})),
         absorbs=_texts(row.get("absorbs", {})),

@@ -9,7 +9,7 @@ and pass the same checks. An unknown field is an error.
     yields_to              a family with the same tensors in other systems: a checkpoint of theirs that both fit, and
                            that names neither, is one of that family
     [axes]                 axis → meaning
-    [constants]            axis → extent that holds for every model of the family
+    [constants]            axis → extent that holds for every model of the family whose config does not state another
     [facts]                fact → meaning, or {about, when, outputs, named, fits}: properties of a model other than
                            extents, in one spelling. Every system reads, assumes or absorbs each that changes outputs
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
@@ -57,8 +57,9 @@ and pass the same checks. An unknown field is an error.
       towers               [[start, what], …]: modules for images or sound beside a text model: every tensor whose name
                            begins with `start`; a conversion within the system carries them unchanged, another one
                            leaves them behind only if the user asks for it (`--ignore others`)
-      accepts              [[expression over the known names, reason], …]: what a target of this system can hold; {F} in
-                           the reason stands for fact F of the expression
+      accepts              [[expression over the known names, reason, cure], …]: what a target of this system can hold;
+                           {F} in the reason stands for fact F of the expression; the cure is the option with which the
+                           target can hold the model, if there is one
       assumes              fact → the value that this system's software always uses, whatever the config says (text is
                            an expression): what a checkpoint of it means, and what a target can hold
       presumes             fact → the documented value of this system's models (an expression), used with a warning for
@@ -325,7 +326,7 @@ class System:
     ignore: tuple[tuple[str, str, str], ...]
     apart: tuple[tuple[str, str, str], ...]
     towers: tuple[tuple[str, str], ...]
-    accepts: tuple[tuple[str, str], ...]
+    accepts: tuple[tuple[str, str, str], ...]
     assumes: Mapping[str, Any]
     presumes: Mapping[str, str]
     absorbs: Mapping[str, str]

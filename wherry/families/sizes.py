@@ -31,7 +31,11 @@ def solved_sizes(
         MismatchError, AmbiguousError, IncompleteError, UnrepresentableError: see `bind.bind`.
     """
     stated = [
-        *(StatedSize(axis, value, "the family") for axis, value in family.constants.items()),
+        *(
+            StatedSize(axis, value, "the family")
+            for axis, value in family.constants.items()
+            if axis not in told.sizes and axis not in given
+        ),
         *(StatedSize(axis, value, "the user") for axis, value in given.items()),
         *(
             StatedSize(axis, value, f"{told.source} ({system.config.sizes[axis]})")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import UsageError, WherryError
+from wherry.errors import UnrepresentableError, UsageError, WherryError
 from wherry.layout.functions import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -127,10 +127,20 @@ def _operate(node: ast.BinOp, left: Any, right: Any) -> Any:
 
 
 def _divide(node: ast.BinOp, left: Any, right: Any) -> Any:
-    """Divide; integers must divide without a remainder, otherwise the config is inconsistent."""
+    """Divide; integers must divide without a remainder.
+
+    Raises:
+        UnrepresentableError: they do not, and the divisor is a number of the layouts, such as the layers of a block.
+        UsageError: they do not, and both are of the config, which is inconsistent.
+    """
     if isinstance(left, float) or isinstance(right, float):
         return left / right
     whole, remainder = divmod(left, right)
+    if remainder and isinstance(node.right, ast.Constant):
+        raise UnrepresentableError(
+            f"{ast.unparse(node.left)} is {left}; these layouts require a multiple of {right}",
+            cure="choose another family or target",
+        )
     if remainder:
         raise UsageError(
             f"{ast.unparse(node)} is {left} / {right}, which is not an integer", cure="correct the config"
