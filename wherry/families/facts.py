@@ -132,7 +132,7 @@ def _size(read: Read, axis: str, text: str, source: str) -> int | None:
 def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
     """The forms that the config states."""
     return {
-        name: _word(value)
+        name: word(value)
         for name, form in system.forms.items()
         if form.config and (value := evaluate(form.config, told.config)) is not None
     }
@@ -160,7 +160,7 @@ def conventions_of(
             value = evaluate(one.config, told.config)
         if value is None and one.facts:
             value = evaluate(one.facts, facts)
-        value = _word(value) if value is not None else one.default or (one.choices[0] if alike else None)
+        value = word(value) if value is not None else one.default or (one.choices[0] if alike else None)
         if value is None:
             raise UsageError(
                 f"{system.name} does not store {one.why}, and neither the options nor a config state it",
@@ -211,5 +211,6 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
             )
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """A value of a config in the spelling of choices."""
     return str(value).lower() if isinstance(value, bool) else str(value)
