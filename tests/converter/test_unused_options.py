@@ -142,9 +142,9 @@ def test_an_option_changes_the_plan_or_is_refused(source, model):
         ("hf", "maxtext", ["--assets", "few", "--ignore", "companions"], "--ignore companions leaves out"),
         ("hf", "huggingface", ["--family", "none", "--family-file", "few.toml"], "without a layout"),
         (
+            "maxtext",
             "orbax",
-            "orbax",
-            ["--set", "scan=layers.{n} -> layers:0", "--dtype", "bfloat16"],
+            ["--set", "scan=layers:1 -> layers_{n}", "--dtype", "float16"],
             "scan reads no family",
         ),
         ("hf", "maxtext", ["--family", "llama", "--family-file", "few.toml"], "declares family few"),
