@@ -57,7 +57,7 @@ def unused_options(
     """
     files = row.holds.companions and COMPANIONS not in ignore
     uses = seen.uses | (seen.uses_in_files if files else frozenset())
-    for name, value in _stated(target).items():
+    for name, value in _statements(target).items():
         if name in uses or name in left:
             continue
         if name in seen.uses_in_files and row.holds.companions:
@@ -87,7 +87,7 @@ def require_used(
         UsageError: there is one; the first is named with the reason.
     """
     for one in (option for row in unused for option in row):
-        stating = [at for at, target in enumerate(targets) if _stated(target).get(one.name) == one.value]
+        stating = [at for at, target in enumerate(targets) if _statements(target).get(one.name) == one.value]
         if all(any(other.name == one.name for other in unused[at]) for at in stating):
             spelled = one.name if one.name.startswith("--") else f"--set {one.name}={one.value}"
             raise UsageError(
@@ -97,7 +97,7 @@ def require_used(
             )
 
 
-def _stated(target: TargetRequest) -> dict[str, Any]:
+def _statements(target: TargetRequest) -> dict[str, Any]:
     """What a target states, by name; `--family none` only keeps the tree."""
     layout = ((one.flag, getattr(target.layout, one.name)) for one in options_of(LayoutRequest))
     return {**{name: value for name, value in layout if value not in (None, NONE)}, **target.options}

@@ -91,7 +91,7 @@ def compared_config(
         pairs = [row for row in _different(system, told, one, beside) if row[0] not in stated]
         if pairs and _config_of(source) == one.name != _config_of(system):
             raise _mismatch(checkpoint, path, *pairs[0], f"{name} next to the source")
-        warnings += [_replaced(fact, value, path, other, name) for fact, value, other in pairs]
+        warnings += [_replacement(fact, value, path, other, name) for fact, value, other in pairs]
     return tuple(warnings)
 
 
@@ -99,10 +99,10 @@ def replaced_attributes(checkpoint: Checkpoint, path: str, config: Mapping[str, 
     """A warning for each attribute of `config.json` that a stated config replaces, for a tree that keeps its names."""
     own = json_beside(checkpoint, CONFIG)
     names = [] if own is None else [one for one in {**own, **config} if own.get(one) != config.get(one)]
-    return tuple(_replaced(name, config.get(name), path, (own or {}).get(name), CONFIG) for name in names)
+    return tuple(_replacement(name, config.get(name), path, (own or {}).get(name), CONFIG) for name in names)
 
 
-def _replaced(name: str, value: Any, source: str, other: Any, place: str) -> str:
+def _replacement(name: str, value: Any, source: str, other: Any, place: str) -> str:
     return f"{name} = {value!r} as stated in {source}, instead of {other!r} in {place}"
 
 
