@@ -10,7 +10,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -233,10 +232,9 @@ def convert(
 
     request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
     if dry_run:
-        from wherry.converter.plan import plan_request
+        from wherry.converter.plan import plan_targets
 
-        for one in request.targets:
-            found = plan_request(replace(request, targets=(one,)))
+        for found in plan_targets(request):
             results.show_plan(found, json_=json_)
             results.require_room(found)
         return

@@ -20,6 +20,7 @@ from wherry.converter.job import Job
 from wherry.converter.keywords import spelled_out
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
+from wherry.converter.unused_options import require_used
 from wherry.core.digest import sha256_of
 from wherry.core.option import options_of
 from wherry.core.progress import RunContext
@@ -221,6 +222,7 @@ def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunConte
     pin, choice = take_pins(checkpoint), digest_choice(ledger=request.lineage)
     jobs = [_job(checkpoint, target, request, running, pin, choice) for target in request.targets]
     _require_distinct(jobs)
+    require_used(checkpoint.uri, request.targets, [job.plan.unused for job in jobs])
     return [replace(job, group=_group(jobs)) for job in jobs]
 
 

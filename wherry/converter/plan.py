@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.ignored_entries import require_requested, unprepared_companions, within_source
 from wherry.converter.keywords import spelled_out
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
+from wherry.converter.unused_options import UnusedOption, require_used, unused_options
 from wherry.core.account import bound_to_json
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
@@ -91,10 +92,16 @@ def plan(
 
 def plan_request(request: ConvertRequest) -> Plan:
     """The plan of a request with one target; see `plan`."""
-    (target,) = request.targets
+    (found,) = plan_targets(request)
+    return found
+
+
+def plan_targets(request: ConvertRequest) -> list[Plan]:
+    """The plans of a request's targets; see `plan`."""
     with without_collection(), open_source(resolve_named(request.source)) as checkpoint:
-        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
-        return replace(found, traffic=traffic_of(seen, found))
+        made = [plan_target(checkpoint, find_target_format(one.to), one, request) for one in request.targets]
+        require_used(checkpoint.uri, request.targets, [found.unused for _seen, found in made])
+        return [replace(found, traffic=traffic_of(seen, found)) for seen, found in made]
 
 
 def plan_target(
@@ -105,7 +112,8 @@ def plan_target(
     _require_whole([row for row in shortages if row[1].parts])  # before any layout looks at their shapes
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
     _require_whole(shortages)  # unless a layout has named what is missing
-    return seen, _make(seen, row, replace(target, options=options, only=only, rename=()), request)
+    made = _make(seen, row, replace(target, options=options, only=only, rename=()), request)
+    return seen, replace(made, unused=tuple(unused_options(seen, row, target, request.ignore, options)))
 
 
 def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest) -> Plan:
@@ -263,6 +271,7 @@ class Plan:
         notes: messages about content that could not be carried or made.
         snippet: code that loads the result with the target's own software, if that is known.
         traffic: what stores and disks are asked for; empty in the plan of a conversion that is carried out.
+        unused: options that change nothing in this target.
     """
 
     source: Detection
@@ -284,6 +293,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     snippet: str = ""
     traffic: Traffic = NO_TRAFFIC
+    unused: tuple[UnusedOption, ...] = ()
 
     def __repr__(self) -> str:
         size = f"{plural(self.tensors, 'tensor')}, {show_size(self.nbytes_out)}"

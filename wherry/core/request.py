@@ -243,8 +243,8 @@ class ConvertRequest:
     source: SourceRequest
     targets: tuple[TargetRequest, ...]
     ignore: tuple[str, ...] = option(
-        (), "Entries to leave out, comma-separated: values, empties and companions that the target cannot hold; "
-        "others, which are weights next to those that are converted.",
+        (), "Entries that may be left out, comma-separated: values, empties and companions that the target cannot "
+        "hold; others, which are weights next to those that are converted. There need be none.",
         metavar="RULES", choices=("values", "empties", "companions", "others"),
         form="Entries to leave out if the target cannot hold them, and `others`: weights next to the converted ones.",
         route="Entries to leave out if a target cannot hold them, and `others`: weights next to the converted ones.",

@@ -18,7 +18,7 @@ from wherry.families.config_files import complete_config, parse_config, render_c
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import assumed_facts, tell
 from wherry.formats.file_names import fsdp_item
-from wherry.layout.expr import evaluate
+from wherry.layout.expr import evaluate, names_in
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
@@ -151,7 +151,7 @@ def _overridden(token_ids: Mapping[str, Any], names: Sequence[str]) -> Iterator[
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
     """The configs of the family's systems beside a source that still describe the model, for the way back."""
     found: set[str] = set()
-    for system in _with_own_config(projected.source.family):
+    for system in with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         told = tell(system, config, name)
         if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
@@ -159,7 +159,7 @@ def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str,
     return found
 
 
-def _with_own_config(family: Family) -> list[System]:
+def with_own_config(family: Family) -> list[System]:
     """The systems with a config of their own; the others read that of the system that they are like."""
     return [system for system in family.systems.values() if system.like is None]
 
@@ -225,7 +225,7 @@ def facts_beside(
         UsageError: it cannot be read.
     """
     facts: dict[str, Any] = {}
-    for system in _with_own_config(family):
+    for system in with_own_config(family):
         config, name = config_beside(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
@@ -250,7 +250,7 @@ def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
-    for system in _with_own_config(projected.source.family):
+    for system in with_own_config(projected.source.family):
         config, name = config_beside(checkpoint, system)
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:
@@ -287,7 +287,8 @@ def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> Syste
 def _count_stated(config: Mapping[str, Any], system: System) -> int:
     table = config.get(system.config.table) if system.config.table else None
     attributes = table if isinstance(table, dict) else config
-    return sum(_states(attributes, text) for text in system.config.sizes.values())
+    read = (text for text in system.config.sizes.values() if not names_in(text).isdisjoint(attributes))
+    return sum(_states(attributes, text) for text in read)
 
 
 def _states(attributes: Mapping[str, Any], size: str) -> bool:

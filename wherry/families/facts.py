@@ -132,7 +132,7 @@ def _size(read: Read, axis: str, text: str, source: str) -> int | None:
 def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
     """The forms that the config states."""
     return {
-        name: _word(value)
+        name: word(value)
         for name, form in system.forms.items()
         if form.config and (value := evaluate(form.config, told.config)) is not None
     }
@@ -173,7 +173,7 @@ def conventions_of(
         found = _agreed_choice(name, stated.get(name), {
             f"{system.name} always has": one.always,
             "wherry.json, which wherry wrote with this checkpoint, has": (recorded or {}).get(name),
-            f"{told.source} ({read}) means": None if value is None else _word(value),
+            f"{told.source} ({read}) means": None if value is None else word(value),
         })  # fmt: skip
         if read and name not in {**stated, **(recorded or {})}:
             notes.append(f"{name} = {found}: {told.source} states {read}")
@@ -182,11 +182,11 @@ def conventions_of(
         )
         by = ", ".join(sorted(names_in(one.facts or "None")))
         if usual is not None and found is None:
-            found = _word(usual)
+            found = word(usual)
             notes.append(f"{name} = {found}: by the {by} of this model")
-        elif usual is not None and found != _word(usual):
+        elif usual is not None and found != word(usual):
             notes.append(
-                f"{name} = {found} as stated, instead of {_word(usual)}, which models of this {by} have"
+                f"{name} = {found} as stated, instead of {word(usual)}, which models of this {by} have"
             )
         found = found or (otherwise or {}).get(name) or one.default
         if found is None:
@@ -279,5 +279,6 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
             )
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """A value of a config in the spelling of choices."""
     return str(value).lower() if isinstance(value, bool) else str(value)

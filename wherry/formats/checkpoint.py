@@ -68,6 +68,9 @@ class Checkpoint:
         snippet: code that loads a view in its target software.
         is_view: whether it is a view of another checkpoint.
         laid_out: whether it is a view in the layout of the target's system.
+        uses: options of the request on which names, values or metadata of a view depend: `--config`, or the name of a
+            `--set`.
+        uses_in_files: options on which only its companion files depend.
         parts: the stored checkpoints that are read as one; empty for one that is stored itself.
     """
 
@@ -78,6 +81,8 @@ class Checkpoint:
     snippet: str = ""
     is_view: bool = False
     laid_out: bool = False
+    uses: frozenset[str] = frozenset()
+    uses_in_files: frozenset[str] = frozenset()
     parts: tuple[JoinedPart, ...] = ()
 
     def __init__(

@@ -16,6 +16,7 @@ from wherry.converter.convert import convert_all, settled_source
 from wherry.converter.keywords import spelled_out
 from wherry.converter.plan import plan_target
 from wherry.converter.traffic import traffic_of
+from wherry.converter.unused_options import require_used
 from wherry.core.option import options_of
 from wherry.core.request import ConvertRequest, MergeKeywords, SourceRequest, TargetRequest, convert_request
 from wherry.errors import UnrepresentableError, UsageError
@@ -117,6 +118,7 @@ def plan_merge(sources: Sequence[MergeSource], request: ConvertRequest) -> Plan:
     (target,) = request.targets
     with _open_view(sources, request) as checkpoint:
         seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
+        require_used(checkpoint.uri, request.targets, [found.unused])
         return replace(found, traffic=traffic_of(seen, found))
 
 

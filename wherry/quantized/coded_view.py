@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import Bound
 from wherry.core.manifest import Companion
-from wherry.core.request import SourceRequest
+from wherry.core.request import QUANTIZE, SCALES, SourceRequest
 from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint, open_source
@@ -84,6 +84,7 @@ class CodedView(Checkpoint):
         manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
         super().__init__(Opened(source.detection, manifest, self._over(source.reader), source.ignored))
         self.laid_out, self.snippet, self.parts = source.laid_out, source.snippet, source.parts
+        self.uses, self.uses_in_files = source.uses | {QUANTIZE, SCALES}, source.uses_in_files
         self.lossy = source.lossy if kept else _losses(source, found)
         self.notes = (*source.notes, _note(found, record))
 

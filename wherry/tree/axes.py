@@ -86,6 +86,12 @@ def name_axes(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
         raise UsageError(
             "rules need axis names, but no tensor has any", cure="name the axes with --set axes=FILE"
         )
+    names = {name for spec in tensors for name in spec.axes or () if isinstance(name, str)}
+    if given.get("rules") is not None and names.isdisjoint(name for name, _mesh in rules):
+        raise UsageError(
+            f"rules change nothing: none of them names an axis: {', '.join(sorted(names))}",
+            cure="correct the names, or remove the option rules",
+        )
     return replace(manifest, tensors={spec.path: _with_rules(spec, rules) for spec in tensors})
 
 

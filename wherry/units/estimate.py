@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.plan import joint_moves, plan_target
 from wherry.converter.traffic import SharedTraffic, traffic_of
+from wherry.converter.unused_options import require_used
 from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
@@ -151,6 +152,7 @@ def plan_for_workers(
     (target,) = request.targets
     with open_source(resolve_named(request.source)) as checkpoint:
         seen, plan = plan_target(checkpoint, find_target_format(target.to), target, request)
+        require_used(checkpoint.uri, request.targets, [plan.unused])
         place = locate(target.uri)
         units, whole = units_of(seen, plan, place, unit_bytes)
         boxes = box_readings(seen, plan, units, unit_bytes)

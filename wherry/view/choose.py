@@ -72,12 +72,15 @@ def relaid(
     if DEQUANTIZE in options:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
         plain = _plain(checkpoint, wish, dtypes.full_name(str(options[DEQUANTIZE])))
+        plain.uses = frozenset((DEQUANTIZE, "--config") if wish.config else (DEQUANTIZE,))
         return relaid(plain, row, rest, wish, only, files=files)
     if SCAN in options:
         rest = {name: value for name, value in options.items() if name != SCAN}
         from wherry.view.scan import scanned_view
 
-        return scanned_view(checkpoint, str(options[SCAN])), rest, only
+        scanned = scanned_view(checkpoint, str(options[SCAN]))
+        scanned.uses |= {SCAN}
+        return scanned, rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: _word(value) for name, value in options.items() if name not in own}
     if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.is_known(wish.dtype)):

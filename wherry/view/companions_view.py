@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Companion
-from wherry.families.companions import asset_files, config_file, model_folder
+from wherry.families.companions import asset_files, model_folder
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Opened
 from wherry.view.model import CONFIG, config_of
+from wherry.view.stated_config import replaced_attributes, require_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,13 +31,20 @@ _NOT_PROVED = "no family: the names of the tensors are kept, and were not compar
 class CompanionsView(Checkpoint):
     """A source with new companion files; it must stay open while the view is used."""
 
-    def __init__(self, source: Checkpoint, files: Mapping[str, bytes], notes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        source: Checkpoint,
+        files: Mapping[str, bytes],
+        notes: tuple[str, ...],
+        uses_in_files: frozenset[str],
+    ) -> None:
         """Create a view; nothing is read yet.
 
         Args:
             source: the source.
             files: new companion files, by name; they replace those of the source.
             notes: messages for the plan.
+            uses_in_files: the options that the files are made by.
         """
         self._source, self._files_by_name = source, files
         kept = [one for one in source.manifest.companions if one.name not in files]
@@ -47,6 +55,7 @@ class CompanionsView(Checkpoint):
         )
         self.lossy, self.notes = source.lossy, (*source.notes, *notes)
         self.is_view, self.parts = source.is_view, source.parts
+        self.uses, self.uses_in_files = source.uses, source.uses_in_files | uses_in_files
 
     @property
     def original(self) -> Checkpoint:
@@ -70,9 +79,12 @@ def with_companions(checkpoint: Checkpoint, wish: LayoutRequest, *, proved: bool
         NotFoundError, UsageError: a stated file cannot be read.
     """
     carried = CONFIG in {one.name for one in checkpoint.manifest.companions} and not wish.config
-    config = config_file(wish.config) if wish.config else config_of(checkpoint)
+    config = require_model(wish.config) if wish.config else config_of(checkpoint)
     files = asset_files(wish.assets) if wish.assets else asset_files(model_folder(checkpoint))
     if config is not None and not carried:
         files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
-    notes = (*(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
-    return CompanionsView(checkpoint, files, notes)
+    differences = replaced_attributes(checkpoint, wish.config, config) if wish.config and config else ()
+    notes = (*differences, *(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
+    stated = {"--config": wish.config, "--assets": wish.assets}
+    uses = frozenset(name for name, value in stated.items() if value)
+    return CompanionsView(checkpoint, files, notes, uses)

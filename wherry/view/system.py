@@ -6,6 +6,7 @@ every tensor. A config that names a model of no family ends the search: names th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from wherry.families.companions import (
     source_config,
     target_config,
 )
+from wherry.families.dependence import deciding_options, written_options
 from wherry.families.roots import removal_rule
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
@@ -45,6 +47,7 @@ from wherry.view.adapter import (
 )
 from wherry.view.foreign import in_form, is_copy_of, no_layout
 from wherry.view.model import config_of, model_named
+from wherry.view.stated_config import compared_config
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
@@ -180,6 +183,9 @@ def view(
     stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated, *token_ids}}
+    differences = (
+        compared_config(checkpoint, family, source, wish.config, layout, stated) if wish.config else ()
+    )
     config, told_by = source_config(checkpoint, family, source, wish.config)
     config = _of_plain_weights(config)
     of_adapter = is_of_adapters(family)
@@ -197,12 +203,16 @@ def view(
         return None  # the config that the user states is that of the tensors, which keep their names
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets, token_ids) if files else None
-    if not of_adapter:
-        return LayoutView(checkpoint, projected, made, wish.dtype, only, tree=found.tree, renames=renames)
-    require_rank(checkpoint, projected)
-    made = with_config(made, projected, checkpoint) if made else None
-    notes = notes_of(projected, checkpoint)
-    return LayoutView(checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames)
+    made = replace(made, warnings=(*differences, *made.warnings)) if made else None
+    notes: Mapping[str, Any] | None = None
+    if of_adapter:
+        require_rank(checkpoint, projected)
+        made = with_config(made, projected, checkpoint) if made else None
+        notes = notes_of(projected, checkpoint)
+    laid = LayoutView(checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames)
+    laid.uses |= {"--family", "--family-file", "--config", "--dtype", *deciding_options(projected)}
+    laid.uses_in_files = frozenset({"--assets", *token_ids, *written_options(projected)} if made else ())
+    return laid
 
 
 def _convert(
@@ -389,7 +399,13 @@ def _model_family(
     if wish.family == NONE:
         return None
     if wish.family_file or wish.family:
-        return load_family_file(wish.family_file) if wish.family_file else load_family(wish.family or "")
+        found = load_family_file(wish.family_file) if wish.family_file else load_family(wish.family or "")
+        if wish.family not in (None, found.name):
+            raise UsageError(
+                f"--family-file declares family {found.name}, but --family states {wish.family}",
+                cure="remove one of the two options",
+            )
+        return found
     name = written.get("family") or (family_of_config(config) if config else None)
     if name is not None and is_known(name):
         return load_family(name)

@@ -75,6 +75,7 @@ class View(Checkpoint):
         self.projected = projected
         reader = self.reader_over(DecodedReader(source.original.reader))
         super().__init__(Opened(source.detection, manifest, reader, source.ignored))
+        self.uses = source.uses
 
     @property
     def original(self) -> Checkpoint:

@@ -1,0 +1,85 @@
+"""dependence: the options of a layout on which a projection depends, and those on which only its config does.
+
+A form decides something if another choice spells a parameter of the model otherwise, or is written into the config. A
+fact is compared with what the target's software always computes, decides a convention or a value word, or is written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from wherry.errors import WherryError
+from wherry.families.adapters import is_of_adapters
+from wherry.families.fact_checks import known_names, relevant
+from wherry.families.templates import templates
+from wherry.layout.expr import names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.families.project import Projection
+    from wherry.families.schema import System
+
+_TIE = "tied"  # decides whether second copies are kept
+
+
+def deciding_options(projected: Projection) -> frozenset[str]:
+    """The forms, conventions and facts on which the tensors or the checks of a projection depend."""
+    bound, target = projected.source, projected.system
+    sides = ((bound.system, bound.chosen), (target, projected.chosen))
+    forms = {name for system, chosen in sides for name in _deciding_forms(projected, system, chosen)}
+    conventions = {*bound.system.conventions, *target.conventions}
+    known = {*relevant(bound.family, known_names(projected))}
+    facts = {*bound.family.facts} if is_of_adapters(bound.family) else {*_facts_read(projected)} & known
+    return frozenset({_TIE, *forms, *conventions, *facts})
+
+
+def written_options(projected: Projection) -> frozenset[str]:
+    """The forms and facts that the target's config states."""
+    system, write = projected.system, projected.system.write
+    if write.file is None:
+        return frozenset()
+    known = {*relevant(projected.source.family, known_names(projected))}
+    texts = [text for one in write.attributes.values() for text in _texts(one)]
+    return frozenset((*system.config.facts, *(name for text in texts for name in names_in(text)))) & known
+
+
+def _texts(cases: object) -> Iterator[str]:
+    """The expressions of an attribute, or the conditions of its cases."""
+    if isinstance(cases, str):
+        yield cases
+    elif isinstance(cases, tuple | list):
+        yield from (str(rule) for rule, _value in cases)
+
+
+def _deciding_forms(projected: Projection, system: System, chosen: Mapping[str, str]) -> Iterator[str]:
+    own = _spelling(projected, system, chosen)
+    for name, form in system.forms.items():
+        others = ({**chosen, name: choice} for choice in form.choices if choice != chosen.get(name))
+        if any(_spelling(projected, system, other) != own for other in others):
+            yield name
+
+
+def _spelling(projected: Projection, system: System, chosen: Mapping[str, str]) -> object:
+    """The layouts of the model's parameters with these choices; None if there are none."""
+    bound = projected.source
+    try:
+        made = templates(bound.family, system, chosen, {"params": system.slots["params"]})
+    except WherryError:
+        return None
+    return [one for one in made if {*one.parameters} & bound.present["params"]]
+
+
+def _facts_read(projected: Projection) -> Iterator[str]:
+    """The facts that conventions and value words of both systems read, and checks if the systems differ."""
+    source, target = projected.source.system, projected.system
+    for system in (source, target):
+        texts = [one.facts for one in system.conventions.values() if one.facts]
+        if source is not target:
+            yield from system.assumes
+            texts += [row[0] for row in system.accepts]
+            texts += [one for one in system.assumes.values() if isinstance(one, str)]
+        yield from (name for text in texts for name in names_in(text))
+        words = " ".join(word for row in system.layouts for word in row.words)
+        yield from re.findall(r"[A-Za-z_]\w*", words)

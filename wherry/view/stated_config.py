@@ -1,0 +1,154 @@
+"""stated_config: the config that a user states (`--config`), compared with what is known of the source without it.
+
+The file must name a model. Where it replaces a config next to the source, each fact that differs is a warning, as it is
+for a fact of `--set`; where it does not, and where it contradicts the source's record, a difference is refused. The
+tensors are compared with it when the layout is bound.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import MismatchError, UsageError
+from wherry.families import families, load_family
+from wherry.families.companions import config_beside, config_file, config_system, with_own_config
+from wherry.families.facts import tell, word
+from wherry.layout.expr import evaluate
+from wherry.quantized.schemes import without_quantization
+from wherry.view.model import CONFIG, json_beside, model_named
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from wherry.families.facts import ConfigFacts
+    from wherry.families.schema import Family, System
+    from wherry.formats.checkpoint import Checkpoint
+
+
+def require_model(path: str, family: Family | None = None) -> dict[str, Any]:
+    """The config that a user states, which must name a model.
+
+    Args:
+        path: the file.
+        family: the family of the source; a config of it states a size. Without a family, a name of the model is enough.
+
+    Raises:
+        NotFoundError: the file was not found.
+        UsageError: it cannot be read, or names no model.
+    """
+    config = config_file(path)
+    known = [family] if family else [load_family(name) for name in families()]
+    systems = [system for one in known for system in one.systems.values()]
+    if config_system(config, systems) is None and (family or model_named(config) is None):
+        of = f" of family {family.name}" if family else ""
+        raise UsageError(
+            f"--config {path} is not the config of a model{of}: it states none of its sizes",
+            cure="pass the model's config.json, MaxText's YAML, params.json or gin with --config",
+        )
+    return config
+
+
+def compared_config(
+    checkpoint: Checkpoint,
+    family: Family,
+    source: System,
+    path: str,
+    recorded: Mapping[str, Any],
+    stated: Collection[str],
+) -> tuple[str, ...]:
+    """Compare a stated config with the configs next to the source and with its record.
+
+    Args:
+        checkpoint: the source.
+        family, source: its family and its system.
+        path: the file that the user states.
+        recorded: the layout that wherry recorded for the source; empty if there is none.
+        stated: facts that the user states with `--set`, which no config decides.
+
+    Returns:
+        A warning for each fact that differs in a config that the stated one replaces.
+
+    Raises:
+        MismatchError: it contradicts the source's own config, which it does not replace, or the record.
+        UnrepresentableError: a config has unknown attributes.
+        UsageError: the file names no model of the family, or a config cannot be read.
+    """
+    if not any(one.config.sizes for one in family.systems.values()):
+        require_model(path)  # adapters whose systems have no config: it names the model that they belong to
+        return ()
+    config = without_quantization(require_model(path, family))
+    system = config_system(config, [source, *family.systems.values()])
+    assert system is not None
+    told = tell(system, config, path)
+    for what, value, other in _recorded_otherwise(source, told, recorded) if system is source else ():
+        raise _mismatch(checkpoint, path, what, value, other, "the record of the source (wherry.json)")
+    warnings: list[str] = []
+    for one in with_own_config(family):
+        found, name = config_beside(checkpoint, one)
+        beside = tell(one, without_quantization(found), name) if found is not None else None
+        if beside is None:
+            continue
+        pairs = [row for row in _different(system, told, one, beside) if row[0] not in stated]
+        if pairs and _config_of(source) == one.name != _config_of(system):
+            raise _mismatch(checkpoint, path, *pairs[0], f"{name} next to the source")
+        warnings += [_replacement(fact, value, path, other, name) for fact, value, other in pairs]
+    return tuple(warnings)
+
+
+def replaced_attributes(checkpoint: Checkpoint, path: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning for each attribute of `config.json` that a stated config replaces, for a tree that keeps its names."""
+    own = json_beside(checkpoint, CONFIG)
+    names = [] if own is None else [one for one in {**own, **config} if own.get(one) != config.get(one)]
+    return tuple(_replacement(name, config.get(name), path, (own or {}).get(name), CONFIG) for name in names)
+
+
+def _replacement(name: str, value: Any, source: str, other: Any, place: str) -> str:
+    return f"{name} = {value!r} as stated in {source}, instead of {other!r} in {place}"
+
+
+def _different(
+    system: System, told: ConfigFacts, other: System, beside: ConfigFacts
+) -> Iterator[tuple[str, Any, Any]]:
+    """The facts that two configs state differently, with both values.
+
+    A fact that only one of them states differs if both are of one system, whose software then takes another value. Of
+    two systems, a tie is not compared, which the tensors show, nor what one of them folds into its tensors.
+    """
+    if _config_of(system) == other.name:
+        names = [*told.facts, *(name for name in beside.facts if name not in told.facts)]
+    else:
+        apart = {"tied", *system.absorbs, *other.absorbs}
+        names = [name for name in told.facts if name in beside.facts and name not in apart]
+    for name in names:
+        if told.facts.get(name) != beside.facts.get(name):
+            yield name, told.facts.get(name), beside.facts.get(name)
+
+
+def _recorded_otherwise(
+    source: System, told: ConfigFacts, recorded: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """What the record of a source states otherwise than its config: facts and conventions, with both values."""
+    for name, value in recorded.get("facts", {}).items():
+        if told.facts.get(name, value) != value:
+            yield name, told.facts[name], value
+    layout = recorded.get("to", {})
+    for name, text in layout.items() if layout.get("system") == source.name else ():
+        one = source.conventions.get(name)
+        value = evaluate(one.config, told.config) if one and one.config else None
+        if value is not None and word(value) != text:
+            yield name, word(value), text
+
+
+def _config_of(system: System) -> str:
+    """The name of the system whose config a system has."""
+    return system.like or system.name
+
+
+def _mismatch(
+    checkpoint: Checkpoint, path: str, what: str, value: Any, other: Any, place: str
+) -> MismatchError:
+    return MismatchError(
+        f"{path}: {what} is {value!r}, but {other!r} in {place}",
+        uri=checkpoint.uri,
+        cure="pass the config of this model, or remove --config",
+    )
