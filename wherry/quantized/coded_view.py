@@ -84,7 +84,7 @@ class CodedView(Checkpoint):
         manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
         super().__init__(Opened(source.detection, manifest, self._over(source.reader), source.ignored))
         self.laid_out, self.snippet, self.parts = source.laid_out, source.snippet, source.parts
-        self.lossy = source.lossy if kept else _losses(source, found)
+        self.bounds = source.bounds if kept else _losses(source, found)
         self.notes = (*source.notes, _note(found, record))
 
     @property
@@ -193,7 +193,7 @@ def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors,
 
 def _losses(source: Checkpoint, found: Mapping[KeyPath, QuantizedTensor]) -> dict[KeyPath, Bound]:
     """The bound of each tensor of codes: a share of the largest magnitude of a block."""
-    plain = {path: bound for path, bound in source.lossy.items() if path not in found}
+    plain = {path: bound for path, bound in source.bounds.items() if path not in found}
     return plain | {one.codes.path: Bound(block=largest_error(one.code)) for one in found.values()}
 
 

@@ -189,11 +189,17 @@ def view(
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
     made = outfit(projected, given, checkpoint, wish.assets) if files else None
     if not of_adapter:
-        return LayoutView(checkpoint, projected, made, wish.dtype, only, tree=found.tree, renames=renames)
+        return LayoutView(
+            checkpoint, projected, made, wish.dtype, only, tree=found.tree, renames=renames,
+            overflow=wish.allow_overflow,
+        )  # fmt: skip
     require_rank(checkpoint, projected)
     made = with_config(made, projected, checkpoint) if made else None
     notes = notes_of(projected, checkpoint)
-    return LayoutView(checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames)
+    return LayoutView(
+        checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames,
+        overflow=wish.allow_overflow,
+    )  # fmt: skip
 
 
 def _convert(
