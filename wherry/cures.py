@@ -29,7 +29,10 @@ KEYWORDS = {
     "tag": "tags",
 }
 FLAGS = frozenset(
-    ("deep", "digest", "go", "in-place", "into", "no-lineage", "record", "retry-failed", "sha256", "stats", "write")
+    (
+        "allow-overflow", "deep", "digest", "go", "in-place", "into", "no-lineage", "record", "retry-failed", "sha256",
+        "stats", "write",
+    )
 )  # fmt: skip
 LISTS = frozenset(("allow-opaque", "ignore", "rename"))
 TABLES = frozenset(("meta", "set", "tag"))

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.families import LLAMA as CONFIG
@@ -36,15 +36,19 @@ def boxes(monkeypatch):
 @pytest.fixture
 def wide(tmp_path):
     """A Hugging Face Llama whose matrices are above 16 KiB."""
+    return saved(tmp_path / "hf", embed=64)
+
+
+def saved(folder, embed):
     family = load_family("llama")
-    sizes = {**SIZES, "embed": 64, "ffn": 96, "layer": 4, "pair": 8}  # heads of 16: MaxText scales by 4
+    sizes = {**SIZES, "embed": embed, "ffn": 96, "layer": 4, "pair": 8}  # heads of 16: MaxText scales by 4
     tensors = made(family, "huggingface", {}, sizes=sizes).tensors
-    (tmp_path / "hf").mkdir()
+    folder.mkdir()
     named = {path[0]: array for path, array in tensors.items()}
-    save_file(named, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
-    config = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
-    return tmp_path / "hf"
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**CONFIG, "hidden_size": embed, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def test_large_stacks_go_in_boxes_both_ways(wide, boxes, tmp_path):
@@ -63,6 +67,25 @@ def test_large_stacks_go_in_boxes_both_ways(wide, boxes, tmp_path):
     assert again.target.weights_digest == first.target.weights_digest
     carry(tmp_path / "again", tmp_path / "back", "huggingface")
     assert hashes(tmp_path / "back") == hashes(wide)
+
+
+@pytest.mark.parametrize(("more", "infinite"), [({}, 0), ({"dtype": "float16", "allow_overflow": True}, 4)])
+def test_what_boxes_lose_is_counted_and_is_no_damage(boxes, tmp_path, more, infinite):
+    """The scale of the queries takes bits of values that underflow; what overflows by request does not come back."""
+    wide = saved(tmp_path / "hf", embed=160)  # kernels of queries above 64 KiB, also in float16
+    file = wide / "model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if "q_proj" in name:
+            tensors[name].reshape(-1)[:3] = 3e-45, 1.3e-38, 1e6
+    save_file(tensors, file, metadata={"format": "pt"})
+    receipt = carry(wide, tmp_path / "out", "maxtext", **more)
+    query = ("params", "params", "decoder", "layers", "self_attention", "query", "kernel")
+    assert query in boxes
+    assert not receipt.lossless
+    [row] = [row for row in receipt.losses if row["path"] == "/".join(query)]
+    assert (row["zero"], row["infinite"]) == (8 if infinite else 4, infinite)
+    assert row["error"] > 0
 
 
 def test_a_box_that_is_written_wrongly_is_not_committed(wide, boxes, tmp_path, monkeypatch):

@@ -31,7 +31,9 @@ _filter = click.option(
 @click.command()
 @click.argument("uri")
 @click.option("--sha256", is_flag=True, help="Compute the SHA-256 of each tensor's canonical bytes.")
-@click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@click.option(
+    "--digest", is_flag=True, help="Compute the tensor digests, and warn of tensors that hold only zeros."
+)
 @click.option(
     "--write",
     is_flag=True,
@@ -220,6 +222,8 @@ def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
         ("bytes", show_size(manifest.nbytes)),
         ("companions", ", ".join(one.name for one in manifest.companions)),
     ])  # fmt: skip
+    for warning in inspection.warnings:
+        say(f"  warning: {warning}")
     rows = inspection.to_json()["tensors"]
     if tree:
         _show_tree(rows)

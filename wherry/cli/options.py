@@ -23,8 +23,8 @@ Command: TypeAlias = "Callable[..., Any]"
 
 # The order of options in the help; other options come last.
 ORDER = (
-    "family", "family_file", "config", "dtype", "assets", "rename", "opaque", "format", "step", "item", "options",
-    "memory", "only", "ignore", "verify", "if_exists", "into", "as_step", "meta", "sign", "lineage",
+    "family", "family_file", "config", "dtype", "allow_overflow", "assets", "rename", "opaque", "format", "step",
+    "item", "options", "memory", "only", "ignore", "verify", "if_exists", "into", "as_step", "meta", "sign", "lineage",
 )  # fmt: skip
 
 

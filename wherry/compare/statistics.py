@@ -8,8 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.account import some_names
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.units import plural
 from wherry.errors import NotFoundError
 from wherry.mover.carrier import digest_moves
 from wherry.mover.pool import Pool
@@ -43,6 +45,16 @@ class TensorStatistics:
     nans: int | None = None
     infinities: int | None = None
     zeros: int | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all of several elements are the same number, and not zero."""
+        return (
+            self.count > 1
+            and not self.nans
+            and self.minimum == self.maximum
+            and self.maximum not in (None, 0)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The `statistics` of a tensor in `inspect --json`; infinities and complex numbers are text."""
@@ -99,6 +111,23 @@ def statistics(
     ):
         one = partial(_of_tensor, source, meter)
         return dict(zip(specs, executor.map(one, specs.values()), strict=True))
+
+
+def constants_notes(found: Mapping[KeyPath, TensorStatistics]) -> list[str]:
+    """A sentence for each kind of tensors whose values say little: zeros or another single value, and NaN.
+
+    Tensors of one element do not count as constant.
+    """
+    kinds = (
+        (
+            "hold only zeros",
+            [path for path, one in found.items() if one.count > 1 and one.zeros == one.count],
+        ),
+        ("hold a single value", [path for path, one in found.items() if one.is_constant]),
+        ("contain NaN", [path for path, one in found.items() if one.nans]),
+    )
+    total = plural(len(found), "tensor")
+    return [f"{len(paths):,} of {total} {words}: {some_names(paths)}" for words, paths in kinds if paths]
 
 
 def _of_tensor(source: Source, meter: Meter, spec: TensorSpec) -> TensorStatistics:

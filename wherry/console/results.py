@@ -177,6 +177,15 @@ def _verified_how(checked: Mapping[str, Any] | None) -> str:
     return f"every byte read back, {plural(checked['tensors'], 'tensor')}{more}"
 
 
+def _lossy_words(receipt: Receipt) -> str:
+    """How far the values of cast and scaled tensors are from those of the source."""
+    rows = [row for row in receipt.losses if row["error"]]
+    if not rows:
+        return ""
+    worst = max(rows, key=lambda row: row["error"])
+    return f"{plural(len(rows), 'tensor')}; largest error {worst['error']:.3g} in {worst['path']}"
+
+
 def _show_receipt(receipt: Receipt) -> None:
     if receipt.already:
         say("already converted; nothing was written")
@@ -190,6 +199,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),
         ("verified", _verified_how(checked)),
+        ("lossy", _lossy_words(receipt)),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
     show_ignored(receipt.ignored)
@@ -212,6 +222,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         )
     if (seen := verification.native) is not None:
         say(f"  method: {seen.evidence}; devices: {seen.devices}")
+    for warning in verification.warnings:
+        say(f"  warning: {warning}")
     for failure in verification.failed:
         say(f"  {failure.path}: {failure.reason}" if failure.path else f"  {failure.reason}")
     if verification.full_read is not None:

@@ -7,14 +7,16 @@ each stages, resumes, is verified and commits independently.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.references import parents_of, reference, source_references
 from wherry.converter.traffic import streams
-from wherry.core.account import fold_entries
+from wherry.core.account import fold_entries, losses_notes
 from wherry.core.digest import sha256_of
+from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
+from wherry.core.zeros import zeros_notes
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
@@ -149,7 +151,7 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     targets = targets_of(job.plan)
     meanwhile = job.plan.verify == "digest"
     back = ReadBack(writer, targets, job.target.uri, _files_of(staged), before=before) if meanwhile else None
-    output = Output(writer, targets, journal, back)
+    output = Output(writer, targets, journal, back, job.plan.overflow)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
 
@@ -453,6 +455,15 @@ def _sidecar(
         staged.staging.spill,
     )
     merge = origin.get("merge", {})
+    losses = {
+        path: staged.output.losses[source]
+        for path, source in plan.pairs.items()
+        if source in staged.output.losses
+    }
+    if job.source_digests is None:
+        blank = zeros_notes(plan.manifest.tensors, ours.digests)
+    else:
+        blank = zeros_notes(job.checkpoint.original.manifest.tensors, job.source_digests)
     receipt = Receipt(
         source=sources[0],
         target=target,
@@ -467,14 +478,15 @@ def _sidecar(
         resumed_bytes=staged.journal.nbytes,
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
-        lossless=not plan.lossy and not merge,
-        warnings=[*plan.notes, *filter(None, [job.choice.note])],
+        lossless=not plan.lossy and not merge and all(one.exact for one in losses.values()),
+        warnings=[*plan.notes, *filter(None, [job.choice.note]), *losses_notes(losses), *blank],
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),
         ignored=[one.to_json() for one in fold_entries(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
         parents=parents_of(sources, merge),
+        losses=[{"path": render(path), **asdict(one)} for path, one in sorted(losses.items())],
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt
 

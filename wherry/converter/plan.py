@@ -146,6 +146,10 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
+    if target.layout.allow_overflow and not (checkpoint.bounds or prepared.origin.get("merge")):
+        raise UsageError(
+            "no value is cast or scaled, so none can overflow", cure="leave out --allow-overflow"
+        )
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
@@ -165,6 +169,7 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         verify=verify,
         digest=_digest(checkpoint, [row.name, version], {**checked, **tree}, prepared, mapped),
         lossy=checkpoint.lossy,
+        overflow=target.layout.allow_overflow,
         notes=(*checkpoint.notes, *_staged_note(row, place)),
         snippet=checkpoint.snippet,
     )
@@ -267,7 +272,9 @@ class Plan:
         memory: budget in bytes.
         verify: verification before the commit, `digest`, `store` or `none`.
         digest: identity of this conversion.
-        lossy: target key path → bound of the error after a round trip; empty if every move is exact.
+        lossy: target key path → bound of the error after a round trip; empty if every move is exact. A plan reads no
+            values: what under- or overflows is counted when they are moved, and stated in the receipt.
+        overflow: whether finite values may become infinite.
         notes: messages about content that could not be carried or made.
         snippet: code that loads the result with the target's own software, if that is known.
         traffic: what stores and disks are asked for; empty in the plan of a conversion that is carried out.
@@ -290,6 +297,7 @@ class Plan:
     verify: str
     digest: str
     lossy: Mapping[KeyPath, Bound] = field(default_factory=dict[KeyPath, "Bound"])
+    overflow: bool = False
     notes: tuple[str, ...] = ()
     snippet: str = ""
     traffic: Traffic = NO_TRAFFIC

@@ -15,7 +15,7 @@ from wherry.core.keypath import parse, render
 from wherry.core.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
 
@@ -25,6 +25,7 @@ ITEMS = "items"  # the rule for the other items of a step
 TRAINING_STATE = "training state"  # the rule for what a trainer saves beside the weights
 FILES = "files"  # the rule for files and folders without weights
 _MOST = 8  # entries of one node that are listed one by one
+_NAMED = 3  # tensors that a sentence names
 _NODE = re.compile(r"[/.]")
 
 
@@ -82,7 +83,7 @@ def _one_row(rows: Sequence[IgnoredEntry]) -> IgnoredEntry:
 
 
 class Bound(NamedTuple):
-    """Limit of a round trip: |restored - value| ≤ relative × |value| + absolute, without overflow or underflow.
+    """Limit of a round trip: |restored - value| ≤ relative × |value| + absolute, unless the stored value overflows.
 
     `block` is a share of the largest magnitude of the block of values that a scale belongs to, and is added.
     """
@@ -90,6 +91,15 @@ class Bound(NamedTuple):
     relative: float = 0.0
     absolute: float = 0.0
     block: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value comes back that neither over- nor underflows; `absolute` is for those that underflow."""
+        return not (self.relative or self.block)
+
+    def joined(self, other: Bound) -> Bound:
+        """The least bound that covers both."""
+        return Bound(*map(max, self, other))
 
 
 def bound_to_json(bound: Bound) -> dict[str, float]:
@@ -99,3 +109,66 @@ def bound_to_json(bound: Bound) -> dict[str, float]:
         "absolute": bound.absolute,
         **({"block": bound.block} if bound.block else {}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a change of values did to them; counts of several parts of a tensor add up, in any order.
+
+    A scale whose stored values lose nothing has an error of 0, and no value of it became infinite.
+
+    Attributes:
+        infinite: finite values that became infinite, or NaN in a type without infinities.
+        zero: other values that became zero and do not come back.
+        subnormal: values that became subnormal: they have fewer bits, and some processors read them as zero.
+        nan: values that were NaN before.
+        error: the largest |restored - value| of the values that are finite before and after.
+    """
+
+    infinite: int = 0
+    zero: int = 0
+    subnormal: int = 0
+    nan: int = 0
+    error: float = 0.0
+
+    def __add__(self, other: Losses) -> Losses:
+        """The losses of both parts."""
+        return Losses(
+            self.infinite + other.infinite,
+            self.zero + other.zero,
+            self.subnormal + other.subnormal,
+            self.nan + other.nan,
+            max(self.error, other.error),
+        )
+
+    def __bool__(self) -> bool:
+        return self != Losses()
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value comes back."""
+        return not (self.infinite or self.error)
+
+
+NO_LOSSES = Losses()
+
+
+def losses_notes(losses: Mapping[KeyPath, Losses]) -> list[str]:
+    """A sentence for each kind of loss but rounding, for people: how many values, and of which tensors."""
+    kinds = (
+        ("infinite", "value", "became infinite"), ("zero", "value", "became zero"),
+        ("subnormal", "value", "became subnormal"), ("nan", "NaN", "in the source"),
+    )  # fmt: skip
+    notes: list[str] = []
+    for name, noun, words in kinds:
+        counts = {path: getattr(one, name) for path, one in losses.items() if getattr(one, name)}
+        if counts:
+            notes.append(f"{plural(sum(counts.values()), noun)} {words}: {some_names(counts)}")
+    return notes
+
+
+def some_names(paths: Iterable[KeyPath]) -> str:
+    """The first key paths, and how many there are besides."""
+    names = [render(path) for path in sorted(paths)]
+    rest = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + rest

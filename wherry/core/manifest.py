@@ -48,6 +48,7 @@ ORIGIN = Record(
                 "facts": _TABLE,
                 "sizes": Record(rest=_NUMBER),
                 "dtype": _TEXT,
+                "overflow": (bool,),
                 "only": _TEXT,
                 "rename": ListOf(_TEXT),
             },

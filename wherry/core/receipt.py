@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-_LATER = ("asked", "ignored", "family", "parents")  # fields that receipts did not have at first
+_LATER = ("asked", "ignored", "family", "parents", "losses")  # fields that receipts did not have at first
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
@@ -105,6 +105,8 @@ class Receipt:
         bytes_written: tensor bytes written to the target.
         verification: JSON form of the verification that followed, or None.
         lossless: whether every move was exact.
+        losses: what casts and scales did to the values of each tensor of the target whose values changed: its `path`,
+            and what `wherry.core.account.Losses` counts.
         resumed_bytes: how many of the written bytes come from an interrupted run.
         note: why an interrupted run was not resumed, where there was one.
         already: True when the target was already the result of this same conversion and nothing was written.
@@ -142,6 +144,7 @@ class Receipt:
     ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     family: str = ""
     parents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    losses: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def sources(self) -> tuple[CheckpointRef, ...]:

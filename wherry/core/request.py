@@ -129,6 +129,7 @@ class LayoutRequest:
         family_file: a TOML file that declares one, or changes one of ours.
         config: a file with the model's config, of the source's or the target's system: JSON, YAML or gin.
         dtype: element type of the target's parameters; `bf16`, `fp16` and `f32` are short names.
+        allow_overflow: whether finite values may become infinite in that type.
         assets: a folder or URI with tokenizer and the like for the target.
     """
 
@@ -149,6 +150,10 @@ class LayoutRequest:
     dtype: str | None = option(
         None, "Data type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
     )
+    allow_overflow: bool = option(
+        False, "Write finite values beyond the range of the target's data type as infinities.",
+        decides=True, planned=True,
+    )  # fmt: skip
     assets: str | None = option(
         None, "Folder or URI with the tokenizer and other companion files for the target.", metavar="URI",
         stated="place", decides=True, planned=True,
@@ -376,6 +381,7 @@ class WritingKeywords(TypedDict, total=False):
     family: str | None
     config: str | os.PathLike[str] | None
     dtype: str | None
+    allow_overflow: bool
     assets: str | os.PathLike[str] | None
 
 

@@ -8,6 +8,7 @@ byte moves.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
@@ -58,7 +59,7 @@ class Projection:
             that only this system has.
         lists, empties: nodes of the target's tree that are not tensors.
         ignored: source tensors that are not carried, each with its rule.
-        lossy: target key path → error bound of a round trip.
+        bounds: target key path → error bound of a round trip, of tensors whose values can change, if only by underflow.
     """
 
     source: BoundFamily
@@ -70,7 +71,12 @@ class Projection:
     lists: frozenset[KeyPath] = frozenset()
     empties: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
     ignored: tuple[IgnoredEntry, ...] = ()
-    lossy: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
+    bounds: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
+
+    @property
+    def lossy(self) -> dict[KeyPath, words.Bound]:
+        """The bounds of tensors that change even where nothing underflows."""
+        return {path: bound for path, bound in self.bounds.items() if not bound.exact}
 
     def gather(
         self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None, cut: Cut | None = None
@@ -136,7 +142,7 @@ def project(
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
         ignored=(*bound.ignored, *_dropped_entries(bound, dropped), *unwritten),
-        lossy=_losses(targets, pieces),
+        bounds=_bounds(targets, pieces),
     )
 
 
@@ -309,20 +315,20 @@ def _dropped_entries(bound: BoundFamily, reason: str | None) -> list[IgnoredEntr
     ]
 
 
-def _losses(targets: Mapping[KeyPath, StoredTensor], pieces: Pieces) -> dict[KeyPath, words.Bound]:
-    """The largest error bound among each tensor's copies."""
+def _bounds(targets: Mapping[KeyPath, StoredTensor], pieces: Pieces) -> dict[KeyPath, words.Bound]:
+    """The error bound of each tensor's copies together."""
     sources = {
         parameter: {(held.words, spec.dtype) for spec, held in there.values()}
         for parameter, there in pieces.held.items()
     }
-    lossy: dict[KeyPath, words.Bound] = {}
+    bounds: dict[KeyPath, words.Bound] = {}
     for path, target in targets.items():
-        bounds = [
+        every = [
             words.loss(words.chain(source, piece.words), dtype, target.spec.dtype, target.spec.name)
             for piece in target.pieces
             for source, dtype in sources[piece.parameter]
         ]
-        worst = [one for one in bounds if one is not None]
-        if worst:
-            lossy[path] = max(worst)
-    return lossy
+        found = [one for one in every if one is not None]
+        if found:
+            bounds[path] = reduce(words.Bound.joined, found)
+    return bounds

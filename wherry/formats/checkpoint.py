@@ -63,7 +63,7 @@ class Checkpoint:
         reader: the format's reader, through which the mover reads bytes.
         ignored: what lies beside it and is not read; of a view also the entries of the source that it omits.
         opaque: names of the pickle classes that were read as opaque values.
-        lossy: key path → the loss of a view's values in a round trip.
+        bounds: key path → limit of what the values of a view's tensor lose in a round trip, if they can change.
         notes: what a view could not carry, as text.
         snippet: code that loads a view in its target software.
         is_view: whether it is a view of another checkpoint.
@@ -75,7 +75,7 @@ class Checkpoint:
     """
 
     ignored: tuple[IgnoredEntry, ...] = ()
-    lossy: Mapping[KeyPath, Bound] = {}
+    bounds: Mapping[KeyPath, Bound] = {}
     opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     snippet: str = ""
@@ -115,6 +115,11 @@ class Checkpoint:
     def parameters(self) -> int:
         """The number of elements of its tensors; of a view those of its source."""
         return self.manifest.parameters
+
+    @property
+    def lossy(self) -> dict[KeyPath, Bound]:
+        """The bounds of tensors whose values change even where none of them over- or underflows."""
+        return {path: bound for path, bound in self.bounds.items() if not bound.exact}
 
     @property
     def shortages(self) -> list[tuple[str, Shortage]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fused_strides
+from wherry.layout.losses import is_counting, note
 from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
 
 if TYPE_CHECKING:
@@ -279,7 +280,10 @@ def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
     from wherry.layout.transpose import permute
 
     if copy.steps or part.dtype != out.dtype:
-        part = apply_steps(copy.steps, part, out.dtype.name)
+        made = apply_steps(copy.steps, part, out.dtype.name)
+        if is_counting(copy.steps, part.dtype.name, out.dtype.name):
+            note(_used(copy, part), _used(copy, made), copy.steps)
+        part = made
     source = _word(np.ascontiguousarray(part).reshape(-1))
     target = _word(out.reshape(-1))[copy.offset :]
     size = source.itemsize
@@ -287,6 +291,18 @@ def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
         as_strided(source, copy.extents, [stride * size for stride in copy.source_strides], writeable=False),
         as_strided(target, copy.extents, [stride * size for stride in copy.target_strides]),
     )
+
+
+def _used(copy: Copy, part: np.ndarray) -> np.ndarray:
+    """The elements that a copy takes of what it has read, each as often as it is written."""
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided
+
+    if math.prod(copy.extents) == part.size and all(copy.source_strides):
+        return part
+    flat = np.ascontiguousarray(part).reshape(-1)
+    strides = [stride * flat.itemsize for stride in copy.source_strides]
+    return as_strided(flat, copy.extents, strides, writeable=False)
 
 
 def _word(flat: np.ndarray) -> np.ndarray:

@@ -8,10 +8,11 @@
     tie embedding         the tensor is a second copy of another parameter
 
 Each has `forward` (from the canonical value to the stored one) and `inverse`, states whether a round trip is exact, and
-bounds the error if it is not: |error| ≤ relative × |value| + absolute. Arithmetic is in float32, or in float64 if
-either side is. The elementwise words form the chain of a copy; two words that cancel are left out of it, so that
-scanning a scaled parameter copies bits. The words that change shapes (concat, pad, tie) are pieces of
-`wherry.layout.copies`.
+bounds the error if it is not: |error| ≤ relative × |value| + absolute. What is called exact is exact as long as no
+value over- or underflows: the absolute part of a bound is what underflow can take, and `wherry.layout.losses` counts
+both. Arithmetic is in float32, or in float64 if either side is. The elementwise words form the chain of a copy; two
+words that cancel are left out of it, so that scanning a scaled parameter copies bits. The words that change shapes
+(concat, pad, tie) are pieces of `wherry.layout.copies`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Scale:
 
     def bound(self, source: str, target: str) -> Bound:
         """Error of there and back."""
-        if self.exact(source, target):
-            return Bound()
-        return Bound(_unit(source) + _unit(target) + _MARGIN * _SINGLE)
+        relative = 0.0 if self.exact(source, target) else _unit(source) + _unit(target) + _MARGIN * _SINGLE
+        wide = _tiny(_wide(source, target))
+        return Bound(relative, (_tiny(target) + wide) / abs(self.factor) + _tiny(source) + wide)
 
     def moment(self, order: int) -> Scale:
         """The scale of a moment of the gradient: with w' = s·w a gradient is g / s."""
@@ -98,7 +99,7 @@ class Shift:
         if self.exact(source, target):
             return Bound()
         unit = _unit(target) + _MARGIN * _SINGLE
-        return Bound(unit + _unit(source), unit * abs(self.offset) * 2)
+        return Bound(unit + _unit(source), unit * abs(self.offset) * 2 + _tiny(target) + _tiny(source))
 
     def moment(self, order: int) -> Scale:
         """A shift does not change gradients."""
@@ -137,7 +138,7 @@ class Cast:
     @property
     def bound(self) -> Bound:
         """Error of there and back."""
-        return Bound() if self.exact else Bound(_unit(self.target))
+        return Bound() if self.exact else rounding(self.target)
 
 
 def parse_word(text: str, value: float) -> Elementwise:
@@ -165,6 +166,23 @@ class WordStep:
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """The values after this step."""
         return self.word.forward(values) if self.forward else self.word.inverse(values)
+
+    def undo(self, values: np.ndarray) -> np.ndarray:
+        """The values before this step."""
+        return self.word.inverse(values) if self.forward else self.word.forward(values)
+
+    def bound(self, source: str, target: str) -> Bound:
+        """Error of this step and back."""
+        word = self.word
+        if isinstance(word, Scale) and not self.forward:
+            word = Scale(1 / word.factor)
+        return word.bound(source, target)
+
+    @property
+    def gain(self) -> float:
+        """By how much the step enlarges differences of values."""
+        factor = abs(self.word.factor) if isinstance(self.word, Scale) else 1.0
+        return factor if self.forward else 1 / factor
 
 
 def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple[WordStep, ...]:
@@ -195,9 +213,10 @@ def apply_steps(steps: Sequence[WordStep], values: np.ndarray, target: str) -> n
     """
     import numpy as np
 
-    wide = dtypes.numpy_dtype("float64" if "float64" in (values.dtype.name, target) else "float32")
+    wide = dtypes.numpy_dtype(_wide(values.dtype.name, target))
     if not steps:
-        return values.astype(dtypes.numpy_dtype(target))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return values.astype(dtypes.numpy_dtype(target))
     if not _floating(values.dtype.name) or not _floating(target):
         raise UnrepresentableError(
             f"cannot apply {steps[0].word.text} from {values.dtype.name} to {target}: it needs floating point"
@@ -210,7 +229,7 @@ def apply_steps(steps: Sequence[WordStep], values: np.ndarray, target: str) -> n
 
 
 def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None = None) -> Bound | None:
-    """The error bound of a round trip through a chain; None if it is exact.
+    """The error bound of a round trip through a chain; None if no value can change, not even by underflow.
 
     Args:
         steps: the chain; an empty one is a cast.
@@ -223,10 +242,15 @@ def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None =
     """
     words = [step.word for step in steps]
     _require_bound(words[0].text if words else "cast", source, target, name, cast=not words)
-    if all(word.exact(source, target) for word in words) and (words or widens(source, target)):
-        return None
-    bounds = [word.bound(source, target) for word in words] or [Cast(source, target).bound]
-    return Bound(sum(one.relative for one in bounds), sum(one.absolute for one in bounds))
+    if not words:
+        return None if widens(source, target) else Cast(source, target).bound
+    exact = all(word.exact(source, target) for word in words)
+    relative, absolute, gain = 0.0, 0.0, 1.0
+    for step in steps:
+        bound = step.bound(source, target)
+        relative, absolute = relative + bound.relative, absolute + bound.absolute / gain
+        gain *= step.gain
+    return Bound(0.0 if exact else relative, absolute)
 
 
 def _require_bound(what: str, source: str, target: str, name: str | None, *, cast: bool) -> None:
@@ -265,6 +289,11 @@ def _floating(name: str) -> bool:
     return name.startswith(("float", "bfloat"))
 
 
+def rounding(name: str) -> Bound:
+    """The error bound of values that are rounded to a floating-point type: half a unit, or half a subnormal."""
+    return Bound(_unit(name), _tiny(name))
+
+
 def significant(name: str) -> int:
     """Significant bits of a floating-point type, the leading one included."""
     return _bits(name) + 1
@@ -277,6 +306,16 @@ def _bits(name: str) -> int:
 def _unit(name: str) -> float:
     """Half a unit in the last place, relative."""
     return 2.0 ** -(_bits(name) + 1)
+
+
+def _tiny(name: str) -> float:
+    """Half the smallest subnormal: what a value that underflows is off, at most."""
+    return float(_info(name).smallest_subnormal) / 2
+
+
+def _wide(source: str, target: str) -> str:
+    """The element type of the arithmetic between two others."""
+    return "float64" if "float64" in (source, target) else "float32"
 
 
 @cache

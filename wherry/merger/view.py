@@ -15,6 +15,7 @@ from wherry.core.tensorspec import region_shape
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader
+from wherry.layout.losses import note
 from wherry.mover.decode import DecodedReader
 from wherry.mover.output import as_bytes
 
@@ -100,7 +101,9 @@ class MergedReader(BaseReader):
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """The elements of a region, rounded to the tensor's element type."""
         values = self._recipes[spec.path].values(region, self._part)
-        return values.astype(dtypes.numpy_dtype(spec.dtype), copy=False)
+        made = values.astype(dtypes.numpy_dtype(spec.dtype), copy=False)
+        note(values, made)
+        return made
 
     def extents(self, spec: TensorSpec) -> Any:
         """The extents of a tensor that is copied."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -20,7 +20,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.digest import LeafHasher
+from wherry.core.tally import Tally, counting
 from wherry.mover.batch import Batch, batch_parts, small_move
 from wherry.mover.range_batch import RangeWindow, is_remote, range_parts, ranged_move
 from wherry.mover.range_batch import worker_count as ranged_workers
@@ -29,6 +31,7 @@ from wherry.runtime.threads import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import Meter
@@ -192,8 +195,8 @@ class Carrier:
 
     def _carry(self, move: Move) -> None:
         spec, hasher = self.specs[move.source], self._hasher(move.source)
-        with self.source.part(spec, move, self._place(move)) as data:
-            self._deliver(move, data, hasher)
+        with self._counting() as tally, self.source.part(spec, move, self._place(move)) as data:
+            self._deliver(move, data, hasher, tally.losses)
         self.meter.add(move.span.nbytes, spec.name)
 
     def _read_back(self, output: Output, part: StoredPart) -> None:
@@ -240,7 +243,11 @@ class Carrier:
         """The offset at which the first output will write a part; several outputs rarely agree."""
         return self.outputs[0].place(move) if self.outputs else 0
 
-    def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher) -> None:
+    def _counting(self) -> AbstractContextManager[Tally]:
+        """Around the making of a move: counts what happens to its values, if an output records it."""
+        return counting() if self.outputs else nullcontext(Tally())
+
+    def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher, losses: Losses = NO_LOSSES) -> None:
         if (
             not move.box
         ):  # a box is not one run of the tensor's bytes: it is hashed when the target is read back
@@ -248,7 +255,7 @@ class Carrier:
                 hasher.update(move.span.start, data)
         for output in self.outputs:
             if output.wants(move):
-                output.deliver(move, data)
+                output.deliver(move, data, losses)
                 output.delivered([move], self.hashers)
 
 

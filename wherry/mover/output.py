@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from wherry.core import dtypes
+from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.tensorspec import Span
-from wherry.errors import WherryError
+from wherry.core.units import plural
+from wherry.errors import UnrepresentableError, WherryError
 from wherry.formats.writer import durable, place_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
@@ -44,17 +46,24 @@ class Output:
         targets: source key path → target tensor, for the tensors that this output writes.
         journal: the moves that earlier runs finished; this run appends its own.
         back: reads back what is durable; None if the target is not verified.
+        overflow: whether finite values may become infinite; otherwise the first move of such values is an error.
         error: why it failed; None if it did not.
+        losses: source key path → what was counted of its values, in this run and in those before it.
     """
 
     writer: Writer
     targets: Mapping[KeyPath, TensorSpec]
     journal: Journal
     back: ReadBack | None = None
+    overflow: bool = False
     error: WherryError | None = None
+    losses: dict[KeyPath, Losses] = field(default_factory=dict["KeyPath", Losses])
     _where: PlaceFunction = field(init=False)
     _durable: BaseWriter = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
+    _counted: dict[tuple[KeyPath, Span], Losses] = field(
+        default_factory=dict["tuple[KeyPath, Span]", Losses]
+    )  # of moves that are not recorded yet
     _unsynced: int = 0
     _synced_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -66,6 +75,7 @@ class Output:
             target = self.targets.get(row.source)
             if target is not None:
                 self._durable.restore(target.path, row.span, row.checks)
+                self._count(target, row.source, row.losses)
                 if row.checks and self.back is not None:
                     self.back.told.add(row.source)
 
@@ -91,16 +101,40 @@ class Output:
         where = move.span if target.chunks is None or move.region is None else move.region
         return self._where(target.path, where) or 0
 
-    def deliver(self, move: Move, data: memoryview) -> None:
-        """Write one part; an error is stored, not raised."""
+    def deliver(self, move: Move, data: memoryview, losses: Losses = NO_LOSSES) -> None:
+        """Write one part; an error is stored, not raised.
+
+        Args:
+            move: the part.
+            data: its bytes.
+            losses: what was counted of its values when they were made.
+        """
         try:
             target = self.targets[move.source]
+            if losses:
+                self._counted[move.source, move.span] = losses
+                self._count(target, move.source, losses)
+                if self.error is not None:
+                    return
             if target.chunks is None:
                 self.writer.write(target.path, move.span, data)
             else:
                 self._write_chunks(target, cast("Region", move.region), data)
         except WherryError as error:
             self.error = self.error or error
+
+    def _count(self, target: TensorSpec, source: KeyPath, losses: Losses) -> None:
+        """Add the losses of a move; values that became infinite are an error unless that is allowed."""
+        if not losses:
+            return
+        with self._lock:
+            self.losses[source] = self.losses.get(source, NO_LOSSES) + losses
+        if losses.infinite and not self.overflow:
+            self.error = self.error or UnrepresentableError(
+                f"{plural(losses.infinite, 'finite value')} would become infinite as {target.dtype}",
+                path=target.name,
+                cure="pass --allow-overflow to write infinities, or choose a larger type, such as bfloat16",
+            )
 
     def _write_chunks(self, target: TensorSpec, region: Region, data: memoryview) -> None:
         chunks = cast("tuple[int, ...]", target.chunks)
@@ -187,7 +221,8 @@ class Output:
             leaves = {} if move.box else hashers[move.source].known(*move.span)
             if leaves is not None and self._is_stored(move):
                 checks = self._durable.checks(self.targets[move.source].path, move.span)
-                rows.append((move, DurableMove(move.source, move.span, leaves, tuple(checks))))
+                losses = self._counted.pop((move.source, move.span), NO_LOSSES)
+                rows.append((move, DurableMove(move.source, move.span, leaves, tuple(checks), losses)))
             else:
                 with self._lock:
                     self._finished.append(move)

@@ -85,7 +85,7 @@ class CodedView(Checkpoint):
         super().__init__(Opened(source.detection, manifest, self._over(source.reader), source.ignored))
         self.laid_out, self.snippet, self.parts = source.laid_out, source.snippet, source.parts
         self.uses, self.uses_in_files = source.uses | {QUANTIZE, SCALES}, source.uses_in_files
-        self.lossy = source.lossy if kept else _losses(source, found)
+        self.bounds = source.bounds if kept else _losses(source, found)
         self.notes = (*source.notes, _note(found, record))
 
     @property
@@ -194,7 +194,7 @@ def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors,
 
 def _losses(source: Checkpoint, found: Mapping[KeyPath, QuantizedTensor]) -> dict[KeyPath, Bound]:
     """The bound of each tensor of codes: a share of the largest magnitude of a block."""
-    plain = {path: bound for path, bound in source.lossy.items() if path not in found}
+    plain = {path: bound for path, bound in source.bounds.items() if path not in found}
     return plain | {one.codes.path: Bound(block=largest_error(one.code)) for one in found.values()}
 
 

@@ -8,13 +8,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.account import Bound
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.layout.words import significant
+from wherry.layout.losses import note
+from wherry.layout.words import rounding
 from wherry.mover.regions import read_span
 from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.ggml import KINDS, exact, values_of
@@ -62,8 +62,10 @@ class BlockReader(ComputedReader):
             read_span(extents, Span(rows.start * whole, rows.stop * whole), held.data, stored)
             chosen = held.reshape(rows.stop - rows.start, -1, size)[:, first:last]
             values = values_of(np.ascontiguousarray(chosen).reshape(-1, size), stored.dtype)
-            made = values.reshape(rows.stop - rows.start, -1)[:, columns]
-            out[place] = made.astype(out.dtype).reshape(out[place].shape)
+            values = values.reshape(rows.stop - rows.start, -1)[:, columns]
+            made = values.astype(out.dtype)
+            note(values, made)
+            out[place] = made.reshape(out[place].shape)
 
 
 def _runs(shape: tuple[int, ...], region: Region, most: int) -> Iterator[tuple[slice, tuple[Any, ...]]]:
@@ -104,9 +106,12 @@ class BlockView(Checkpoint):
         origin = {**source.manifest.origin, RECORD: {"dtype": dtype}}
         manifest = replace(source.manifest, tensors=specs, origin=origin)
         super().__init__(Opened(source.detection, manifest, self.reader_over(source.reader), source.ignored))
-        bits = significant(dtype)
         changed = [path for path, spec in stored.items() if spec.dtype in KINDS]
-        self.lossy = {path: Bound(2.0**-bits) for path in changed if not exact(stored[path].dtype, dtype)}
+        rounded = rounding(dtype)
+        self.bounds = {
+            path: rounded._replace(relative=0.0) if exact(stored[path].dtype, dtype) else rounded
+            for path in changed
+        }
         self.notes = (
             *source.notes,
             f"{plural(len(changed), 'tensor')} of blocks are dequantised to {dtype}",

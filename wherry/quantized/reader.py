@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
+from wherry.layout.losses import note
 from wherry.layout.transpose import permute
 from wherry.mover.parts import Parts
 from wherry.quantized.codes import decode, multiply, scale_values
@@ -104,8 +105,9 @@ class DequantizedReader(ComputedReader):
                 ]
                 multiply(values, grid, (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1]))
                 rows = slice(at[-2], at[-2] + values.shape[0])
-                made = np.ascontiguousarray(values.astype(out.dtype)).view(words.dtype)
-                permute(made, words[(*at[:-2], rows)])
+                made = np.ascontiguousarray(values.astype(out.dtype))
+                note(values, made)
+                permute(made.view(words.dtype), words[(*at[:-2], rows)])
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
         """The codes of a band of one matrix as float32 [rows, columns], without their scales."""

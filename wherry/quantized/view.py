@@ -12,13 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.account import Bound
 from wherry.core.manifest import Companion
 from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.layout.words import significant
+from wherry.layout.words import rounding
 from wherry.mover.decode import DecodedReader
 from wherry.quantized.codes import exact
 from wherry.quantized.ggml_view import without_blocks
@@ -40,6 +39,7 @@ from wherry.text.limits import SMALL
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.formats.reader import Reader
@@ -121,7 +121,7 @@ def dequantized_view(
     record = {"dtype": kind, "quantization_config": quantization}
     manifest = _manifest(checkpoint.manifest, contents, files, record)
     view = DequantizedView(checkpoint, contents, manifest, files)
-    view.lossy = _losses(contents)
+    view.bounds = _losses(contents)
     view.notes = (*checkpoint.notes, _note(contents, quantization, kind))
     return view
 
@@ -177,7 +177,7 @@ def _plain_config(config: Mapping[str, Any], dtype: str) -> bytes:
 def _losses(contents: QuantizedTensors) -> dict[KeyPath, Bound]:
     """Where the product of code and scale is rounded: half a unit in the last place of the target's type."""
     return {
-        path: Bound(2.0 ** -significant(one.plain.dtype))
+        path: rounding(one.plain.dtype)
         for path, one in contents.quantized.items()
         if not exact(one.code, one.scales.dtype, one.plain.dtype)
     }

@@ -21,9 +21,10 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.digest import LEAF
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
@@ -48,12 +49,14 @@ class DurableMove:
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
         checks: start, stop and checksum of pieces, where the writer needs them; see `Writer.checks`.
+        losses: what was counted of its values.
     """
 
     source: KeyPath
     span: Span
     leaves: Mapping[int, bytes]
     checks: tuple[tuple[int, int, int], ...] = ()
+    losses: Losses = NO_LOSSES
 
 
 @dataclass(slots=True)
@@ -218,13 +221,14 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
 def encode(row: DurableMove) -> list[Any]:
     """A move as a part of a line."""
     leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
-    checks = [list(row.checks)] if row.checks else []
-    return [render(row.source), *row.span, list(row.leaves), leaves, *checks]
+    rest = [list(row.checks), list(astuple(row.losses))] if row.checks or row.losses else []
+    return [render(row.source), *row.span, list(row.leaves), leaves, *rest]
 
 
 def decode(row: list[Any]) -> DurableMove:
     """The inverse of `encode`; raises ValueError, KeyError or TypeError."""
-    path, start, stop, numbers, text, *more = row
+    path, start, stop, numbers, text, *rest = row
+    checks, losses = rest or ((), ())
     if not all(isinstance(number, int) for number in (start, stop, *numbers)):
         raise TypeError("bytes and leaves are counted by integers")
     if not all(start < (number + 1) * LEAF and number * LEAF < stop for number in numbers):
@@ -232,8 +236,10 @@ def decode(row: list[Any]) -> DurableMove:
     raw = base64.b64decode(text, validate=True)
     width = len(raw) // len(numbers) if numbers else 0
     leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}
-    checks = tuple((int(first), int(last), int(value)) for first, last, value in (more[0] if more else ()))
-    return DurableMove(parse(path), Span(start, stop), leaves, checks)
+    pieces = tuple((int(first), int(last), int(value)) for first, last, value in checks)
+    *counts, error = losses or (0, 0.0)
+    counted = Losses(*map(int, counts), error=float(error))
+    return DurableMove(parse(path), Span(start, stop), leaves, pieces, counted)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

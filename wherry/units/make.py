@@ -97,7 +97,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         writer = job.row.create(area.staged, job.plan.manifest, job.plan.options)
         stack.callback(writer.close)
         journal = UnitJournal(path=Path(), unit=unit)
-        output = Output(writer, targets_of(job.plan), journal)
+        output = Output(writer, targets_of(job.plan), journal, overflow=job.plan.overflow)
         whole = joint_moves([job.plan])
         sources = {part.source for part in unit.parts}
         moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})

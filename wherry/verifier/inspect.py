@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.compare.statistics import is_match, matching, statistics
+from wherry.compare.statistics import constants_notes, is_match, matching, statistics
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.algorithms import BLAKE3
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.core.zeros import zeros_notes
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
@@ -54,6 +55,7 @@ class Inspection:
         sha256: key path → flat SHA-256 of canonical bytes, if it was requested.
         statistics: key path → statistics of the values, if they were requested.
         pattern: the shell pattern for the key paths that are listed; None lists all.
+        warnings: what digests and statistics say of tensors that hold only zeros, one value only, or NaN.
     """
 
     detection: Detection
@@ -61,12 +63,14 @@ class Inspection:
     sha256: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     statistics: Mapping[KeyPath, TensorStatistics] = field(default_factory=dict[KeyPath, "TensorStatistics"])
     pattern: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The output of `inspect --json`."""
         data = self.manifest.to_json()
         tensors = [self._row(row) for row in data["tensors"] if is_match(row["path"], self.pattern)]
-        return {"detection": self.detection.to_json(), **data, "tensors": tensors}
+        warnings = {"warnings": list(self.warnings)} if self.warnings else {}
+        return {"detection": self.detection.to_json(), **data, "tensors": tensors, **warnings}
 
     def _row(self, row: dict[str, Any]) -> dict[str, Any]:
         path = parse(row["path"])
@@ -145,10 +149,16 @@ def inspect_source(
         hashes = _hashes(checkpoint, paths, budget, progress) if wanted else Hashes(BLAKE3)
         flat = flat_hashes(checkpoint, memory=budget, progress=progress, paths=paths) if sha256 else {}
         counted = statistics(checkpoint, memory=budget, progress=progress, paths=paths) if stats else {}
+        warnings = (*_zeros(checkpoint, hashes, counted), *constants_notes(counted))
         manifest = checkpoint.manifest.with_digests(hashes.digests)
         if pin is not None:
             manifest = take_stock(checkpoint, hashes, pin)
-        return Inspection(checkpoint.detection, manifest, flat, counted, filter)
+        return Inspection(checkpoint.detection, manifest, flat, counted, filter, warnings)
+
+
+def _zeros(checkpoint: Checkpoint, hashes: Hashes, counted: Mapping[KeyPath, TensorStatistics]) -> list[str]:
+    """What digests say of zeros; statistics say it too."""
+    return [] if counted else zeros_notes(checkpoint.manifest.tensors, hashes.digests)
 
 
 def _hashes(

@@ -31,6 +31,7 @@ from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
+from wherry.core.zeros import zeros_notes
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -80,6 +81,7 @@ class Verification:
         against: the checkpoint with which it was compared, if one was named and it passed.
         full_read: the comparison with the records, and the digests, where every byte was read.
         lineage: whether the ledger recorded the outcome, if that was requested.
+        warnings: tensors that hold only zeros, where every byte was read; they do not change the verdict.
     """
 
     uri: str
@@ -94,6 +96,7 @@ class Verification:
     against: str | None = None
     full_read: FullRead | None = None
     lineage: str = ""
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Verification: {self.verdict} at level {self.level}, {plural(self.checked, 'tensor')} of {self.uri}>"
@@ -129,6 +132,7 @@ class Verification:
             },
             "seconds": self.seconds,
             "bytes": self.nbytes,
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
             **({"lossy": asdict(self.measured)} if self.measured else {}),
             **({"native": self.native.to_json()} if self.native else {}),
             **({"against": self.against} if self.against else {}),
@@ -312,6 +316,7 @@ def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOp
         nbytes=checkpoint.manifest.nbytes if read else 0,
         measured=against.measured if against and against.measured.tensors else None,
         full_read=read,
+        warnings=tuple(zeros_notes(checkpoint.manifest.tensors, read.digests)) if read else (),
     )
 
 

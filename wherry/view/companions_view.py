@@ -53,7 +53,7 @@ class CompanionsView(Checkpoint):
         super().__init__(
             Opened(source.detection, manifest, self.reader_over(source.original.reader), source.ignored)
         )
-        self.lossy, self.notes = source.lossy, (*source.notes, *notes)
+        self.bounds, self.notes = source.bounds, (*source.notes, *notes)
         self.is_view, self.parts = source.is_view, source.parts
         self.uses, self.uses_in_files = source.uses, source.uses_in_files | uses_in_files
 

@@ -8,10 +8,11 @@ are measured, and must stay within the bound that the plan stated.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import singledispatch
+from functools import reduce, singledispatch
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.account import Bound
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, UsageError
 from wherry.families import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import Region
@@ -83,7 +83,10 @@ def roundtrip(
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
                 yield Failure(render(path), "missing tensor: no target tensor holds it")
-        yield from _compare(view, source, forward, back, algorithm, memory, progress, measured=measured)
+        overflow = layout.get("overflow", False)
+        yield from _compare(
+            view, source, forward, back, algorithm, memory, progress, measured=measured, overflow=overflow
+        )
 
 
 def there_and_back(
@@ -115,13 +118,13 @@ def there_and_back(
     way_there = {**layout, "from": layout["to"], "to": layout["from"], "rename": ()}
     same = {**way_there, "to": layout["to"]}
     forward, itself = _forward(start, way_there), _forward(start, same)
-    bound = max(forward.lossy.values(), default=None)
+    bound, overflow = _bound(forward), layout.get("overflow", False)
     theirs, found = (
         hash_checkpoint(one, algorithm, memory=memory, progress=progress, stage="roundtrip")
         for one in (start, converted)
     )
     for failure in compare(found, theirs.digests, theirs.leaves):
-        yield from _measure(failure, converted, start, itself, bound, measured or MeasuredError())
+        yield from _measure(failure, converted, start, itself, bound, measured or MeasuredError(), overflow)
 
 
 @singledispatch
@@ -179,9 +182,11 @@ def _(
         mine = known if source.source is source.original else None
         own = mine if mine is None else Hashes(found.algorithm, mine)
         back, algorithm = inverse.projected, found.algorithm
-        return list(
-            _compare(inverse, source.source, forward, back, algorithm, memory, progress, own, before=before)
-        )
+        compared = _compare(
+            inverse, source.source, forward, back, algorithm, memory, progress, own, before=before,
+            overflow=source.overflow,
+        )  # fmt: skip
+        return list(compared)
 
 
 def inverse_view(source: LayoutView, written: Checkpoint, pairs: Collection[KeyPath]) -> LayoutView:
@@ -214,6 +219,8 @@ def _compare(
     known: Hashes | None = None,
     measured: MeasuredError | None = None,
     before: Mapping[KeyPath, str] | None = None,
+    *,
+    overflow: bool,
 ) -> Iterator[Failure]:
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
     if known is None:
@@ -227,9 +234,9 @@ def _compare(
     found = hash_checkpoint(
         view, algorithm, memory=memory, progress=progress, stage="roundtrip", paths=rest
     ).joined(Hashes(algorithm, {path: theirs.digests[path] for path in equal}))
-    bound = max(forward.lossy.values(), default=None)
+    bound = _bound(forward)
     for failure in compare(found, theirs.digests, theirs.leaves):
-        yield from _measure(failure, view, source, back, bound, measured or MeasuredError())
+        yield from _measure(failure, view, source, back, bound, measured or MeasuredError(), overflow)
 
 
 def _family(layout: Mapping[str, Any]) -> Family:
@@ -248,7 +255,7 @@ def as_laid_out(source: Checkpoint, layout: Mapping[str, Any]) -> LayoutView:
     """The view of a source that a target was written from, reconstructed from the target's manifest."""
     return LayoutView(
         source, _forward(source, layout), dtype=layout.get("dtype"), only=layout.get("only"),
-        renames=layout.get("rename", ()),
+        overflow=layout.get("overflow", False), renames=layout.get("rename", ()),
     )  # fmt: skip
 
 
@@ -290,7 +297,7 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
         converted.manifest, forward.source.family, system.name, system.name,
         source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.told.facts,
     )  # fmt: skip
-    return replace(held, targets=_own_tensors(forward), scalars=_numbers(forward), ignored=(), lossy={})
+    return replace(held, targets=_own_tensors(forward), scalars=_numbers(forward), ignored=(), bounds={})
 
 
 def _own_tensors(forward: Projection) -> dict[KeyPath, StoredTensor]:
@@ -308,6 +315,11 @@ def _numbers(forward: Projection) -> dict[KeyPath, KeyPath]:
     return {source: target for target, source in forward.scalars.items()}
 
 
+def _bound(forward: Projection) -> Bound | None:
+    """The least bound that covers every tensor of a projection; None if no value changes."""
+    return reduce(Bound.joined, forward.bounds.values()) if forward.bounds else None
+
+
 def _measure(
     failure: Failure,
     view: Checkpoint,
@@ -315,8 +327,9 @@ def _measure(
     back: Projection,
     bound: Bound | None,
     measured: MeasuredError,
+    overflow: bool,
 ) -> Iterator[Failure]:
-    """The failure, unless values may change and the difference is within the bound."""
+    """The failure, unless values may change and the difference is within the bound, or an overflow that is allowed."""
     path = next(path for path in source.manifest.tensors if render(path) == failure.path)
     spec, other = source.manifest.tensors[path], view.manifest.tensors.get(path)
     same = other is not None and (other.shape, other.dtype) == (spec.shape, spec.dtype)
@@ -324,7 +337,7 @@ def _measure(
         yield failure
         return
     regions = [region for region, _span in bands(back.targets[path], _BAND, back.pieces)]
-    found = [_error(source, view, path, region, bound) for region in regions]
+    found = [_error(source, view, path, region, bound, overflow=overflow) for region in regions]
     error, share = max(one for one, _share in found), max(share for _one, share in found)
     if share > 1:
         yield Failure(
@@ -337,13 +350,17 @@ def _measure(
 
 
 def _error(
-    source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound
+    source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound, *, overflow: bool
 ) -> tuple[float, float]:
     """The largest difference in a region, and the largest difference as a fraction of its bound."""
     import numpy as np
 
     mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
-    error = np.where(mine == theirs, 0.0, np.abs(mine - theirs))  # equal infinities have no difference
+    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))  # equal infinities have no difference
+    if overflow:
+        same |= np.isfinite(mine) & ~np.isfinite(theirs)
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(mine - theirs))
     allowed = bound.relative * np.abs(mine) + bound.absolute
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(error == 0, 0.0, error / allowed)

@@ -209,7 +209,10 @@ def view(
         require_rank(checkpoint, projected)
         made = with_config(made, projected, checkpoint) if made else None
         notes = notes_of(projected, checkpoint)
-    laid = LayoutView(checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames)
+    laid = LayoutView(
+        checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames,
+        overflow=wish.allow_overflow,
+    )  # fmt: skip
     laid.uses |= {"--family", "--family-file", "--config", "--dtype", *deciding_options(projected)}
     laid.uses_in_files = frozenset({"--assets", *token_ids, *written_options(projected)} if made else ())
     return laid

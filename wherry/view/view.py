@@ -9,10 +9,11 @@ and are never turned into an array in memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.account import IgnoredEntry
+from wherry.core.account import Bound, IgnoredEntry
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
@@ -113,7 +113,8 @@ class LayoutView(View):
 
     Attributes:
         ignored: entries of the source that are not carried, each with its rule.
-        lossy: key path → bound of the error after a round trip.
+        bounds: key path → bound of the error after a round trip; see Checkpoint.
+        overflow: whether finite values may become infinite.
         notes: messages about content that could not be carried or made.
         snippet: code that loads the result with the target's own software.
     """
@@ -130,6 +131,8 @@ class LayoutView(View):
         custom: Mapping[str, Any] | None = None,
         tree: ModelTree | None = None,
         renames: Sequence[str] = (),
+        *,
+        overflow: bool = False,
     ) -> None:
         """Create a view; nothing is read yet.
 
@@ -142,13 +145,14 @@ class LayoutView(View):
             custom: free metadata of the target.
             tree: the tree of the source that the layout was bound to; what was removed from its names is a note.
             renames: the user's rules, applied before the layout; recorded too.
+            overflow: whether finite values may become infinite; recorded too.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = view_manifest(source, projected)
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, companions=(*kept, *new), custom={**manifest.custom, **(custom or {})})
-        stated = (("dtype", dtype), ("only", only), ("rename", list(renames)))
+        stated = (("dtype", dtype), ("only", only), ("overflow", overflow), ("rename", list(renames)))
         asked = {name: value for name, value in stated if value}
         if asked:
             layout = {**manifest.origin["layout"], **asked}
@@ -157,20 +161,21 @@ class LayoutView(View):
         left = [ignored_companion(name, _OTHER_SYSTEM) for name in (made.left if made else ())]
         values = [IgnoredEntry(path, "values", _NO_PLACE, "value") for path in source.manifest.values]
         self.ignored: tuple[IgnoredEntry, ...] = (*source.ignored, *projected.ignored, *values, *left)
-        self.lossy: Mapping[KeyPath, Bound] = self._losses()
+        self.bounds: Mapping[KeyPath, Bound] = self._bounds()
+        self.overflow = overflow
         removed = tuple(one.words for one in tree.removed) if tree else ()
         self.notes: tuple[str, ...] = (*source.notes, *removed, *(made.warnings if made else ()))
         self.snippet: str = made.snippet if made else ""
 
-    def _losses(self) -> Mapping[KeyPath, Bound]:
-        """The loss of each tensor: that of the layout, or that of the source if it is larger."""
-        if not self._source.lossy:
-            return self.projected.lossy
-        found = dict(self.projected.lossy)
+    def _bounds(self) -> Mapping[KeyPath, Bound]:
+        """The bound of each tensor: that of the layout, or that of the source where it is larger."""
+        found = dict(self.projected.bounds)
+        if not self._source.bounds:
+            return found
         for path in self.projected.targets:
-            bounds = [self._source.lossy[one] for one in self._sources_of(path) if one in self._source.lossy]
-            if bounds:
-                found[path] = max([*bounds, *([found[path]] if path in found else [])])
+            taken = [self._source.bounds[one] for one in self._sources_of(path) if one in self._source.bounds]
+            if taken:
+                found[path] = reduce(Bound.joined, taken, found.get(path, Bound()))
         return found
 
 
