@@ -146,10 +146,6 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
-    if target.layout.allow_overflow and not (checkpoint.bounds or prepared.origin.get("merge")):
-        raise UsageError(
-            "no value is cast or scaled, so none can overflow", cure="leave out --allow-overflow"
-        )
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 
+_OVERFLOW = "--allow-overflow"
+
 
 @dataclass(frozen=True, slots=True)
 class UnusedOption:
@@ -57,10 +59,13 @@ def unused_options(
     """
     files = row.holds.companions and COMPANIONS not in ignore
     uses = seen.uses | (seen.uses_in_files if files else frozenset())
+    changes_values = bool(seen.bounds or seen.manifest.origin.get("merge"))
     for name, value in _statements(target).items():
-        if name in uses or name in left:
+        if name in uses or name in left or (name == _OVERFLOW and changes_values):
             continue
-        if name in seen.uses_in_files and row.holds.companions:
+        if name == _OVERFLOW:
+            reason = "no value is cast or scaled, so none can overflow"
+        elif name in seen.uses_in_files and row.holds.companions:
             reason = f"--ignore {COMPANIONS} leaves out the file that it changes"
         elif name in seen.uses_in_files:
             reason = f"it changes a companion file, and {row.name} holds none"
@@ -100,4 +105,4 @@ def require_used(
 def _statements(target: TargetRequest) -> dict[str, Any]:
     """What a target states, by name; `--family none` only keeps the tree."""
     layout = ((one.flag, getattr(target.layout, one.name)) for one in options_of(LayoutRequest))
-    return {**{name: value for name, value in layout if value not in (None, NONE)}, **target.options}
+    return {**{name: value for name, value in layout if value not in (None, NONE, False)}, **target.options}
