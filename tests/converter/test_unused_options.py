@@ -33,7 +33,8 @@ from wherry.formats.registry import find_target_format, formats
 from wherry.storage.location import MOST_CONFIG
 from wherry.tree.mapping import TREE_OPTIONS
 
-EVERY_NTH = 8  # of the pairs of an option and a target
+SOURCES = ("hf", "maxtext", "orbax", "dcp")
+SHARES = 8  # of the pairs of an option and a target; one of them is not slow
 FAMILY = load_family("llama")
 WRITTEN = [name for name, row in formats().items() if row.create is not None]
 # Two values of each option that has no choices of its own.
@@ -119,13 +120,14 @@ def test_every_option_is_in_the_walk(model):
     assert {*FAMILY.facts} <= VALUES.keys()
 
 
-@pytest.mark.parametrize("source", ["hf", "maxtext", "orbax", "dcp"])
-def test_an_option_changes_the_plan_or_is_refused(source, model):
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("share", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, SHARES))])
+def test_an_option_changes_the_plan_or_is_refused(source, share, model):
     pairs = [(to, name, values) for to in WRITTEN for name, values in values_of(model, to).items()]
-    at = ["hf", "maxtext", "orbax", "dcp"].index(source)
+    at = (SOURCES.index(source) + share) % SHARES
     idle = []
     with open_source(SourceRequest(str(model / source))) as checkpoint:
-        for to, name, values in islice(pairs, at, None, EVERY_NTH):
+        for to, name, values in islice(pairs, at, None, SHARES):
             plans = [planned(checkpoint, to, name, value) for value in values]
             idle += [(to, name)] if None not in plans and plans[0] == plans[1] else []
     assert not idle

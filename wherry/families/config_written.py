@@ -21,7 +21,7 @@ from wherry.families.facts import ConfigFacts, assumed_facts, tell
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from wherry.families.project import Projection
     from wherry.families.schema import Cases, System
@@ -87,16 +87,16 @@ def written_config(
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
     stated = {**(bound.told.facts if bound.system.like == system.name else {}), **bound.told.stated}
-    dropped = {*write.replaced, *_restated_attributes(system, told, stated)}
+    dropped = {*write.replaced, *_restated_attributes(system, told, stated, bound.told.stated)}
     _require_agreement(system, names, told, stated)
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
     _state_token_ids(table, token_ids or {}, source, names.get("vocab"))
     said = _stated_attributes(system, table) - dropped
-    for attribute, expression in {**_inverse(system), **write.attributes}.items():
+    for attribute, expression in written_attributes(system).items():
         wanted = attribute not in said and (not whole or attribute in dropped)
-        value = _value(expression, names) if wanted else None
+        value = attribute_value(expression, names) if wanted else None
         if value is not None or (wanted and attribute in dropped & {*write.nullable}):
             _put(config, table, attribute, value)
             config.update({attribute: value} if doubled and attribute in dropped else {})
@@ -120,10 +120,16 @@ def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
         yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
-def _restated_attributes(system: System, told: ConfigFacts, stated: Mapping[str, Any]) -> set[str]:
-    """The attributes of a given config that state a fact otherwise than the user or a source like it."""
-    wrong = [fact for fact, value in stated.items() if told.facts.get(fact, value) != value]
-    return {name for fact in wrong for name in names_in(system.config.facts[fact])}
+def _restated_attributes(
+    system: System, told: ConfigFacts, stated: Mapping[str, Any], by_user: Collection[str]
+) -> set[str]:
+    """The attributes that state a fact otherwise than the user or a source like the target, or not as the user does."""
+    wrong = [
+        fact
+        for fact, value in stated.items()
+        if told.facts.get(fact, None if fact in by_user else value) != value
+    ]
+    return {name for fact in wrong for name in names_in(system.config.facts.get(fact) or "None")}
 
 
 def _unstated_warning(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
@@ -133,7 +139,8 @@ def _unstated_warning(projected: Projection, names: Mapping[str, Any]) -> Iterat
         yield f"{projected.system.write.file}: the source does not state {', '.join(missing)}: add them before use"
 
 
-def _value(known: str | Cases, names: Mapping[str, Any]) -> Any:
+def attribute_value(known: str | Cases, names: Mapping[str, Any]) -> Any:
+    """The value of an attribute that is written: of an expression, or of the first case whose rule is true."""
     if isinstance(known, str):
         return evaluate(known, names)
     return next((copy.deepcopy(value) for rule, value in known if evaluate(rule, names)), None)
@@ -185,10 +192,11 @@ def _plain(expression: str) -> str | None:
     return next((part.id for part in parts if isinstance(part, ast.Name)), None)
 
 
-def _inverse(system: System) -> dict[str, str]:
-    """Attribute → axis or fact, for those that are read from one attribute alone."""
+def written_attributes(system: System) -> dict[str, str | Cases]:
+    """The value of each attribute that is written: as declared, or the axis or fact that is read from it alone."""
     pairs = {**system.config.sizes, **system.config.facts}
-    return {attribute: name for name, text in pairs.items() if (attribute := _plain(text)) is not None}
+    plain = {attribute: name for name, text in pairs.items() if (attribute := _plain(text)) is not None}
+    return {**plain, **system.write.attributes}
 
 
 def _stated_attributes(system: System, table: Mapping[str, Any]) -> frozenset[str]:

@@ -7,10 +7,11 @@ fact is compared with what the target's software always computes, decides a conv
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import WherryError
 from wherry.families.adapters import is_of_adapters
+from wherry.families.config_written import attribute_value, written_attributes
 from wherry.families.fact_checks import known_names, relevant
 from wherry.families.templates import templates
 from wherry.layout.expr import names_in
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.families.project import Projection
-    from wherry.families.schema import System
+    from wherry.families.schema import Cases, System
 
 _TIE = "tied"  # decides whether second copies are kept
 
@@ -36,21 +37,23 @@ def deciding_options(projected: Projection) -> frozenset[str]:
 
 
 def written_options(projected: Projection) -> frozenset[str]:
-    """The forms and facts that the target's config states."""
-    system, write = projected.system, projected.system.write
-    if write.file is None:
+    """The forms and facts that the target's config states: without one of them, an attribute has another value."""
+    if projected.system.write.file is None:
         return frozenset()
-    known = {*relevant(projected.source.family, known_names(projected))}
-    texts = [text for one in write.attributes.values() for text in _texts(one)]
-    return frozenset((*system.config.facts, *(name for text in texts for name in names_in(text)))) & known
+    known = relevant(projected.source.family, known_names(projected))
+    written = list(written_attributes(projected.system).values())
+    return frozenset(name for name in known if any(_depends(one, name, known) for one in written))
 
 
-def _texts(cases: object) -> Iterator[str]:
-    """The expressions of an attribute, or the conditions of its cases."""
-    if isinstance(cases, str):
-        yield cases
-    elif isinstance(cases, tuple | list):
-        yield from (str(rule) for rule, _value in cases)
+def _depends(attribute: str | Cases, name: str, known: Mapping[str, Any]) -> bool:
+    texts = [attribute] if isinstance(attribute, str) else [rule for rule, _value in attribute]
+    if not any(name in names_in(text) for text in texts):
+        return False
+    try:
+        without = attribute_value(attribute, {**known, name: None})
+    except WherryError:  # it has no value at all
+        return True
+    return attribute_value(attribute, known) != without
 
 
 def _deciding_forms(projected: Projection, system: System, chosen: Mapping[str, str]) -> Iterator[str]:
