@@ -15,7 +15,7 @@ FACTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("deepseek", "maxtext"): {
         "activation": "silu", "norm_eps": 1e-6, "latent_norm_eps": 1e-6, "rope_theta": 10000.0,
-        "rope_scaling": "default", "rope_interleave": True, "experts_per_token": 8, "routed_scaling": 2.5,
+        "rope_scaling": "default", "rope_interleave": True, "experts_per_token": 2, "routed_scaling": 2.5,
         "norm_topk": True, "routing_score": "sigmoid", "routing_groups": 1, "routing_groups_taken": 1,
     },
 }  # fmt: skip

@@ -13,7 +13,7 @@ from wherry.errors import WherryError
 from wherry.families.adapters import is_of_adapters
 from wherry.families.config_written import attribute_value, written_attributes
 from wherry.families.fact_checks import known_names, relevant
-from wherry.families.templates import templates
+from wherry.families.templates import replace_macros, templates
 from wherry.layout.expr import names_in
 
 if TYPE_CHECKING:
@@ -37,12 +37,18 @@ def deciding_options(projected: Projection) -> frozenset[str]:
 
 
 def written_options(projected: Projection) -> frozenset[str]:
-    """The forms and facts that the target's config states: without one of them, an attribute has another value."""
+    """The forms and facts that the target's config states, or with which it must agree.
+
+    An attribute of the config depends on a name if it has another value without it.
+    """
     if projected.system.write.file is None:
         return frozenset()
     known = relevant(projected.source.family, known_names(projected))
     written = list(written_attributes(projected.system).values())
-    return frozenset(name for name in known if any(_depends(one, name, known) for one in written))
+    compared = {fact for fact, text in projected.system.config.facts.items() if not text.isidentifier()}
+    return frozenset(
+        name for name in known if name in compared or any(_depends(one, name, known) for one in written)
+    )
 
 
 def _depends(attribute: str | Cases, name: str, known: Mapping[str, Any]) -> bool:
@@ -65,13 +71,17 @@ def _deciding_forms(projected: Projection, system: System, chosen: Mapping[str, 
 
 
 def _spelling(projected: Projection, system: System, chosen: Mapping[str, str]) -> object:
-    """The layouts of the model's parameters with these choices; None if there are none."""
+    """The layouts of parameters, and the places of moments, with these choices; None if there are none."""
     bound = projected.source
+    optimizers = system.optimizers.values() if bound.present.keys() - {"params"} else ()
+    tables = (table for one in optimizers for table in (one.slots, one.scalars, one.written))
+    places = [text for table in tables for texts in table.values() for text in texts]
     try:
         made = templates(bound.family, system, chosen, {"params": system.slots["params"]})
+        moments = [replace_macros(text, system, chosen) for text in places]
     except WherryError:
         return None
-    return [one for one in made if {*one.parameters} & bound.present["params"]]
+    return [one for one in made if {*one.parameters} & bound.present["params"]], moments
 
 
 def _facts_read(projected: Projection) -> Iterator[str]:
