@@ -65,6 +65,7 @@ TREES = (
     Tree("own", "torch-zip", _T5X, "t5x-legacy"),
     Tree("own", "torch-zip", _T5X, "t5x-orbax"),
     Tree("own", "torch-zip", tuple(("mdl_vars", "params", *path) for path in _MODEL), "paxml"),
+    Tree("own", "torch-zip", tuple(("params", "params", "decoder", *path) for path in _MODEL), "maxtext"),
     Tree(
         "own", "safetensors", tuple((f"lm/{name}.weights",) for name in ("embed", "block", "norm")), "penzai"
     ),

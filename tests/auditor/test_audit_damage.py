@@ -233,7 +233,7 @@ def test_signatures_are_checked_where_there_are_some(tmp_path, keys, monkeypatch
     report = audit()
     assert only(report, "signature").cure
     assert report.exit_code == 9
-    with pytest.raises(NotFoundError, match="key file not found"):
+    with pytest.raises(NotFoundError, match="file not found"):
         audit(key=str(tmp_path / "none.pub"))
 
 

@@ -33,6 +33,7 @@ LINES = {
     "formats 1": "formats dcp",
     "formats NAME": "formats dcp",
     "init": "init --root HOME --config HOME/new.toml --yes",
+    "init --root URI --yes": "init --root HOME --config HOME/new.toml --yes",
     "inspect /ckpt --pickles": "inspect HOME/torch.pt --pickles",
     "ledger rebuild ROOT": "ledger rebuild HOME --ledger sqlite:///HOME/rebuilt.db",
     "lineage show 1": "lineage show HOME/converted",

@@ -47,7 +47,7 @@ def test_what_a_row_holds_decides_what_is_carried(pairs):
         system = find_format(owner).system if owner else ""
         if owner and find_format(owner).holds.needs:
             assert held - {owner} == {name for name in held & flat if find_format(name).holds.companions}
-        if owner:  # the nested tree is a Flax tree, which every training system in JAX takes
+        if owner:  # the nested tree is a Flax tree, which T5X, PaxML and Penzai take
             assert {find_format(name).system for name in held if find_format(name).form} <= {system}
 
 
@@ -67,7 +67,7 @@ def test_a_system_holds_only_trees_of_its_form(pairs, measured, tmp_path):
                 tried += 1
     assert tried > len(pairs.TREES)
     owners = {tree.owner for tree in pairs.TREES} - {""}
-    assert {name for name in pairs.writable_names() if find_format(name).form} <= {*owners, "maxtext"}
+    assert {name for name in pairs.writable_names() if find_format(name).form} <= owners
 
 
 def test_the_page_shows_it(pairs, measured):

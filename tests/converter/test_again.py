@@ -87,14 +87,13 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
     (tmp_path / "tokens" / "tokenizer.json").write_text('{"another": 1}')
     shutil.copy(model / "config.json", tmp_path / "config.json")
     wish = LayoutRequest(
-        None,
-        str(tmp_path / "my family.toml"),
-        str(tmp_path / "config.json"),
-        "bfloat16",
-        str(tmp_path / "tokens"),
+        family_file=str(tmp_path / "my family.toml"),
+        config=str(tmp_path / "config.json"),
+        dtype="bfloat16",
+        assets=str(tmp_path / "tokens"),
     )
     first = wherry.convert(
-        model, tmp_path / "it's there", to="maxtext", wish=wish, only="params", ignore=("companions",),
+        model, tmp_path / "it's there", to="maxtext", wish=wish, only="params", ignore=("others",),
         options={"scan_layers": False}, format="huggingface", meta={"who": "me; and you"}, lineage=False,
     )  # fmt: skip
     assert first.asked["family_file"].keys() == {"name", "sha256"}

@@ -260,10 +260,10 @@ def test_a_resumed_run_starts_anew_where_the_source_changed_meanwhile(monkeypatc
     parts = iter(range(10))
     original = Output.deliver
 
-    def deliver(self, move, data):
+    def deliver(self, move, *data):
         if next(parts) == 3:
             stop()
-        original(self, move, data)
+        original(self, move, *data)
 
     with monkeypatch.context() as patch:
         patch.setattr(Output, "deliver", deliver)

@@ -65,11 +65,11 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
         and context is not None
         and isinstance(context.command, click.Group)
     ):
-        cure = _cure_of_group(context, error.option_name, words) or cure
+        cure = _cure_of_group(context, error, words) or cure
     return UsageError(text[:1].lower() + text[1:], cure=cure)
 
 
-def _cure_of_group(context: click.Context, option: str, words: Sequence[str]) -> str | None:
+def _cure_of_group(context: click.Context, error: click.NoSuchOption, words: Sequence[str]) -> str | None:
     """What to do about an option before the command: most belong after it, if the command has it."""
     assert isinstance(context.command, click.Group)
     found = next((word for word in words if word in context.command.list_commands(context)), None)
@@ -77,9 +77,10 @@ def _cure_of_group(context: click.Context, option: str, words: Sequence[str]) ->
     if command is None:
         return None
     name = f"{context.command_path} {found}"
+    option = error.option_name
     if any(option in one.opts for one in command.params):
         return f"put it after the command: `{name} {option}`"
-    return f"remove it: `{name}` has no option {option}"
+    return None if error.possibilities else f"remove it: `{name}` has no option {option}"
 
 
 def _was_printing(error: OSError) -> bool:

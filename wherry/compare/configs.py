@@ -80,10 +80,10 @@ def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
         found = parse_json(b"".join(place.pieces()), name, uri=place.uri)
     except (CorruptError, HostileError):
         return None
-    return _respelled(dict(_flat(found, ""))) if isinstance(found, dict) else None
+    return _in_one_spelling(dict(_flat(found, ""))) if isinstance(found, dict) else None
 
 
-def _respelled(attributes: dict[str, Any]) -> dict[str, Any]:
+def _in_one_spelling(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes under the names that transformers 5 writes; `torch_dtype` of transformers 4 is its `dtype`."""
     names = {name: re.sub(r"(^|\.)torch_dtype$", r"\1dtype", name) for name in attributes}
     return {name if names[name] in attributes else names[name]: value for name, value in attributes.items()}

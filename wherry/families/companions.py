@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import MismatchError, NotFoundError, UsageError
+from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
 from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import assumed_facts, tell
@@ -295,7 +295,7 @@ def _states(attributes: Mapping[str, Any], size: str) -> bool:
     """Whether a config states a size; one that is no whole number is not stated, as if it were of another system."""
     try:
         return evaluate(size, attributes) is not None
-    except UsageError:
+    except WherryError:
         return False
 
 

@@ -182,13 +182,16 @@ def cases(label: str, stated: Mapping[str, Any]) -> Iterator[Case]:
             yield Case(label, attribute, change)
 
 
-_READ_ALONE = ("orbax",)  # of DeepMind's releases, which no format of its own writes
+_READ_ALONE = {
+    ("orbax",),
+    ("gguf",),
+}  # DeepMind's releases, which no format of its own writes, and llama.cpp's files
 
 
 def systems_of(label: str) -> tuple[str, ...]:
     """The systems that the family has layouts for, that are written, and that have the class."""
     known = load_family(BASES[label].family).systems
-    read = (system for system, row in known.items() if row.formats != _READ_ALONE)
+    read = (system for system, row in known.items() if row.formats not in _READ_ALONE)
     return tuple(system for system in read if (label, system) not in WITHOUT)
 
 
