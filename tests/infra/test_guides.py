@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -39,9 +40,17 @@ def converted(folder):
 
 
 def quantized(folder):
+    from tests.support.gguf import model_parts, save_gguf
     from tests.support.quantized import FP8, fp8, save_quantized
+    from tests.support.tiny_models import save_tiny
 
     save_quantized(folder / "fp8", "llama", FP8, fp8(16, 16))
+    metadata, tensors = model_parts(save_tiny(folder / "tiny", "llama"))
+    name = "blk.0.ffn_gate.weight"
+    blocks_of_32 = np.zeros(tensors[name].size // 32, [("scale", "<f2"), ("codes", "i1", 32)])
+    save_gguf(
+        folder / "model.gguf", metadata, {**tensors, name: (8, tensors[name].shape, blocks_of_32.tobytes())}
+    )
 
 
 # Page → what it starts from, and what some commands print.
@@ -73,8 +82,8 @@ def test_the_commands_of_a_guide(page, place):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepare(place)
-    (block,) = blocks(page, "sh")
-    for number, words in enumerate(commands(block)):
+    lines = [words for block in blocks(page, "sh") for words in commands(block)]
+    for number, words in enumerate(lines):
         assert words[0] == "wherry"
         done = CliRunner().invoke(cli, words[1:])
         assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}{done.exception}"
