@@ -28,13 +28,16 @@ def test_the_command_shows_where_each_system_has_a_fact_and_who_judges_it():
 
 def test_the_json_has_all_three():
     found = json.loads(shown("gemma2", "--json"))
-    assert set(found["parameters"]["embedding"]) == {"huggingface", "maxtext", "deepmind"}
+    assert set(found["parameters"]["embedding"]) == {"huggingface", "maxtext", "deepmind", "gguf"}
     scale = found["facts"]["query_pre_attn_scalar"]
     of_config = "query_pre_attn_scalar"
-    assert scale["systems"] == {"huggingface": of_config, "maxtext": "in the weights", "deepmind": of_config}
+    assert scale["systems"] == {
+        "huggingface": of_config, "maxtext": "in the weights", "deepmind": of_config, "gguf": of_config,
+    }  # fmt: skip
     assert found["judged"] == {
         "maxtext": {"into": "own library, forward pass", "out_of": "forward pass"},
         "deepmind": {"into": "not judged", "out_of": "forward pass"},
+        "gguf": {"into": "not judged", "out_of": "own library"},
     }
 
 

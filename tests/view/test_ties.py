@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.tiny_models import CLASSES, MODELS
 from wherry.core.request import LayoutRequest
-from wherry.errors import UnrepresentableError, UsageError
+from wherry.errors import MismatchError, UnrepresentableError
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -134,7 +134,7 @@ def test_what_the_user_states_is_used_or_refused(made, tmp_path):
     untied = wherry.plan(folder, tmp_path / "target", to="maxtext", options={"tied": "false"})
     assert any("logits_dense" in path for path in untied.manifest.tensors)
     folder, _tensors = made(change=different)
-    with pytest.raises(UsageError, match="tied=true"):
+    with pytest.raises(MismatchError, match="tied=true"):
         wherry.plan(folder, tmp_path / "target", to="maxtext", options={"tied": "true"})
 
 
