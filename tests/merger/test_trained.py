@@ -41,6 +41,19 @@ def test_tensors_that_were_trained_whole_replace_those_of_the_base(base, rng, tm
             np.testing.assert_array_equal(found[name], tensor)
 
 
+def test_copies_with_the_names_of_a_wrapper_are_left_out(base, rng, tmp_path):
+    """`bias="all"` saves the bias of a module that was trained whole under three names; PEFT reads the plain one."""
+    own = rng.standard_normal(3).astype("f4")
+    copies = {f"{START}score.{word}.bias": own + 1 for word in ("modules_to_save", "original_module")}
+    tensors = pair(rng, Q, 8, 8) | copies
+    with pytest.raises(UnrepresentableError, match="trained whole, which the adapter lacks"):
+        merged(base, save_adapter(tmp_path / "lacking", tensors, bias="all"), tmp_path)
+    adapter = save_adapter(tmp_path / "adapter", tensors | {f"{START}score.bias": own}, bias="all")
+    receipt, found = merged(base, adapter, tmp_path)
+    np.testing.assert_array_equal(found["score.bias"], own)
+    assert any("score.original_module.bias" in one for one in receipt.warnings)
+
+
 @pytest.mark.parametrize("below", [False, True])
 def test_the_bias_of_b_is_scaled_and_added(base, rng, below, tmp_path):
     """To the bias of the base, or to that which was trained below the matrices."""
@@ -285,6 +298,18 @@ def test_ends_that_change_alike_stay_tied(how, rng, tmp_path):
     assert f"{H_NAME}.weight" not in found
     np.testing.assert_allclose(found[f"{E_NAME}.weight"], wanted, rtol=1e-5, atol=1e-5)
     assert (tmp_path / "out" / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
+def test_a_scale_of_one_end_alone_unties_equal_matrices(rng, tmp_path):
+    base, tensors = tied_base(tmp_path / "base"), lora(rng, E_NAME)
+    for mine, letter in (("B", "A"), ("A", "B")):
+        matrix = tensors[f"{START}{E_NAME}.lora_embedding_{mine}"]
+        tensors[f"{START}{H_NAME}.lora_{letter}.weight"] = np.ascontiguousarray(matrix.T)
+    config = {"ensure_weight_tying": True, "alpha_pattern": {"lm_head": 2}}
+    _receipt, found = merged(base, save_adapter(tmp_path / "adapter", tensors, **config), tmp_path)
+    np.testing.assert_allclose(found[f"{E_NAME}.weight"], changed(tensors, E_NAME), rtol=1e-5, atol=1e-5)
+    wanted = of_base() + delta(tensors, H_NAME, 1.0)
+    np.testing.assert_allclose(found[f"{H_NAME}.weight"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_ends_that_should_be_tied_and_differ_are_refused(rng, tmp_path):

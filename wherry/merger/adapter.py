@@ -46,8 +46,7 @@ from wherry.merger.recipes import (
 from wherry.merger.ties import settle_ends
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, config_of, json_beside
-from wherry.view.peft import DORA, PARAMETERS, PATTERNS, SCALE, TOKENS, TRAINED, refusal, scale_of
-from wherry.view.peft_patterns import ModulePatterns
+from wherry.view.peft import DORA, PARAMETERS, PATTERNS, SCALE, TOKENS, TRAINED, refusal
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
@@ -97,9 +96,13 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     recipes = merge.finished()
     changed = sum(recipe != UnchangedTensor(at(BASE, path)) for path, recipe in recipes.items())
     note = f"merged: {base.uri} with the LoRA adapter {adapter.uri} in {plural(changed, 'tensor')}"
+    notes = [note, *ends.notes]
+    if found.copies:
+        names = ", ".join(path[-1] for path in found.copies)
+        notes.append(f"left out, as by PEFT, which reads the tensors under their plain names: {names}")
     sources = [{"uri": base.uri, "role": "base"}, {"uri": adapter.uri, "role": "adapter"}]
     return MergedView(
-        JoinedCheckpoint([base, adapter]), recipes, {"kind": "lora", "sources": sources}, (note, *ends.notes),
+        JoinedCheckpoint([base, adapter]), recipes, {"kind": "lora", "sources": sources}, tuple(notes),
         added=[ends.added] if ends.added else (), files=ends.files,
     )  # fmt: skip
 
@@ -118,7 +121,6 @@ class AdapterMerge:
         """
         self._adapter, self._weights, self._known, self._ends = adapter, weights, known, ends
         self._config = adapter.config
-        self._patterns = {name: ModulePatterns(self._config.get(name)) for name in PATTERNS}
         self._parameters: list[str] = list(self._config.get(PARAMETERS) or ())
         self._recipes: dict[KeyPath, Recipe] = {
             path: UnchangedTensor(at(BASE, path)) for path in weights.tensors
@@ -192,12 +194,6 @@ class AdapterMerge:
             raise self._adapter.unfit(f"{module} changes the base's tensor {path[-1]} a second time")
         return sources[0]
 
-    def _scale(self, name: str) -> tuple[int, float]:
-        """The rank and the scale of a module or parameter."""
-        rank = self._patterns["rank_pattern"].value(name, self._config["r"])
-        alpha = self._patterns["alpha_pattern"].value(name, self._config["lora_alpha"])
-        return rank, scale_of(self._config, rank, alpha)
-
     def _add_rows(self, module: str, source: KeyPath) -> None:
         path, spec = self._find(f"{module}.weight"), self._adapter.spec(source)
         weight, numbers = self._weights.tensors[path], self._token_numbers(module)
@@ -224,7 +220,7 @@ class AdapterMerge:
         """Add s times the bias of B to the module's own, which must exist."""
         path, spec = self._find(f"{module}.bias"), self._adapter.spec(parts.lora[BIAS])
         self._adapter.require_shape(spec, self._weights.tensors[path].shape)
-        _rank, scale = self._scale(module)
+        _rank, scale = self._adapter.scale(module)
         terms = ((self._under(path, module), 1.0), (at(ADAPTED, parts.lora[BIAS]), scale))
         self._recipes[path] = WeightedSum(terms)
 
@@ -233,7 +229,7 @@ class AdapterMerge:
         name = f"{module}.weight"
         path = self._find(name)
         as_parameter = self._is_target(name)
-        rank, scale = self._scale(name if as_parameter else module)
+        rank, scale = self._adapter.scale(name if as_parameter else module)
         down, up = (self._adapter.spec(parts.lora[one]) for one in parts.matrices)
         weight = self._weights.tensors[path]
         shapes = [len(one.shape) for one in (weight, down, up)]
@@ -312,7 +308,7 @@ class AdapterMerge:
         return rows, (len(rows), sum(one[0] for one in first), first[0][1])
 
     def _fits(self, name: str, shape: tuple[int, ...], down: tuple[int, ...], up: tuple[int, ...]) -> bool:
-        rank, _scale = self._scale(name)
+        rank, _scale = self._adapter.scale(name)
         if len(shape) != _MATRIX + 1 or len(down) != _MATRIX or len(up) != _MATRIX:
             return False
         return down[0] == up[1] == rank * shape[0] and shape[1:] in ((up[0], down[1]), (down[1], up[0]))
@@ -320,7 +316,7 @@ class AdapterMerge:
     def _add_to_experts(
         self, name: str, rows: list[list[KeyPath]], shape: tuple[int, ...], down: TensorSpec, up: TensorSpec
     ) -> None:
-        rank, scale = self._scale(name)
+        rank, scale = self._adapter.scale(name)
         transposed = self._are_transposed(name, shape, (up.shape[0], down.shape[1]))
         for number, row in enumerate(rows):
             first = 0

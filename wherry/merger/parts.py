@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnrepresentableError
-from wherry.view.peft import DORA, START
+from wherry.view.peft import DORA, PATTERNS, START, scale_of
+from wherry.view.peft_patterns import ModulePatterns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ MATRICES, EMBEDDING, BIAS, MAGNITUDE = (
 _LORA = re.compile(r"(.+)\.lora_(?:(embedding_[AB]|B\.bias|magnitude_vector)|([AB])\.weight)")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 _BASE_LAYER = ".base_layer"
+_COPY = re.compile(r"\.(?:modules_to_save|original_module)\.")
 
 
 @dataclass(slots=True)
@@ -56,6 +58,9 @@ class Adapter:
         modules: module → its tensors; several parameters of one module have `.base_layer` after its name.
         whole: name → the tensor that replaces the base's tensor of this name.
         below: name → the tensor that replaces the base's below the matrices of its module.
+        copies: the key paths of tensors of modules that were trained whole, which `bias="all"` saves with the names of
+            PEFT's wrapper; PEFT reads the tensors under the plain names.
+        patterns: the tables of ranks and alphas of single modules.
     """
 
     checkpoint: Checkpoint
@@ -63,6 +68,8 @@ class Adapter:
     modules: dict[str, AdaptedModule] = field(default_factory=dict[str, AdaptedModule])
     whole: dict[str, KeyPath] = field(default_factory=dict[str, "KeyPath"])
     below: dict[str, KeyPath] = field(default_factory=dict[str, "KeyPath"])
+    copies: list[KeyPath] = field(default_factory=list["KeyPath"])
+    patterns: Mapping[str, ModulePatterns] = field(default_factory=dict[str, ModulePatterns])
 
     @property
     def names(self) -> list[str]:
@@ -72,6 +79,12 @@ class Adapter:
     def spec(self, path: KeyPath) -> TensorSpec:
         """The spec of one of its tensors."""
         return self.checkpoint.manifest.tensors[path]
+
+    def scale(self, name: str) -> tuple[int, float]:
+        """The rank of a module or parameter, and the factor of its product."""
+        rank = self.patterns["rank_pattern"].value(name, self.config["r"])
+        alpha = self.patterns["alpha_pattern"].value(name, self.config["lora_alpha"])
+        return rank, scale_of(self.config, rank, alpha)
 
     def unfit(self, what: str) -> UnrepresentableError:
         """The error of an adapter that does not fit its base, or is not supported."""
@@ -101,10 +114,15 @@ def plain(module: str) -> str:
 def sorted_adapter(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Adapter:
     """Sort the tensors of an adapter.
 
+    Args:
+        checkpoint: the adapter.
+        config: its config, of which `wherry.view.peft.refusal` refused nothing.
+
     Raises:
         UnrepresentableError: one is none that an adapter has, or a module lacks one of its tensors.
     """
-    found = Adapter(checkpoint, config)
+    patterns = {name: ModulePatterns(config.get(name)) for name in PATTERNS}
+    found = Adapter(checkpoint, config, patterns=patterns)
     for path in checkpoint.manifest.tensors:
         name = path[-1].removeprefix(START)
         lora = _LORA.fullmatch(name)
@@ -114,23 +132,30 @@ def sorted_adapter(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Adapter
             found.modules.setdefault(lora[1], AdaptedModule()).lora[lora[2] or lora[3]] = path
         elif name.endswith(_TOKENS):
             found.modules.setdefault(name.removesuffix(_TOKENS), AdaptedModule()).tokens = path
+        elif _COPY.search(name):
+            found.copies.append(path)
         elif ".lora_" in name or "." not in name:
             raise found.unfit(f"{path[-1]} is no tensor of a LoRA adapter")
         elif _BASE_LAYER in name:
             found.below[plain(name)] = path
         else:
             found.whole[name] = path
-    for module, parts in found.modules.items():
-        if parts.lora:
-            _require_whole(module, parts, found)
+    _require_whole(found)
     return found
 
 
-def _require_whole(module: str, parts: AdaptedModule, adapter: Adapter) -> None:
-    """Compare the tensors of a module with those that the config implies."""
+def _require_whole(adapter: Adapter) -> None:
+    """Compare the tensors of each module with those that the config and the names imply."""
+    for path in adapter.copies:
+        if _COPY.sub(".", path[-1].removeprefix(START)) not in adapter.whole:
+            raise adapter.unfit(
+                f"{path[-1]} belongs to a module that was trained whole, which the adapter lacks"
+            )
     dora = bool(adapter.config.get(DORA))
-    wanted = {*parts.matrices, *([MAGNITUDE] if dora else [])}
-    if not wanted <= set(parts.lora):
-        raise adapter.unfit(f"{module} lacks one of its {'three tensors' if dora else 'two matrices'}")
-    for name in sorted(set(parts.lora) - wanted - ({BIAS} if parts.matrices == MATRICES else set())):
-        raise adapter.unfit(f"{parts.lora[name][-1]} is no matrix of a LoRA adapter")
+    for module, parts in adapter.modules.items():
+        wanted = {*parts.matrices, *([MAGNITUDE] if dora else [])}
+        if parts.lora and not wanted <= set(parts.lora):
+            raise adapter.unfit(f"{module} lacks one of its {'three tensors' if dora else 'two matrices'}")
+        allowed = {*wanted, *([BIAS] if parts.matrices == MATRICES else [])}
+        for name in sorted(set(parts.lora) - allowed):
+            raise adapter.unfit(f"{parts.lora[name][-1]} is no matrix of a LoRA adapter")

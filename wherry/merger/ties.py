@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.families import family_of_config, load_family
 from wherry.families.facts import with_defaults
-from wherry.merger.parts import EMBEDDING, MATRICES, AdaptedModule, plain
+from wherry.merger.parts import EMBEDDING, MAGNITUDE, MATRICES, AdaptedModule, plain
 from wherry.view.model import CONFIG
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _UNTIED = (
     "ForCausalLM",
     "LMHeadModel",
 )  # classes that have a tensor for the output layer if they are not tied
+_KNOWN_TO_PEFT = frozenset({"embed_tokens", "lm_head"})  # EMBEDDING_LAYER_NAMES
 _BAND = 8 << 20
 
 
@@ -120,19 +121,28 @@ def settle_ends(base: Checkpoint, config: Mapping[str, Any], weights: BaseWeight
     first = _end(name, adapter, lambda one: weights.find(one) == path)
     second = _end(head, adapter, lambda one: weights.is_name(one, head))
     plan = Ends(path, stored)
-    if not second.is_changed and ((not first.whole and not first.parts.lora) or _ensures(adapter)):
+    if not second.is_changed and not first.whole and not first.parts.lora:
         return plan
-    if first.is_changed and second.is_changed and _are_same(first, second, adapter):
+    same = first.is_changed and second.is_changed and _have_same_values(first, second, adapter)
+    if same and _count_alike(first, second, adapter):
         return replace(plan, dropped=frozenset({head}))
-    if _ensures(adapter):
+    if not same and _ensures(adapter, first, second):
         raise adapter.unfit(
             f"ensure_weight_tying is stated, but the adapter's tensors of {head} are not those of {name}"
         )
-    return _untied(plan, first, second, config, weights, adapter)
+    return _untie(plan, first, second, config, weights, adapter)
 
 
-def _ensures(adapter: Adapter) -> bool:
-    return bool(adapter.config.get("ensure_weight_tying"))
+def _ensures(adapter: Adapter, *ends: _End) -> bool:
+    """Whether PEFT tied what it added to the ends: it knows two names of them."""
+    words = {end.name.split(".")[-2] for end in ends if end.is_changed}
+    return bool(adapter.config.get("ensure_weight_tying")) and not words.isdisjoint(_KNOWN_TO_PEFT)
+
+
+def _count_alike(first: _End, second: _End, adapter: Adapter) -> bool:
+    """Whether equal matrices make equal products of both ends: the lengths of DoRA and some scales belong to one."""
+    scales = {adapter.scale(end.name.removesuffix(".weight"))[1] for end in (first, second) if end.parts.lora}
+    return len(scales) <= 1 and not any(MAGNITUDE in end.parts.lora for end in (first, second))
 
 
 def _is_tied(
@@ -157,13 +167,12 @@ def _end(name: str, adapter: Adapter, is_it: Callable[[str], bool]) -> _End:
     return _End(name, modules[0] if modules else AdaptedModule(), wholes[0] if wholes else None)
 
 
-def _are_same(first: _End, second: _End, adapter: Adapter) -> bool:
-    """Whether the adapter's tensors make the same tensor of both ends."""
+def _have_same_values(first: _End, second: _End, adapter: Adapter) -> bool:
+    """Whether the adapter's tensors of both ends have the same values."""
     if first.parts.tokens or second.parts.tokens or bool(first.whole) != bool(second.whole):
         return False
-    if set(first.parts.lora) != set(EMBEDDING if second.parts.lora else ()):
-        return False
-    if set(second.parts.lora) != set(MATRICES if first.parts.lora else ()):
+    kinds = set(first.parts.lora) - {MAGNITUDE}, set(second.parts.lora) - {MAGNITUDE}
+    if kinds not in ((set(), set()), (set(EMBEDDING), set(MATRICES))):
         return False
     checkpoint = adapter.checkpoint
     if first.whole and second.whole and not _equal(checkpoint, first.whole, second.whole):
@@ -187,7 +196,7 @@ def _equal(checkpoint: Checkpoint, first: KeyPath, second: KeyPath) -> bool:
     )
 
 
-def _untied(
+def _untie(
     plan: Ends, first: _End, second: _End, config: Mapping[str, Any], weights: BaseWeights, adapter: Adapter
 ) -> Ends:
     """Two tensors for the two ends."""
