@@ -44,7 +44,7 @@ ROOMS: Mapping[str, str] = {
     "ledger": "credentials errors version text core remote storage formats config",
     "converter": "credentials errors text version core runtime storage objects upload staging formats tree mover view"
     " config ledger",
-    "merger": "errors core storage formats tree layout mover view converter",
+    "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
     "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"

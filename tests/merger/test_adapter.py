@@ -39,7 +39,7 @@ def save_adapter(folder, tensors, **config):
 
 @pytest.fixture
 def base(tmp_path):
-    return save(tmp_path / "base", made(1, shapes=SHAPES), {"model_type": "other"})
+    return save(tmp_path / "base", made(1, shapes=SHAPES), {"model_type": "opt"})
 
 
 def merged(base, adapter, folder, **common):
@@ -85,7 +85,7 @@ def test_the_weights_are_those_of_the_definition(base, rslora, tmp_path):
         np.testing.assert_allclose(found[name], tensor, rtol=1e-6, atol=1e-5)
     np.testing.assert_array_equal(found["model.norm.weight"], whole["model.norm.weight"])
     assert [row["role"] for row in receipt.parents] == ["base", "adapter"]
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "other"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "opt"}
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert not receipt.lossless
 
@@ -102,6 +102,8 @@ def test_an_embedding_that_peft_saved_with_its_matrices(base, tmp_path):
 
 
 def test_a_module_that_stores_its_inputs_first(base, tmp_path):
+    """Its class is unknown, and its matrices fit in one way only."""
+    (base / "config.json").write_text("{}")
     tensors = pair(np.random.default_rng(3), "model.layers.0.up", 12, 8)
     adapter = save_adapter(tmp_path / "adapter", tensors, fan_in_fan_out=True)
     _receipt, found = merged(base, adapter, tmp_path)
@@ -110,10 +112,8 @@ def test_a_module_that_stores_its_inputs_first(base, tmp_path):
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    ({"use_dora": True}, "lacks one of its three tensors"), ({"bias": "all"}, "bias is 'all'"),
-    ({"peft_type": "IA3"}, "type IA3"),
-    ({"target_parameters": ["mlp.experts.down_proj"]}, "down_proj'., which is not supported: adapters of experts"),
-    ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"), ({"lora_bias": True}, "lora_bias is True"),
+    ({"use_dora": True}, "lacks one of its three tensors"), ({"bias": "some"}, "bias is 'some'"),
+    ({"peft_type": "IA3"}, "type IA3"), ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
     ({"layer_replication": [[0, 2]]}, "layer_replication"), ({"something_new": 3}, "something_new is 3"),
     ({"r": 3}, r"is \[2, 8\], but the base and the config need \[3, 8\]"), ({"lora_alpha": None}, "lora_alpha is None"),
 ])  # fmt: skip
@@ -131,6 +131,9 @@ def test_what_cannot_be_merged_is_refused_by_name(base, config, words, tmp_path)
     (lambda one: {name.replace("layers.0", "layers.7"): tensor for name, tensor in one.items()},
      "has no tensor model.layers.7.q.weight"),
     (lambda one: one | {f"{START}model.layers.0.q.lora_magnitude_vector": np.ones(8, "f4")}, "is no matrix of a LoRA"),
+    (lambda one: one | {f"{START}model.layers.0.q.lora_B.bias": np.ones(8, "f4")}, "no tensor model.layers.0.q.bias"),
+    (lambda one: one | {f"{START}model.score.weight": np.ones((2, 8), "f4")}, "has no tensor model.score.weight"),
+    (lambda one: one | {"x.weight": np.ones((2, 8), "f4")}, "is no tensor of a LoRA"),
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused_by_name(base, change, words, tmp_path):
     tensors = change(pair(np.random.default_rng(3), "model.layers.0.q", 8, 8))
@@ -145,6 +148,7 @@ def with_lengths(tensors, rng, outs=8, module="model.layers.0.q"):
 @pytest.mark.parametrize("first", [False, True], ids=["outputs-first", "inputs-first"])
 def test_dora_scales_each_output_to_its_magnitude(base, first, tmp_path):
     rng = np.random.default_rng(3)
+    (base / "config.json").write_text("{}")
     ins, outs = (12, 8) if first else (8, 12)
     tensors = with_lengths(pair(rng, "model.layers.0.up", ins, outs), rng, outs, "model.layers.0.up")
     adapter = save_adapter(tmp_path / "adapter", tensors, use_dora=True, fan_in_fan_out=first)
@@ -177,19 +181,28 @@ def test_a_part_of_a_matrix_with_dora_is_that_of_the_whole(first):
     np.testing.assert_allclose(recipe.values(part, read), whole[part], rtol=1e-12)
 
 
-def test_dora_of_an_embedding_and_lengths_of_another_shape_are_refused(base, tmp_path):
+def test_dora_scales_each_column_of_an_embedding(base, tmp_path):
     rng = np.random.default_rng(3)
-    embedding = with_lengths(
+    tensors = with_lengths(
         pair(rng, "model.embed", 11, 8, kind="lora_embedding", end=""), rng, 8, "model.embed"
     )
+    adapter = save_adapter(tmp_path / "adapter", tensors, use_dora=True)
+    _receipt, found = merged(base, adapter, tmp_path)
+    whole = (
+        made(1, shapes=SHAPES)["model.embed.weight"]
+        + delta(tensors, "model.embed", 3.0, "lora_embedding", "").T
+    )
+    lengths = tensors[f"{START}model.embed.lora_magnitude_vector"]
+    wanted = lengths * whole / np.linalg.norm(whole, axis=0)
+    np.testing.assert_allclose(found["model.embed.weight"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_of_another_shape_are_refused(base, tmp_path):
+    rng = np.random.default_rng(3)
     longer = with_lengths(pair(rng, "model.layers.0.q", 8, 8), rng, 9)
-    for name, tensors, words in (
-        ("one", embedding, "an embedding with DoRA"),
-        ("other", longer, r"is \[9\], but"),
-    ):
-        adapter = save_adapter(tmp_path / name, tensors, use_dora=True)
-        with pytest.raises(UnrepresentableError, match=words):
-            merged(base, adapter, tmp_path)
+    adapter = save_adapter(tmp_path / "adapter", longer, use_dora=True)
+    with pytest.raises(UnrepresentableError, match=r"is \[9\], but"):
+        merged(base, adapter, tmp_path)
 
 
 def test_adapters_are_not_added(base, tmp_path):
@@ -294,7 +307,7 @@ def test_a_renamed_module_is_found_by_either_name(of_base, of_adapter, tmp_path)
 
 def test_a_module_of_another_model_type_is_not_renamed(tmp_path):
     (published, memory), *_ = VIT.items()
-    base = save(tmp_path / "base", made(1, shapes={f"{published}.weight": (8, 8)}), {"model_type": "other"})
+    base = save(tmp_path / "base", made(1, shapes={f"{published}.weight": (8, 8)}), {"model_type": "opt"})
     adapter = save_adapter(tmp_path / "adapter", pair(np.random.default_rng(3), memory, 8, 8))
     with pytest.raises(UnrepresentableError, match=f"has no tensor {memory}"):
         merged(base, adapter, tmp_path)

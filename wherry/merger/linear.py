@@ -57,7 +57,9 @@ def weighted_sum(sources: Sequence[tuple[Checkpoint, float]]) -> MergedView:
         "sources": [{"uri": one.uri, "weight": weight} for one, weight in sources],
     }
     terms = " + ".join(f"{weight:g} × {one.uri}" for one, weight in sources)
-    return MergedView(JoinedCheckpoint([one for one, _weight in sources]), recipes, merge, f"merged: {terms}")
+    return MergedView(
+        JoinedCheckpoint([one for one, _weight in sources]), recipes, merge, (f"merged: {terms}",)
+    )
 
 
 def _paths_in(first: Checkpoint, other: Checkpoint) -> Mapping[KeyPath, KeyPath]:

@@ -182,6 +182,98 @@ class Magnitudes:
         return 2 * self.matrix.memory(region, specs) + 2 * _nbytes(_DOUBLE, region)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLowRank:
+    """A matrix of each expert, or of one, plus the scaled product of its two narrow ones: W_e + s·B_e·A_e.
+
+    The narrow matrices of all experts are two tensors: the rows of A are those of expert 0, then of expert 1; the
+    columns of B are the first of each expert, then the second of each.
+
+    Attributes:
+        base: W, [expert, out, in], or of one expert [out, in]; with the last two exchanged if transposed.
+        down: A, [experts · rank, in].
+        up: B, [out, rank · experts].
+        rank: rows of A, columns of B, of one expert.
+        experts: their number.
+        scale: s.
+        transposed: whether W has its inputs first.
+        expert: the expert of a matrix; None of the matrices of all.
+        first: the row of the product that the first row of W gets: several tensors of a base are one for PEFT.
+    """
+
+    base: KeyPath
+    down: KeyPath
+    up: KeyPath
+    rank: int
+    experts: int
+    scale: float
+    transposed: bool = False
+    expert: int | None = None
+    first: int = 0
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """W, A and B."""
+        return (self.base, self.down, self.up)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements of a region."""
+        base = _wide(read(self.base, region))
+        rows, columns = region[-2:]
+        rows = slice(rows.start + self.first, rows.stop + self.first)
+        outs, ins = (columns, rows) if self.transposed else (rows, columns)
+        up = _wide(read(self.up, (outs, slice(0, self.rank * self.experts))))
+        matrices, numbers = (base, range(region[0].start, region[0].stop))
+        if self.expert is not None:
+            matrices, numbers = base[None], range(self.expert, self.expert + 1)
+        for place, number in enumerate(numbers):
+            ranks = slice(number * self.rank, (number + 1) * self.rank)
+            delta = up[:, number :: self.experts] @ _wide(read(self.down, (ranks, ins)))
+            delta *= delta.dtype.type(self.scale)
+            matrices[place] += delta.T if self.transposed else delta
+        return base
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """W in float32 and as it is stored, the product of one expert, and the parts of A and B."""
+        dtype, shape = specs[self.base].dtype, region_shape(region)
+        narrow = 2 * canonical_size(_DOUBLE, self.rank * (self.experts + 1) * sum(shape[-2:]))
+        return 2 * _nbytes(_wide_name(dtype), region) + _nbytes(dtype, region) + narrow
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedRows:
+    """A matrix of which some rows are those of another tensor.
+
+    Attributes:
+        base: the matrix.
+        rows: the tensor that holds the rows.
+        numbers: the number in the matrix of each of its rows, each once.
+    """
+
+    base: KeyPath
+    rows: KeyPath
+    numbers: tuple[int, ...]
+
+    @property
+    def sources(self) -> tuple[KeyPath, ...]:
+        """The matrix and the rows."""
+        return (self.base, self.rows)
+
+    def values(self, region: Region, read: Read) -> np.ndarray:
+        """The elements of a region; each of the rows in it is read alone."""
+        found = read(self.base, region).copy()
+        lines, columns = region
+        for place, number in enumerate(self.numbers):
+            if lines.start <= number < lines.stop:
+                row = read(self.rows, (slice(place, place + 1), columns))
+                found[number - lines.start] = row[0].astype(found.dtype)
+        return found
+
+    def memory(self, region: Region, specs: Mapping[KeyPath, TensorSpec]) -> int:
+        """The region as it is read, its copy, and one row."""
+        return 3 * _nbytes(specs[self.base].dtype, region)
+
+
 def is_summable(dtype: str) -> bool:
     """Whether arithmetic in float32 or float64 holds the values of an element type."""
     return dtype.startswith(("float", "bfloat")) and dtype in dtypes.NUMPY

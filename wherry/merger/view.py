@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.manifest import Companion
 from wherry.core.tensorspec import region_shape
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader
 from wherry.layout.losses import note
@@ -36,13 +38,20 @@ class MergedView(Checkpoint):
     """What a merge makes of joined checkpoints, which must stay open while the view is used.
 
     Attributes:
-        recipes: key path → how the tensor is computed, of every tensor of the first checkpoint.
+        recipes: key path → how the tensor is computed, of every tensor of the result.
     """
 
     is_view = True
 
     def __init__(
-        self, joined: JoinedCheckpoint, recipes: Mapping[KeyPath, Recipe], merge: Mapping[str, Any], note: str
+        self,
+        joined: JoinedCheckpoint,
+        recipes: Mapping[KeyPath, Recipe],
+        merge: Mapping[str, Any],
+        notes: tuple[str, ...],
+        *,
+        added: Iterable[TensorSpec] = (),
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Create a view; nothing is read.
 
@@ -50,16 +59,26 @@ class MergedView(Checkpoint):
             joined: the sources.
             recipes: how each tensor is computed.
             merge: what is recorded of the merge, in the manifest's `origin`; the plan's digest covers it.
-            note: the merge in words, for the plan.
+            notes: the merge in words, and messages about it, for the plan.
+            added: the tensors that the first checkpoint has not.
+            files: new companion files, by name; they replace those of the first checkpoint.
         """
         self._joined = joined
         self.recipes = recipes
-        first = joined.parts[0].checkpoint
-        origin = {**first.manifest.origin, "merge": dict(merge)}
-        manifest = replace(first.manifest, origin=origin, digests={})
+        self._files_by_name = files or {}
+        first = joined.parts[0].checkpoint.manifest
+        kept = [one for one in first.companions if one.name not in self._files_by_name]
+        new = [Companion(name, len(data)) for name, data in self._files_by_name.items()]
+        manifest = replace(
+            first,
+            tensors={**first.tensors, **{spec.path: spec for spec in added}},
+            companions=(*kept, *new),
+            origin={**first.origin, "merge": dict(merge)},
+            digests={},
+        )
         reader = self.reader_over(DecodedReader(joined.reader))
         super().__init__(Opened(joined.detection, manifest, reader, joined.ignored))
-        self.notes = (note,)
+        self.notes = notes
 
     @property
     def original(self) -> Checkpoint:
@@ -72,7 +91,8 @@ class MergedView(Checkpoint):
 
     def reader_over(self, reader: Reader) -> Reader:
         """A reader of the merge over one of the joined sources."""
-        return MergedReader(self._joined, reader, self.recipes)
+        merged = MergedReader(self._joined, reader, self.recipes)
+        return CompanionsReader(merged, self._files_by_name) if self._files_by_name else merged
 
 
 class MergedReader(BaseReader):

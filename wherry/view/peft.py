@@ -18,14 +18,21 @@ START = "base_model.model."  # of the names of an adapter's tensors
 SCALE = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out"})
 PATTERNS = frozenset({"rank_pattern", "alpha_pattern"})
 DORA = "use_dora"
+BIAS, TOKENS, PARAMETERS = "bias", "trainable_token_indices", "target_parameters"
+TRAINED = frozenset(
+    {BIAS, "lora_bias", TOKENS, PARAMETERS}
+)  # what is trained besides the matrices of modules
 # Fields that change no value: what was trained, and how.
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
     "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
+    "corda_config", "eva_config", "loftq_config", "lora_ga_config",  # of initialisations, which init_lora_weights names
 })  # fmt: skip
 _MOST_RANK = 1 << 31
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base as it is
+_NO_BIAS = (None, "none")
+_BIASES = (*_NO_BIAS, "all", "lora_only")
 _LARGEST = 2**63  # of an alpha
 
 
@@ -39,14 +46,16 @@ def refusal(config: Mapping[str, Any], read: Collection[str]) -> str | None:
     if config.get("peft_type") != LORA:
         return f"adapters of type {config.get('peft_type')} are not supported, only those of type {LORA}"
     if config.get("init_lora_weights") not in _INITIALISATIONS:
-        return f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base"
-    if config.get("bias") not in (None, "none"):
-        return f"bias is {config['bias']!r}: trained biases are not supported"
-    known = {*read, *_IGNORED, "init_lora_weights", "bias"}
+        return (
+            f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base: save the adapter with "
+            "path_initial_model_for_weight_conversion, which PEFT converts to plain LoRA"
+        )
+    if config.get("bias") not in _BIASES:
+        return f"bias is {config['bias']!r}, not one of none, all and lora_only"
+    known = {*read, *_IGNORED, "init_lora_weights", *(["bias"] if config.get("bias") in _NO_BIAS else [])}
     stated = sorted(name for name, value in config.items() if name not in known and value)
     if stated:
-        why = ": adapters of experts that are one parameter" if "target_parameters" in stated else ""
-        return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported{why}"
+        return f"{', '.join(f'{name} is {config[name]!r}' for name in stated)}, which is not supported"
     return _number_refusal(config, read)
 
 
