@@ -19,7 +19,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import CorruptError, NotACheckpointError
+from wherry.errors import CorruptError, IncompleteError, NotACheckpointError
 from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
@@ -57,7 +57,8 @@ def open_database(location: Location, detection: Detection) -> Opened:
     Raises:
         NotACheckpointError: it has no arrays.
         CorruptError: an array is inside of another one, or metadata is invalid.
-        IncompleteError, UnsupportedError, HostileError: as the arrays of an Orbax item.
+        IncompleteError: it may be an unfinished save of Orbax; and as the arrays of an Orbax item.
+        UnsupportedError, HostileError: as the arrays of an Orbax item.
     """
     from wherry.integrations.containers.zarr.arrays import open_arrays  # tensorstore
     from wherry.integrations.containers.zarr.listing import list_ocdbt
@@ -67,6 +68,11 @@ def open_database(location: Location, detection: Detection) -> Opened:
     names = _names(listing)
     if not names:
         raise NotACheckpointError("an OCDBT database without zarr arrays", uri=location.uri)
+    if _may_be_of_orbax(names, location):
+        raise IncompleteError(
+            f"file not found: {layout.TREE}; the arrays have names as Orbax writes them", uri=location.uri,
+            cure="use another step; if the folder was copied, copy it again with all its files",
+        )  # fmt: skip
     arrays = open_arrays(location, names, ocdbt=True, listed=listing)
     _require_leaves(arrays.found, location.uri)
     specs = {
@@ -95,6 +101,18 @@ def _names(listing: Listing) -> dict[KeyPath, str]:
         if file in METADATA_NAMES.values():
             found[tuple(name.split("/")) if name else ()] = name
     return found
+
+
+def _may_be_of_orbax(names: Collection[KeyPath], location: Location) -> bool:
+    """Whether this may be a save of Orbax that was never finished, before its other files were written.
+
+    Orbax joins the parts of a key path with dots; only a part itself may have a slash. Names without dots and slashes
+    fit both: where nothing is renamed, an unfinished save has its final name, and such names prove no other writer.
+    """
+    joined = ["." in path[0] for path in names]
+    if any(len(path) > 1 and not dotted for path, dotted in zip(names, joined, strict=True)):
+        return False
+    return location.store.protocol in layout.RENAMELESS or any(joined)
 
 
 def _require_leaves(paths: Collection[KeyPath], uri: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -78,3 +79,28 @@ def test_an_item_of_orbax_that_lost_its_tree_is_not_read_by_names(tmp_path, case
     assert (found.verdict, found.format) == ("incomplete", "orbax")
     with pytest.raises(IncompleteError):
         wherry.convert(folder, tmp_path / "out", to="safetensors")
+
+
+@needs_corpus
+@pytest.mark.parametrize("case", ["orbax-0128-ocdbt-zarr3", "orbax-041-ocdbt"])
+def test_a_database_alone_of_orbax_is_a_save_that_was_never_finished(tmp_path, case):
+    """A killed save on a store, of which nothing but the arrays was written yet."""
+    item = copied(case, tmp_path)
+    place = tmp_path / "alone"
+    place.mkdir()
+    for name in ("manifest.ocdbt", "d"):
+        (item / name).rename(place / name)
+    assert wherry.detect(place).verdict == "incomplete"
+    with pytest.raises(IncompleteError, match="_METADATA"):
+        wherry.convert(place, tmp_path / "out", to="safetensors")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("names", "on_disk"), [(("w", "b"), "ok"), (("w", "layer.b"), "incomplete")])
+def test_names_that_orbax_writes_too(names, on_disk, tmp_path):
+    """Where nothing is renamed, an unfinished save has its final name, and such names prove no other writer."""
+    place = write(tmp_path / "a", {name: np.ones((2, 3), np.float32) for name in names})
+    assert wherry.detect(place).verdict == on_disk
+    target = f"memory://ocdbt{tmp_path}/a"
+    fsspec.filesystem("memory").put(str(place), target.removeprefix("memory://"), recursive=True)
+    assert wherry.detect(target).verdict == "incomplete"
