@@ -6,11 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import wherry
 from tests.support.command import command
-from tests.support.merging import made, read, save
+from tests.support.merging import START, delta, made, merged, pair, save, save_adapter
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.merger.recipes import LowRank, Magnitudes
 
@@ -18,38 +17,11 @@ SHAPES = {
     "model.embed.weight": (11, 8), "model.layers.0.q.weight": (8, 8), "model.layers.0.up.weight": (12, 8),
     "model.layers.1.q.weight": (8, 8), "model.norm.weight": (8,), "head.weight": (11, 8),
 }  # fmt: skip
-START = "base_model.model."
-CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "target_modules": ["q", "up"],
-          "base_model_name_or_path": "org/base", "peft_version": "0.21.2", "lora_dropout": 0.1}  # fmt: skip
-
-
-def pair(rng, module, ins, outs, rank=2, kind="lora", end=".weight"):
-    return {
-        f"{START}{module}.{kind}_A{end}": rng.standard_normal((rank, ins)).astype("f4"),
-        f"{START}{module}.{kind}_B{end}": rng.standard_normal((outs, rank)).astype("f4"),
-    }
-
-
-def save_adapter(folder, tensors, **config):
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
-    return folder
 
 
 @pytest.fixture
 def base(tmp_path):
     return save(tmp_path / "base", made(1, shapes=SHAPES), {"model_type": "opt"})
-
-
-def merged(base, adapter, folder, **common):
-    receipt = wherry.merge([str(base), str(adapter)], folder / "out", to="huggingface", **common)
-    return receipt, {path[0]: tensor for path, tensor in read(folder / "out").items()}
-
-
-def delta(tensors, module, scale, kind="lora", end=".weight"):
-    down, up = (tensors[f"{START}{module}.{kind}_{name}{end}"] for name in "AB")
-    return scale * (up.astype("f8") @ down.astype("f8"))
 
 
 @pytest.mark.parametrize("rslora", [False, True])

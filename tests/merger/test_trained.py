@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.merger.test_adapter import START, delta, merged, pair, save_adapter
-from tests.support.merging import made, read, save
+from tests.support.merging import START, delta, made, merged, pair, read, save, save_adapter
 from wherry.errors import UnrepresentableError
 
 Q = "model.layers.0.q"

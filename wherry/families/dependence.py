@@ -39,7 +39,7 @@ def deciding_options(projected: Projection) -> frozenset[str]:
 def written_options(projected: Projection) -> frozenset[str]:
     """The forms and facts that the target's config states, or with which it must agree.
 
-    An attribute of the config depends on a name if it has another value without it.
+    An attribute of the config depends on a name if it has another value without it, or with another value of it.
     """
     if projected.system.write.file is None:
         return frozenset()
@@ -55,11 +55,23 @@ def _depends(attribute: str | Cases, name: str, known: Mapping[str, Any]) -> boo
     texts = [attribute] if isinstance(attribute, str) else [rule for rule, _value in attribute]
     if not any(name in names_in(text) for text in texts):
         return False
-    try:
-        without = attribute_value(attribute, {**known, name: None})
-    except WherryError:  # it has no value at all
-        return True
-    return attribute_value(attribute, known) != without
+    own = attribute_value(attribute, known)
+    for other in _other_values(known[name]):
+        try:
+            if attribute_value(attribute, {**known, name: other}) != own:
+                return True
+        except WherryError:  # it has no value at all
+            return True
+    return False
+
+
+def _other_values(value: object) -> Iterator[object]:
+    """No value, and another of the same kind: a value that is the default of an attribute is stated all the same."""
+    yield None
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield 2 * value + 1
 
 
 def _deciding_forms(projected: Projection, system: System, chosen: Mapping[str, str]) -> Iterator[str]:

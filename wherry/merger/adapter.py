@@ -73,8 +73,12 @@ def adapter_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return json_beside(checkpoint, ADAPTER)
 
 
-def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
+def with_adapter(base: Checkpoint, adapter: Checkpoint, config: str | None = None) -> MergedView:
     """A base with a LoRA adapter in its weights.
+
+    Args:
+        base, adapter: the two.
+        config: a file that names the model of the base, if the user states one.
 
     Raises:
         UnrepresentableError: the adapter is of a kind that is not supported, or does not fit the base.
@@ -83,10 +87,10 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> MergedView:
     reason = refusal(stated, {*SCALE, *PATTERNS, *TRAINED, DORA})
     if reason is not None:
         raise Adapter(adapter, stated).unfit(reason)
-    found, config = sorted_adapter(adapter, stated), config_of(base) or {}
-    weights = BaseWeights(base, config.get("model_type"), found.names)
-    ends = settle_ends(base, config, weights, found)
-    merge = AdapterMerge(found, weights, orientations(config), ends)
+    found, model = sorted_adapter(adapter, stated), config_of(base, config) or {}
+    weights = BaseWeights(base, model.get("model_type"), found.names)
+    ends = settle_ends(base, model, weights, found)
+    merge = AdapterMerge(found, weights, orientations(model), ends)
     for name, path in found.below.items():
         merge.replace_below(name, path)
     for name, path in found.whole.items():
@@ -278,7 +282,9 @@ class AdapterMerge:
     def _add_experts(self, module: str, parts: AdaptedModule) -> None:
         """Add the matrices of one parameter of experts; which of the stated ones it is, their shapes decide."""
         if parts.matrices == EMBEDDING or MAGNITUDE in parts.lora or BIAS in parts.lora:
-            raise self._adapter.unfit(f"{module} has tensors that PEFT has not for parameters of experts")
+            raise self._adapter.unfit(
+                f"PEFT adds only two matrices to parameters of experts, and {module} has more"
+            )
         down, up = (self._adapter.spec(parts.lora[one]) for one in parts.matrices)
         targets = [(name, *self._experts_of(name)) for name in self._targets(module)]
         fitting = [

@@ -134,16 +134,16 @@ def _open_view(sources: Sequence[MergeSource], request: ConvertRequest) -> Gener
         ]
         for one in opened:
             _require_parameters(one, request)
-        yield _merge(sources, opened)
+        yield _merge(sources, opened, request.targets[0].layout.config)
 
 
-def _merge(sources: Sequence[MergeSource], opened: Sequence[Checkpoint]) -> MergedView:
+def _merge(sources: Sequence[MergeSource], opened: Sequence[Checkpoint], config: str | None) -> MergedView:
     adapters = [one for one in opened if adapter_config(one) is not None]
     weights = [one.weight for one in sources if one.weight is not None]
     if not adapters and len(weights) == len(sources):
         return weighted_sum(list(zip(opened, weights, strict=True)))
     if adapters and not weights and len(opened) == _FEWEST and adapters == [opened[1]]:
-        return with_adapter(*opened)
+        return with_adapter(opened[0], opened[1], config)
     if adapters and all(one in adapters for one in opened) and len(weights) == len(sources):
         what = "adapters cannot be added: the product of their sums is not the sum of their products"
         raise UsageError(what, uri=adapters[0].uri, cure="merge each into its base, and add the results")
