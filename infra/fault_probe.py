@@ -22,7 +22,7 @@ def hit(number: int) -> None:
     _SEEN.add(number)
     test = _running_test() or os.environ.get("PYTEST_CURRENT_TEST", "")
     with suppress(OSError), (NOTES / f"hits-{os.getpid()}").open("a") as notes:
-        notes.write(f"{number} {test.partition('::')[0]}\n")
+        notes.write(f"{number} {test}\n")
 
 
 def _running_test() -> str:

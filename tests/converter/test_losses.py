@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ CONFIG = {
     "hidden_act": "silu", "torch_dtype": "float32", "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
 QUERY = "params/params/decoder/layers/self_attention/query/kernel"
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 SMALL = {"max_shard_size": "50KB"}
 
 
@@ -117,8 +119,8 @@ def test_less_memory_counts_the_same(extreme, undivided, tmp_path):
     assert cast(extreme, tmp_path / "out", memory="9MiB").losses == undivided.losses
 
 
-@pytest.mark.parametrize("moves", [1, 4, 9])
-def test_a_resumed_run_counts_the_same(extreme, undivided, tmp_path, monkeypatch, moves):
+@contextmanager
+def interrupted_after(moves, monkeypatch):
     deliver, left = Output.deliver, [moves]
 
     def stopping(self, *arguments):
@@ -127,10 +129,15 @@ def test_a_resumed_run_counts_the_same(extreme, undivided, tmp_path, monkeypatch
         left[0] -= 1
         deliver(self, *arguments)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Output, "deliver", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            cast(extreme, tmp_path / "out")
+        yield
+
+
+@pytest.mark.parametrize("moves", [1, 4, 9])
+def test_a_resumed_run_counts_the_same(extreme, undivided, tmp_path, monkeypatch, moves):
+    with interrupted_after(moves, monkeypatch):
+        cast(extreme, tmp_path / "out")
     receipt = cast(extreme, tmp_path / "out")
     assert receipt.resumed_bytes > 0
     assert receipt.losses == undivided.losses
@@ -249,6 +256,36 @@ def test_a_tensor_of_several_leaves_is_named(tmp_path):
     save_file({"a": np.zeros((3 << 20) + 1, "f4"), "b": np.ones(4, "f4")}, tmp_path / "a.safetensors")
     [warning] = wherry.inspect(tmp_path / "a.safetensors", digest=True).warnings
     assert warning.startswith("1 of 2 tensors hold only zeros: a;")
+
+
+@pytest.mark.parametrize("to", ["huggingface", "maxtext"])
+def test_nan_and_single_values_are_named_while_bytes_are_hashed(tmp_path, to):
+    def change(tensors):
+        tensors[EMBEDDING][3, 5:8] = np.nan
+        tensors[NORM][:] = 0.25
+
+    source = saved(tmp_path / "hf", change)
+    done = command("convert", source, tmp_path / "out", "--to", to, "--no-lineage", "--json")
+    receipt = json.loads(done.stdout)
+    assert f"3 NaNs in the source: {receipt['losses'][0]['path']}" in receipt["warnings"]
+    assert [row["nan"] for row in receipt["losses"]] == [3]
+    assert receipt["lossless"]
+    assert any("hold a single value: " in text for text in receipt["warnings"])
+    for found in (command("inspect", source, "--digest"), command("verify", source, "--level", "digest")):
+        assert f"tensors contain NaN: {EMBEDDING}" in found.stdout
+        assert f"tensors hold a single value: {NORM};" in found.stdout
+
+
+def test_a_resumed_run_counts_the_same_nan(tmp_path, monkeypatch):
+    whole = np.random.default_rng(1).standard_normal((24, 1 << 18)).astype("f4")
+    whole[::5, 7] = np.nan
+    save_file({"a": whole}, tmp_path / "a.safetensors")
+    words = {"to": "safetensors", "memory": "9MiB", "lineage": False}
+    with interrupted_after(2, monkeypatch):
+        wherry.convert(tmp_path / "a.safetensors", tmp_path / "out.safetensors", **words)
+    receipt = wherry.convert(tmp_path / "a.safetensors", tmp_path / "out.safetensors", **words)
+    assert receipt.resumed_bytes > 0
+    assert [row["nan"] for row in receipt.losses] == [5]
 
 
 def test_statistics_name_single_values_and_nan(tmp_path):

@@ -32,7 +32,9 @@ _filter = click.option(
 @click.argument("uri")
 @click.option("--sha256", is_flag=True, help="Compute the SHA-256 of each tensor's canonical bytes.")
 @click.option(
-    "--digest", is_flag=True, help="Compute the tensor digests, and warn of tensors that hold only zeros."
+    "--digest",
+    is_flag=True,
+    help="Compute the tensor digests, and warn of tensors that hold only zeros, a single value, or NaN.",
 )
 @click.option(
     "--write",

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.converter.references import parents_of, reference, source_references
 from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
+from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
-from wherry.core.zeros import zeros_notes
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
@@ -464,6 +464,7 @@ def _sidecar(
         blank = zeros_notes(plan.manifest.tensors, ours.digests)
     else:
         blank = zeros_notes(job.checkpoint.original.manifest.tensors, job.source_digests)
+    blank += repeated_notes(plan.manifest.tensors, ours.digests, ours.seen)
     receipt = Receipt(
         source=sources[0],
         target=target,

@@ -124,7 +124,8 @@ def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
 
 def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
     taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
-    mine = Hashes(hashes.algorithm, taken, {source: hashes.leaves[source] for source in taken})
+    leaves = {source: hashes.leaves[source] for source in taken}
+    mine = Hashes(hashes.algorithm, taken, leaves, hashes.seen)
     try:
         return complete(staged, mine)
     except WherryError as error:
@@ -176,4 +177,5 @@ def move(
     broken = [one.error for one in where.outputs if one.error]
     if len(broken) == len(where.outputs):
         raise broken[0]
-    return {one: Hashes.of(specs, carrier.hashers, one) for one in algorithms}, job.source_hashes or own
+    made = {one: replace(Hashes.of(specs, carrier.hashers, one), seen=carrier.seen) for one in algorithms}
+    return made, job.source_hashes or own

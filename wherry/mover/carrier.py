@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
+from wherry.core.blank_values import SeenValues
 from wherry.core.digest import LeafHasher
 from wherry.core.tally import Tally, counting
 from wherry.mover.batch import Batch, batch_parts, small_move
@@ -56,6 +57,7 @@ class Carrier:
         algorithms: with which the leaves are hashed; see LeafHasher.
         outputs: receive the bytes; empty for a digest pass.
         hashers: one per source tensor, updated during the pass.
+        seen: what the pass saw of the values, while it hashed them.
         crew: the worker threads; they stop with the source.
     """
 
@@ -65,6 +67,7 @@ class Carrier:
     algorithms: tuple[str, ...]
     outputs: tuple[Output, ...] = ()
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
+    seen: SeenValues = field(default_factory=SeenValues)
     crew: Crew = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
@@ -214,14 +217,19 @@ class Carrier:
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
 
     def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> None:
+        found: list[Losses] = []
         with self._hashing:
             for move, data in parts:
+                nans = self.seen.see(self.specs[move.source], move.span.start, data)
+                found.append(Losses(nan=nans) if nans else NO_LOSSES)
                 self._hasher(move.source).update(move.span.start, data)
         for output in self.outputs:
-            wanted = [(move, data) for move, data in parts if output.wants(move)]
-            for move, data in wanted:
-                output.deliver(move, data)
-            output.delivered([move for move, _data in wanted], self.hashers)
+            wanted = [
+                (*part, losses) for part, losses in zip(parts, found, strict=True) if output.wants(part[0])
+            ]
+            for move, data, losses in wanted:
+                output.deliver(move, data, losses)
+            output.delivered([move for move, _data, _losses in wanted], self.hashers)
 
     def _flow(self, moves: list[Move]) -> None:
         """Carry the parts of a tensor as they are decoded, one after another."""
@@ -248,11 +256,13 @@ class Carrier:
         return counting() if self.outputs else nullcontext(Tally())
 
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher, losses: Losses = NO_LOSSES) -> None:
-        if (
-            not move.box
-        ):  # a box is not one run of the tensor's bytes: it is hashed when the target is read back
-            with self._hashing:
+        with self._hashing:
+            nans = self.seen.see(self.specs[move.source], 0 if move.box else move.span.start, data)
+            # A box is not one run of the tensor's bytes: it is hashed when the target is read back.
+            if not move.box:
                 hasher.update(move.span.start, data)
+        if nans and not losses:
+            losses = Losses(nan=nans)
         for output in self.outputs:
             if output.wants(move):
                 output.deliver(move, data, losses)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
 from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
@@ -62,21 +63,29 @@ class Hashes:
         algorithm: of the digests and leaves.
         digests: key path → tensor digest.
         leaves: key path → raw hash of each leaf.
+        seen: what this pass saw of the values; nothing of bytes that others read.
     """
 
     algorithm: str
     digests: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+    seen: SeenValues = field(default_factory=SeenValues)
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
         """The same digests under other key paths; digests do not depend on key paths."""
         digests = {names[path]: digest for path, digest in self.digests.items()}
         leaves = {names[path]: leaves for path, leaves in self.leaves.items()}
-        return Hashes(self.algorithm, digests, leaves)
+        return Hashes(self.algorithm, digests, leaves, self.seen.renamed(names))
 
     def joined(self, other: Hashes) -> Hashes:
         """These digests and those of other tensors, by the same algorithm."""
-        return Hashes(self.algorithm, {**self.digests, **other.digests}, {**self.leaves, **other.leaves})
+        digests, leaves = {**self.digests, **other.digests}, {**self.leaves, **other.leaves}
+        return Hashes(self.algorithm, digests, leaves, self.seen.joined(other.seen))
+
+    def notes(self, specs: Mapping[KeyPath, TensorSpec]) -> list[str]:
+        """Warnings on tensors of this pass that hold only zeros, another value again and again, or NaN."""
+        zeros, repeated = zeros_notes(specs, self.digests), repeated_notes(specs, self.digests, self.seen)
+        return [*zeros, *repeated, *nans_notes(specs, self.seen)]
 
     @classmethod
     @threads.without_collection()
@@ -123,7 +132,7 @@ def hash_checkpoint(
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         carrier.carry(digest_moves(specs.values(), source))
-    return Hashes.of(specs, carrier.hashers, algorithm)
+    return replace(Hashes.of(specs, carrier.hashers, algorithm), seen=carrier.seen)
 
 
 def hash_leaves(

@@ -86,6 +86,7 @@ class FullRead:
             would enter the ledger by the very record of its failure.
         ledger: the comparison with the ledger: `equal`, `different`, `unknown place`, or why there was none.
         digests: key path → tensor digest of what was read.
+        warnings: which tensors hold only zeros, another value again and again, or NaN.
         state: what identifies the objects that were read; see `wherry.formats.pin.state_read`.
     """
 
@@ -94,6 +95,7 @@ class FullRead:
     subject: CheckpointRef
     ledger: str
     digests: Mapping[KeyPath, str]
+    warnings: tuple[str, ...] = ()
     state: str = ""
 
 
@@ -127,6 +129,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
         else _subject(checkpoint, sidecar, known, present, found),
         ledger=word,
         digests=found.digests,
+        warnings=tuple(found.notes(checkpoint.manifest.tensors)),
         state=state_read(pin, checkpoint),
     )
 

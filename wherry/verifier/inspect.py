@@ -20,7 +20,6 @@ from wherry.core.algorithms import BLAKE3
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
-from wherry.core.zeros import zeros_notes
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
@@ -149,16 +148,12 @@ def inspect_source(
         hashes = _hashes(checkpoint, paths, budget, progress) if wanted else Hashes(BLAKE3)
         flat = flat_hashes(checkpoint, memory=budget, progress=progress, paths=paths) if sha256 else {}
         counted = statistics(checkpoint, memory=budget, progress=progress, paths=paths) if stats else {}
-        warnings = (*_zeros(checkpoint, hashes, counted), *constants_notes(counted))
+        tensors = checkpoint.manifest.tensors
+        warnings = tuple(constants_notes(counted) if counted else hashes.notes(tensors))
         manifest = checkpoint.manifest.with_digests(hashes.digests)
         if pin is not None:
             manifest = take_stock(checkpoint, hashes, pin)
         return Inspection(checkpoint.detection, manifest, flat, counted, filter, warnings)
-
-
-def _zeros(checkpoint: Checkpoint, hashes: Hashes, counted: Mapping[KeyPath, TensorStatistics]) -> list[str]:
-    """What digests say of zeros; statistics say it too."""
-    return [] if counted else zeros_notes(checkpoint.manifest.tensors, hashes.digests)
 
 
 def _hashes(

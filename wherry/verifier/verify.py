@@ -31,7 +31,6 @@ from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
-from wherry.core.zeros import zeros_notes
 from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -81,7 +80,8 @@ class Verification:
         against: the checkpoint with which it was compared, if one was named and it passed.
         full_read: the comparison with the records, and the digests, where every byte was read.
         lineage: whether the ledger recorded the outcome, if that was requested.
-        warnings: tensors that hold only zeros, where every byte was read; they do not change the verdict.
+        warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; they do not change
+            the verdict.
     """
 
     uri: str
@@ -316,7 +316,7 @@ def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOp
         nbytes=checkpoint.manifest.nbytes if read else 0,
         measured=against.measured if against and against.measured.tensors else None,
         full_read=read,
-        warnings=tuple(zeros_notes(checkpoint.manifest.tensors, read.digests)) if read else (),
+        warnings=read.warnings if read else (),
     )
 
 

@@ -1,0 +1,216 @@
+"""blank_values: which tensors hold only zeros, another value again and again, or NaN.
+
+A download or a copy that was cut off leaves zeros in a file that has its full size, and a broken run leaves NaN. Zeros
+are found from digests alone: the digest of a tensor is that of zeros of the same type and shape. So the answer is the
+same wherever the digests come from: a pass, an interrupted run, other processes, a sidecar. NaN and other values are
+seen while bytes are hashed, when they are in the cache; a value that seems to fill a tensor is proved by its digest.
+
+Not promised: what other processes read, and what an interrupted run read, is not searched for values other than zeros
+(`Losses` count its NaN).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.account import some_names
+from wherry.core.algorithms import algorithm_of, new_hash
+from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
+
+_COUNTS = ("int", "uint", "bool")  # counters, masks and positions are often zero
+_WIDE = frozenset({"float32", "float64", "complex64", "complex128"})  # whose maxima numpy computes fast
+_LOCK = threading.Lock()
+_CURE = "if a download or a copy was cut off, compare the files with the original"
+
+
+@dataclass(slots=True)
+class SeenValues:
+    """What a pass saw of the values of tensors, while it hashed them.
+
+    Attributes:
+        nans: key path → how many elements are NaN, of the tensors that have some.
+        repeated: key path → the bytes of the element that began and ended each piece of it, if there is one.
+    """
+
+    nans: dict[KeyPath, int] = field(default_factory=dict["KeyPath", int])
+    repeated: dict[KeyPath, bytes | None] = field(default_factory=dict["KeyPath", "bytes | None"])
+
+    def see(self, spec: TensorSpec, start: int, data: memoryview) -> int:
+        """Look at a piece of a tensor; an element that was cut is not looked at.
+
+        Args:
+            spec: the tensor.
+            start: the offset of the piece in the tensor's bytes.
+            data: the piece.
+
+        Returns:
+            How many elements of it are NaN.
+        """
+        if not _counts(spec):
+            return 0
+        size = spec.nbytes // spec.size
+        skipped = -start % size
+        data = data[skipped : skipped + (len(data) - skipped) // size * size]
+        if not data:
+            return 0
+        first, last = bytes(data[:size]), bytes(data[-size:])
+        known = self.repeated.setdefault(spec.path, first)
+        if first != last or first != known:
+            self.repeated[spec.path] = None
+        count = nan_count(spec.dtype, data)
+        if count:
+            with _LOCK:
+                self.nans[spec.path] = self.nans.get(spec.path, 0) + count
+        return count
+
+    def renamed(self, names: Mapping[KeyPath, KeyPath]) -> SeenValues:
+        """The same under other key paths, of the tensors that have one."""
+        return SeenValues(
+            {names[path]: count for path, count in self.nans.items() if path in names},
+            {names[path]: element for path, element in self.repeated.items() if path in names},
+        )
+
+    def joined(self, other: SeenValues) -> SeenValues:
+        """This and what a pass over other tensors saw."""
+        return SeenValues({**self.nans, **other.nans}, {**self.repeated, **other.repeated})
+
+
+def nan_count(dtype: str, data: memoryview) -> int:
+    """How many elements are NaN; nearly all pieces have none, which one or two maxima tell."""
+    import numpy as np
+
+    kind = dtypes.numpy_dtype(dtype)
+    if dtype in _WIDE:
+        values = np.frombuffer(data, kind)
+        real = values.view(f"<f{kind.itemsize // (2 if kind.kind == 'c' else 1)}")
+        return int(np.count_nonzero(np.isnan(values))) if np.isnan(real.max()) else 0
+    limits = _limits(dtype)
+    words = np.frombuffer(data, f"<u{kind.itemsize}")
+    if limits is None:  # a type with one or two words for NaN
+        return sum(int(np.count_nonzero(words == word)) for word in _nan_words(dtype))
+    positive, negative = limits
+    if words.view(f"<i{kind.itemsize}").max() <= positive and words.max() <= negative:
+        return 0
+    return int(
+        np.count_nonzero((words > negative) | ((words > positive) & (words <= positive | _bits(kind))))
+    )
+
+
+def _bits(kind: np.dtype) -> int:
+    """All bits of a word but its sign."""
+    return (1 << (8 * kind.itemsize - 1)) - 1
+
+
+@cache
+def _limits(dtype: str) -> tuple[int, int] | None:
+    """The words of both infinities, beyond which words are NaN; None for a type without infinities."""
+    import numpy as np
+
+    kind = dtypes.numpy_dtype(dtype)
+    with np.errstate(all="ignore"):
+        both = np.array([np.inf, -np.inf], "f4").astype(kind)
+    if not np.isinf(both.astype("f4")).all():
+        return None
+    positive, negative = both.view(f"<u{kind.itemsize}").tolist()
+    return positive, negative
+
+
+@cache
+def _nan_words(dtype: str) -> tuple[int, ...]:
+    """The words of a type of one byte that are NaN."""
+    import numpy as np
+
+    words = np.arange(256, dtype="u1")
+    return tuple(np.flatnonzero(np.isnan(words.view(dtypes.numpy_dtype(dtype)).astype("f4"))).tolist())
+
+
+def _counts(spec: TensorSpec) -> bool:
+    """Whether a tensor has several elements that are no counters, and bytes of its own for each."""
+    return spec.size > 1 and not spec.dtype.startswith(_COUNTS) and not dtypes.opaque(spec.dtype)
+
+
+def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, str]) -> list[str]:
+    """A warning if tensors hold nothing but zeros.
+
+    Args:
+        specs: the tensors.
+        digests: of all of them, or of some.
+
+    Returns:
+        One sentence, or nothing. Tensors of one element and of integers do not count.
+    """
+    found = [path for path, digest in digests.items() if _is_filled(specs[path], b"\0", digest)]
+    return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold only zeros", found)
+
+
+def repeated_notes(
+    specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, str], seen: SeenValues
+) -> list[str]:
+    """A warning if tensors hold one value other than zero again and again.
+
+    Args:
+        specs: the tensors.
+        digests: of all of them, or of some.
+        seen: what the pass saw that made the digests.
+
+    Returns:
+        One sentence, or nothing. Ones do not count either: with them the scales of norms begin.
+    """
+    found = [
+        path
+        for path, element in seen.repeated.items()
+        if element and any(element) and path in digests
+        and element != _one(specs[path].dtype) and _is_filled(specs[path], element, digests[path])
+    ]  # fmt: skip
+    return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold a single value", found)
+
+
+def nans_notes(specs: Mapping[KeyPath, TensorSpec], seen: SeenValues) -> list[str]:
+    """A warning if tensors hold NaN; see `zeros_notes`."""
+    found = [path for path in seen.nans if path in specs]
+    return (
+        [f"{len(found):,} of {plural(len(specs), 'tensor')} contain NaN: {some_names(found)}"]
+        if found
+        else []
+    )
+
+
+def _note(what: str, found: Iterable[KeyPath]) -> list[str]:
+    names = some_names(found)
+    return [f"{what}: {names}; {_CURE}"] if names else []
+
+
+def _is_filled(spec: TensorSpec, element: bytes, digest: str) -> bool:
+    """Whether a digest is that of a tensor with one element again and again."""
+    if spec.size <= 1 or spec.dtype.startswith(_COUNTS):
+        return False
+    algorithm = algorithm_of(digest)
+    whole, rest = divmod(spec.nbytes, LEAF)
+    leaves = [_filled_leaf(algorithm, element, LEAF)] * whole
+    leaves += [_filled_leaf(algorithm, element, rest)] if rest else []
+    return digest == tensor_digest(spec, leaves, algorithm)
+
+
+@lru_cache(1 << 12)
+def _filled_leaf(algorithm: str, element: bytes, nbytes: int) -> bytes:
+    return new_hash(algorithm, (element * -(-nbytes // len(element)))[:nbytes]).digest()
+
+
+@cache
+def _one(dtype: str) -> bytes:
+    import numpy as np
+
+    return np.ones((), "f4").astype(dtypes.numpy_dtype(dtype)).tobytes()
