@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.corpus import CORPUS, PRESENT, needs
 from tests.support.memory_files import MEMORY_FILES, disk_folder, remove_abandoned, temporary_folder
+from tests.support.selection import mark_full
 from tests.support.skips import NO_CORPUS
 
 if TYPE_CHECKING:
@@ -72,8 +73,13 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where the corpus is absent, a test that would run once for each of some cases says so."""
+    """Tests beyond the default selection are marked, before pytest selects by markers.
+
+    Where the corpus is absent, a test that would run once for each of some cases says so.
+    """
+    mark_full(items)
     if PRESENT:
         return
     for item in items:
