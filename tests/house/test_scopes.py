@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,27 @@ def test_a_file_stays_whole_and_flows_stay_together():
 
 def test_what_is_long_begins_first():
     assert rank("tests/crash/test_fencing.py") < rank("tests/flows/") < rank("tests/core/test_digest.py")
+
+
+def test_the_rooms_that_changed_begin_before_what_is_long(monkeypatch):
+    tests = (
+        "tests/core/test_digest.py::test_a",
+        "tests/crash/test_fencing.py::test_b",
+        "tests/text/test_toml.py::c",
+    )
+    items = [SimpleNamespace(nodeid=test) for test in tests]
+    monkeypatch.setenv(workers.FIRST, "text core")
+    workers.pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == [tests[0], tests[2], tests[1]]
+
+
+@pytest.mark.parametrize(("end", "skipped"), [("0", True), ("9e12", False), (None, False)])
+def test_after_the_end_of_the_time_no_test_begins(monkeypatch, end, skipped):
+    monkeypatch.delenv(workers.END, raising=False)
+    if end is not None:
+        monkeypatch.setenv(workers.END, end)
+    with pytest.raises(pytest.skip.Exception, match="is over") if skipped else nullcontext():
+        workers.pytest_runtest_setup(None)
 
 
 def test_every_long_one_is_there():
@@ -46,7 +68,7 @@ def test_folders_lie_in_memory_but_for_the_slow_tests(monkeypatch, tmp_path):
         before = kept.option.basetemp
         workers.pytest_configure(kept)
         assert (kept.option.basetemp, kept.cleanups) == (before, [])
-    quick = Config("not slow")
+    quick = Config("not slow and not full")
     workers.pytest_configure(quick)
     assert Path(quick.option.basetemp).parents[1] == tmp_path
     assert quick.cleanups

@@ -38,7 +38,7 @@ def test_scripts_explain_themselves_and_make_nothing(name: str, tmp_path: Path) 
 def test_ci_runs_the_tests_in_a_fresh_environment() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "infra/test --fresh" in script.read_text()
+    assert "infra/test --fresh --within 35" in script.read_text()
 
 
 def test_a_workers_runs_find_the_configuration_of_readme() -> None:

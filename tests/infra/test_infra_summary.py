@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,28 @@ def test_files_by_their_time_and_sums(script, tmp_path):
         "    0.0 s  tests.test_broken: 1 failed",
         "   12.5 s  in all: 2 passed, 2 failed, 1 skipped, 7 kills",
     ]
+
+
+def test_a_file_beyond_its_budget_is_marked(script, tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert (
+        script.summary(report, budget=8)[0]
+        == "    9.0 s  test_b: 1 passed, 1 skipped (over the budget of 8 s)"
+    )
+    assert not any("budget" in line for line in script.summary(report, budget=9)[1:])
+
+
+@pytest.mark.parametrize(("words", "named"), [([], False), (["-x", "-k", "digest"], False), (["tests/core"], True),
+                                              (["-x", "tests/core/test_digest.py::test_a"], True)])  # fmt: skip
+def test_tests_that_are_named_run_whole(script, words, named):
+    assert script.names_tests(words) is named
+
+
+def test_the_rooms_of_the_last_commits_come_first(script, monkeypatch):
+    said = "wherry/mover/carrier.py\ntests/text/test_toml.py\nREADME.md\nintegrations/formats/dcp/read.py\n"
+    monkeypatch.setattr(script.subprocess, "run", lambda *_words, **_more: SimpleNamespace(stdout=said))
+    assert {"mover", "text", "dcp", "formats"} <= {*script.changed_rooms()}
 
 
 def test_pytest_reports_what_is_summed_up(script, tmp_path, reported):

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).resolve().parents[3] / "shared" / "corpus"))
 NO_CORPUS = "the corpus is not here; WHERRY_CORPUS names its folder"
+NO_TIME = "the time of --within is over"
 # The beginning of each reason.
 ALLOWED = (
+    NO_TIME,
     # This machine lacks what pip does not install.
     r"PostgreSQL does not run as root, and there is no user postgres",
     r"(bash|zsh|fish) is not installed",

@@ -10,11 +10,13 @@ failed. With the slow tests they lie on a disk, and so they do for the rooms tha
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.memory_files import memory_folder, temporary_folder
+from tests.support.skips import NO_TIME
 
 # Folders whose tests share a server.
 TOGETHER = ("tests/flows/",)
@@ -26,6 +28,10 @@ LONG = (
     "test_troubleshooting", "test_promote", "test_kill", "test_register_races", "test_made_pairs",
 )  # fmt: skip
 
+# The selections whose folders lie in memory: what is slow fills a disk.
+QUICK = ("not slow", "not slow and not full", "not slow and full")
+# Of `infra/test --within`: the moment after which tests of the rest are skipped, and the rooms whose tests come first.
+END, FIRST = "WHERRY_TESTS_END", "WHERRY_TESTS_FIRST"
 # Bytes of free memory that the folders of all tests may take.
 _ROOM = 4 << 30
 
@@ -34,6 +40,11 @@ def scope_of(test: str) -> str:
     """What stays in one worker: a file of tests, or a folder of them that shares a server."""
     file = test.partition("::")[0]
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+def room_of(test: str) -> str:
+    """The folder of a test: `families`."""
+    return test.split("/")[1] if test.count("/") > 1 else ""
 
 
 def rank(scope: str) -> int:
@@ -45,7 +56,7 @@ def rank(scope: str) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Before pytest chooses a folder: the process that starts the workers makes one for all of them."""
-    if hasattr(config, "workerinput") or config.option.basetemp or config.option.markexpr != "not slow":
+    if hasattr(config, "workerinput") or config.option.basetemp or config.option.markexpr not in QUICK:
         return
     memory = memory_folder(_ROOM)
     if (
@@ -64,8 +75,16 @@ class Scopes(LoadScopeScheduling):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long scopes first; otherwise the order is as it was."""
-    items.sort(key=lambda item: rank(scope_of(item.nodeid)))
+    """The rooms that changed first, then long scopes; otherwise the order is as it was."""
+    first = os.environ.get(FIRST, "").split()
+    items.sort(key=lambda item: (room_of(item.nodeid) not in first, rank(scope_of(item.nodeid))))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that would begin after the end of the time that is stated."""
+    end = os.environ.get(END)
+    if end and time.time() > float(end):
+        pytest.skip(NO_TIME)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scopes:
