@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
@@ -188,3 +189,22 @@ def _warn_of_nothing(place: str) -> None:
         return
     if not there:
         say(f"warning: file or folder not found: {place}; the run that the event starts will fail", err=True)
+        return
+    _warn_of_no_route(place)
+
+
+def _warn_of_no_route(place: str) -> None:
+    """Warn that no route takes the checkpoint, where this machine has the configuration."""
+    from wherry.config.config import load_config
+    from wherry.config.file import config_file
+    from wherry.routes.routes import explain, unrouted
+
+    if config_file() is None:
+        return
+    try:
+        reason = unrouted(explain(place, load_config()))
+    except WherryError as error:
+        reason = error.what
+    if reason is not None:
+        cure = f"`wherry routes explain {shlex.quote(place)}` shows the decision of each route"
+        say(f"warning: the event will not convert {place}: {reason}\nnote: {cure}", err=True)

@@ -145,7 +145,7 @@ def nightly(
     from wherry.config.config import in_force
     from wherry.console import results
     from wherry.routes.night import run_night
-    from wherry.routes.report import failure
+    from wherry.routes.report import failure, warning
     from wherry.routes.routes import chosen_routes
     from wherry.watch.ending import blame, ending
 
@@ -156,7 +156,7 @@ def nightly(
             _warn_of_registry(chosen)
         report = run_night(loaded, chosen, dry_run=dry_run, go=go, retry_failed=retry_failed, **said)
         end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
-        error = failure(report)
+        end.warning, error = warning(report), failure(report)
         if error is not None:
             blame(end, error)
     results.show_night(report, json_=json_)
