@@ -59,7 +59,13 @@ _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5
 
 
 class Backend(Protocol):
-    """The operations that differ between databases."""
+    """The operations that differ between databases.
+
+    Attributes:
+        prefix: what precedes the name of a table in SQL that SQLAlchemy does not write.
+    """
+
+    prefix: str
 
     def connected(self, connection: Any) -> None:
         """Prepare a new connection of the driver."""
@@ -222,6 +228,8 @@ def _prepare(ledger: Ledger, *, migrating: bool) -> None:
 
 class Sqlite:
     """SQLite; the schema version is stored as `user_version`."""
+
+    prefix = ""
 
     def connected(self, connection: Any) -> None:
         """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""

@@ -50,6 +50,8 @@ _BUSY_WORDS = ("starting up", "shutting down", "recovery", "too many", "remainin
 class Postgres:
     """PostgreSQL; the schema version is stored in the comment on the table of statements."""
 
+    prefix = f"{SCHEMA_NAME}."
+
     def connected(self, connection: Any) -> None:
         """Never prepare statements on the server: a pooler may hand each transaction to another session."""
         connection.prepare_threshold = None
