@@ -38,7 +38,11 @@ _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
     help="File of the automations; `automations.yaml` next to FILE by default, or wherry's own.",
 )
 @click.option("--pool", metavar="NAME", help="Use this work pool for all deployments in FILE.")
-@click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that receives alerts.")
+@click.option(
+    "--notify",
+    metavar="TYPE/NAME",
+    help="Prefect notification block that receives alerts; `notify.block` by default.",
+)
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=SLOTS", help="Global concurrency limit to set."
 )
