@@ -11,6 +11,7 @@ from tests.support.command import typed
 from tests.support.ledger import postgres, url
 from wherry.errors import StorageError
 from wherry.ledger import append as appending
+from wherry.ledger import check as checking
 from wherry.ledger import clocks
 from wherry.ledger.record import check_chain, head, open_ledger, record_event
 from wherry.routes import prune as pruning
@@ -28,7 +29,7 @@ def note(url, text="x"):
 
 
 def _set_clock(monkeypatch, **ahead):
-    for module in (appending, clocks):
+    for module in (appending, checking, clocks):
         monkeypatch.setattr(module, "utc_now", lambda: at(**ahead))
 
 

@@ -17,6 +17,7 @@ from wherry.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from wherry.config.config import ConfigFaultsError
     from wherry.config.schema import Route
     from wherry.routes.prune import PruneReport
     from wherry.routes.report import NightPlan, WorkOutcome
@@ -46,10 +47,15 @@ def routes() -> None:
 @as_json
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
     """Check every field, format, option, family and file in the configuration."""
+    from wherry.config.config import ConfigFaultsError
     from wherry.routes.check import check
     from wherry.routes.routes import load_config, require_file
 
-    loaded = load_config(config, env)
+    try:
+        loaded = load_config(config, env)
+    except ConfigFaultsError as error:
+        _show_faults(error, json_=json_)
+        sys.exit(error.exit_code)
     require_file(loaded)
     problems = check(loaded, reach=reach)
     if json_:
@@ -61,6 +67,24 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
             say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
         say(f"{loaded.file}: {plural(len(loaded.routes), 'route')}, {plural(len(problems), 'problem')}")
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
+
+
+def _show_faults(error: ConfigFaultsError, *, json_: bool) -> None:
+    """Every mistake that keeps a configuration from being loaded: its place, what is wrong, and the cure."""
+    from wherry.routes.check import faults_of
+
+    faults = faults_of(error)
+    if json_:
+        rows = [
+            {"severity": "error", "where": one.where, "what": one.what, "cure": one.cure} for one in faults
+        ]
+        click.echo(json.dumps({"file": error.uri, "problems": rows}, indent=1))
+        return
+    for one in faults:
+        place = f"{error.uri}:{one.line}:{one.column}" if one.line else "not in the file"
+        field = one.where.rpartition(", ")[2]
+        cure = one.cure or "`wherry config example` shows all fields with their values"
+        say(f"{place}: {field}: {one.what}; {cure}")
 
 
 @routes.command("explain")

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, CursorResult, RowMapping, select
 
+from wherry.core.receipt import utc_now
 from wherry.core.units import short
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, StorageError
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of, stored_time
-from wherry.ledger.clocks import SKEW
+from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, require_plausible
+from wherry.ledger.statements import head as last_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,6 +108,26 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
             _row_fault(connection, expected) or _seal_fault(connection, count) or _trigger_fault(connection)
         )
         return Chain(count, head, fault, anchored, clock)
+
+
+def require_agreement(ledger: Ledger) -> None:
+    """Require that the clock of this machine fits the ledger: its storage's clock, and its last statement.
+
+    Args:
+        ledger: the ledger.
+
+    Raises:
+        StorageError: the clocks differ, or the last statement is of the future.
+    """
+    with ledger.read() as connection:
+        require_plausible(connection)
+    last, time = last_statement(ledger), utc_now()
+    if last.seq and is_ahead(last.time, time):
+        raise StorageError(
+            f"the last statement of the ledger is of {last.time}, but it is {time} by the clock of this machine",
+            uri=ledger.uri,
+            cure=f"{CLOCK_CURE}; if it is right, the next statement corrects the ledger",
+        )
 
 
 def _statements(connection: Connection) -> Iterator[RowMapping]:

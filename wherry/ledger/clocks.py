@@ -20,10 +20,8 @@ from wherry.errors import StorageError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from wherry.ledger.database import Ledger
-
 SKEW = timedelta(days=1)  # by which clocks may differ
-_CURE = "set the clock of this machine (`timedatectl` shows it), and run the command again"
+CLOCK_CURE = "set the clock of this machine (`timedatectl` shows it), and run the command again"
 
 
 def require_plausible(connection: Connection) -> None:
@@ -43,29 +41,7 @@ def require_plausible(connection: Connection) -> None:
         raise StorageError(
             f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
             uri=connection.engine.url.render_as_string(),
-            cure=_CURE,
-        )
-
-
-def require_agreement(ledger: Ledger) -> None:
-    """Require that the clock of this machine fits the ledger: its storage's clock, and its last statement.
-
-    Args:
-        ledger: the ledger.
-
-    Raises:
-        StorageError: the clocks differ, or the last statement is of the future.
-    """
-    from wherry.ledger.statements import head
-
-    with ledger.read() as connection:
-        require_plausible(connection)
-    last, time = head(ledger), utc_now()
-    if last.seq and is_ahead(last.time, time):
-        raise StorageError(
-            f"the last statement of the ledger is of {last.time}, but it is {time} by the clock of this machine",
-            uri=ledger.uri,
-            cure=f"{_CURE}; if it is right, the next statement corrects the ledger",
+            cure=CLOCK_CURE,
         )
 
 

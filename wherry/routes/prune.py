@@ -100,7 +100,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
             the ledger; nothing was removed.
         MissingExtraError: there is a registry and mlflow is not installed.
     """
-    from wherry.ledger.clocks import require_agreement
+    from wherry.ledger.check import require_agreement
     from wherry.ledger.record import open_ledger
 
     chosen = tuple(routes)
