@@ -15,9 +15,9 @@ from wherry.core.units import plural
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from wherry.config.config import ConfigFaultsError
+    from wherry.config.config import ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route
     from wherry.routes.prune import PruneReport
     from wherry.routes.report import NightPlan, WorkOutcome
@@ -48,13 +48,16 @@ def routes() -> None:
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
     """Check every field, format, option, family and file in the configuration."""
     from wherry.config.config import ConfigFaultsError
-    from wherry.routes.check import check
+    from wherry.routes.check import check, faults_of
     from wherry.routes.routes import load_config, require_file
 
     try:
         loaded = load_config(config, env)
     except ConfigFaultsError as error:
-        _show_faults(error, json_=json_)
+        faults = faults_of(error)
+        if not (faults[1:] or json_):
+            raise  # one mistake is an error like any other
+        _show_faults(error, faults, json_=json_)
         sys.exit(error.exit_code)
     require_file(loaded)
     problems = check(loaded, reach=reach)
@@ -69,11 +72,8 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
 
 
-def _show_faults(error: ConfigFaultsError, *, json_: bool) -> None:
+def _show_faults(error: ConfigFaultsError, faults: Sequence[ConfigFault], *, json_: bool) -> None:
     """Every mistake that keeps a configuration from being loaded: its place, what is wrong, and the cure."""
-    from wherry.routes.check import faults_of
-
-    faults = faults_of(error)
     if json_:
         rows = [
             {"severity": "error", "where": one.where, "what": one.what, "cure": one.cure} for one in faults
