@@ -87,7 +87,7 @@ def _with_run(wanted: AutomationCore, ids: Mapping[str, str]) -> AutomationCore:
     related = wanted.trigger.model_dump().get("match_related") or {}
     missed = ids.get(str(related.get("prefect.resource.name")))
     actions = [
-        RunDeployment(source="selected", deployment_id=UUID(missed))
+        RunDeployment(source="selected", deployment_id=UUID(missed), parameters=None, job_variables=None)
         if missed and isinstance(one, DoNothing)
         else one
         for one in wanted.actions

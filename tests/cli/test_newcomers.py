@@ -51,7 +51,7 @@ MISTAKES = [
     # commands and options
     Mistake("convrt a b", 2, "no such command 'convrt'", "wherry --help"),
     Mistake("--verbos ls", 2, "no such option '--verbos'", "wherry --help"),
-    Mistake("--json ls", 2, "no such option '--json'", "put it after the command: `wherry ls --json`", ""),
+    Mistake("--deleted ls", 2, "no such option '--deleted'", "put it after the command: `wherry ls --deleted`", ""),
     Mistake("help convrt", 2, "no such command: wherry convrt", "did you mean convert?", "help convert"),
     Mistake("help ledger recrd", 2, "no such command: wherry ledger recrd", "did you mean record?",
             "help ledger record"),

@@ -332,7 +332,7 @@ def _words(fault: Any) -> tuple[str, str | None]:
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, WherryError):
         return cause.what, cause.cure
-    return _FAULTS.get(fault["type"], fault["msg"]), _advice(fault)
+    return str(_FAULTS.get(fault["type"], fault["msg"])), _advice(fault)
 
 
 def _first_causes(faults: list[Any]) -> list[Any]:

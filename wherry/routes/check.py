@@ -106,8 +106,8 @@ def faults_of(error: ConfigFaultsError) -> list[ConfigFault]:
 def _unknown_names(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
     """The path, the text and the cure of names in the targets of routes that the schema does not know."""
     for name, route in _tables(data.get("routes")):
-        rules = route.get("targets")
-        for number, rule in enumerate(rules if isinstance(rules, list) else ()):
+        rules: list[Any] = route["targets"] if isinstance(route.get("targets"), list) else []
+        for number, rule in enumerate(rules):
             stated: dict[str, Any] = rule if isinstance(rule, dict) else {}
             at = ("routes", name, "targets", number)
             if "format" in stated:
