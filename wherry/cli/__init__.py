@@ -33,7 +33,7 @@ from wherry.cli.help import (
     completion,
     first_sentence,
     names_for,
-    placed,
+    place_options,
     show_help,
 )
 from wherry.cli.init import init
@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     alone = arguments is None  # called as the entry point of the process
     if alone:
         use_utf8()
-    words = placed(list(sys.argv[1:] if arguments is None else arguments), cli)
+    words = place_options(list(sys.argv[1:] if arguments is None else arguments), cli)
     debug = is_debugging(words)
     if alone and not debug:
         silence()

@@ -201,12 +201,12 @@ def _warn_of_no_route(place: str) -> None:
     """Warn that no route takes the checkpoint, where this machine has the configuration."""
     from wherry.config.config import load_config
     from wherry.config.file import config_file
-    from wherry.routes.routes import explain, unrouted
+    from wherry.routes.routes import explain, unrouted_reason
 
     if config_file() is None:
         return
     try:
-        reason = unrouted(explain(place, load_config()))
+        reason = unrouted_reason(explain(place, load_config()))
     except WherryError as error:
         reason = error.what
     if reason is not None:

@@ -151,7 +151,7 @@ _OF_COMMANDS = ("-q", "--quiet", "--json")  # options of commands, which are acc
 _OF_ALL = ("-v", "--verbose")  # options of `wherry`, which are accepted after the command too
 
 
-def placed(words: list[str], group: click.Group) -> list[str]:
+def place_options(words: list[str], group: click.Group) -> list[str]:
     """The words with `-q`, `--json` and `-v` where the command line expects them: after the command, or before it.
 
     Args:

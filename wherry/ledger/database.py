@@ -28,6 +28,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
+from wherry.core.forks import without_forks
 from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
@@ -118,10 +119,10 @@ class Ledger:
     @contextmanager
     def _transaction(self, kind: str) -> Generator[Connection]:
         engine = self._engine.execution_options(**{BEGIN: kind})
-        with _storage_errors(self.uri, self.backend), ExitStack() as stack:
-            yield self._begun(engine, stack)
+        with _storage_errors(self.uri, self.backend), without_forks(), ExitStack() as stack:
+            yield self._begin(engine, stack)
 
-    def _begun(self, engine: Engine, stack: ExitStack) -> Connection:
+    def _begin(self, engine: Engine, stack: ExitStack) -> Connection:
         """A transaction in a stack; a server that does not answer, or starts, is tried again as a store is.
 
         Raises:
@@ -171,7 +172,8 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
         _prepare(ledger, migrating=migrating)
         yield ledger
     finally:
-        engine.dispose()
+        with without_forks():
+            engine.dispose()
 
 
 def schema_of(ledger: Ledger) -> int:

@@ -205,7 +205,7 @@ def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
     return None
 
 
-def unrouted(explanations: Iterable[Explanation]) -> str | None:
+def unrouted_reason(explanations: Iterable[Explanation]) -> str | None:
     """Why no route takes a checkpoint or leaves it out by its `select`; None where one does."""
     every = tuple(explanations)
     if any(one.takes or one.unselected for one in every):

@@ -109,7 +109,7 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
     """
     try:
         chosen = settings or channels()
-        if not _wanted(chosen.on, notice):
+        if not _is_wanted(chosen.on, notice):
             return f"not sent: notify.on is {chosen.on}"
         if not (chosen.webhook or chosen.block):
             return "not sent: no channel is configured"
@@ -122,7 +122,7 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
     return f"not sent: {'; '.join(failures)}" if failures else "sent"
 
 
-def _wanted(when: When, notice: Notice) -> bool:
+def _is_wanted(when: When, notice: Notice) -> bool:
     """Whether a notification of this kind is sent."""
     if when in ("always", "never"):
         return when == "always"
