@@ -130,7 +130,7 @@ def test_channels_come_from_environment_and_configuration(tmp_path, monkeypatch)
     assert channels() == Channels("https://hooks.example/x", "slack-webhook/team", "always")
     config.write_text("[notify]\nblock = 3\n")
     monkeypatch.delenv("WHERRY_NOTIFY_WEBHOOK")
-    assert send(None, FAILED) == "not sent: UsageError"
+    assert send(None, FAILED) == "not sent: ConfigFaultsError"
 
 
 def test_counts_that_are_no_json_do_not_fail(receiver):
