@@ -2,13 +2,15 @@
 
 `wherry emit URI`, the hooks to paste and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
 this flow with the checkpoint as its source. The routes define the targets, unless explicit targets are given. If no
-route takes the checkpoint, the flow ends as Completed, with the reasons, since an event may be about any checkpoint.
+route takes the checkpoint, the flow ends as Completed, since an event may be about any checkpoint, and its state, a
+warning in the log and a notification give the reasons; a checkpoint that `select` leaves out is no reason to warn.
 The nightly run converts whatever was missed here.
 """
 
 from typing import Any, ClassVar
 
 from prefect import flow
+from prefect.states import Completed
 from pydantic import Field
 
 from wherry.config.config import in_force
@@ -53,7 +55,7 @@ class ExportSpec(FormModel):
 
 
 @flow(name="post-training-export", flow_run_name="export {spec.source}", result_serializer="json")
-def export(spec: ExportSpec) -> dict[str, Any]:
+def export(spec: ExportSpec) -> Any:
     """Convert one checkpoint by its routes, or to the given targets.
 
     Returns:
@@ -77,11 +79,14 @@ def export(spec: ExportSpec) -> dict[str, Any]:
             "converted": len(made),
             "failed": len(grave),
             "left": sum(not row["spec"] for row in rows),
+            **({"unrouted": 1} if _is_unrouted(spec, rows) else {}),
         }
+        end.warning = _warning(spec, rows)
         if failures:
             raise (grave or failures)[0]
     told = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
-    return {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
+    done = {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
+    return Completed(message=end.warning, data=done) if end.warning is not None else done
 
 
 def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
@@ -89,10 +94,32 @@ def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
     if spec.targets:
         first, *rest = (one.model_dump() for one in spec.targets)
         fields = {**first, "source": spec.source, "further": rest}
-        return [{"route": "", "takes": True, "reason": "explicit targets", "spec": fields, "notes": []}]
+        return [
+            {
+                "route": "",
+                "takes": True,
+                "reason": "explicit targets",
+                "unselected": False,
+                "spec": fields,
+                "notes": [],
+            }
+        ]
     if spec.register_source and not spec.routes:
         return []
     return route_targets(spec.source, spec.routes, spec.config, spec.env)
+
+
+def _warning(spec: ExportSpec, rows: list[dict[str, Any]]) -> str | None:
+    """What the run did not do although the checkpoint was announced: no route takes it."""
+    if not _is_unrouted(spec, rows):
+        return None
+    reasons = "; ".join(f"{row['route']}: {row['reason']}" for row in rows)
+    return f"0 converted, 1 unrouted: {spec.source}: no route takes it: {reasons}"
+
+
+def _is_unrouted(spec: ExportSpec, rows: list[dict[str, Any]]) -> bool:
+    """Whether nothing is done with the checkpoint, and no route leaves it out by its `select` either."""
+    return not (spec.register_source or any(row["takes"] or row["unselected"] for row in rows))
 
 
 def _carry_out(

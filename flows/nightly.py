@@ -27,7 +27,7 @@ from wherry.flows.convert_spec import ConvertSpec
 from wherry.flows.form import FormModel
 from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
-from wherry.routes.report import NightPlan, failure, markdown
+from wherry.routes.report import NightPlan, failure, markdown, warning
 from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
 from wherry.tasks.artifacts import show_markdown
 from wherry.tasks.common import run_logger
@@ -88,9 +88,12 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
         show_markdown(markdown(report), "wherry-nightly", "Summary of the nightly run")
         end.counts = dict(report.counts)
         end.silent = spec.dry_run or report.left_to_another
+        end.warning = warning(report)
         error = failure(report)
         if error is not None:
             raise error
+    if end.warning is not None:
+        return Completed(message=end.warning, data=report.to_json())
     if report.left_to_another:
         return Completed(name="Skipped", message="another nightly run is in progress", data=report.to_json())
     return report.to_json()

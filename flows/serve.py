@@ -6,6 +6,7 @@ process, which at Ctrl-C or SIGTERM starts no more runs and pauses the schedules
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import serve as carry_out
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
 
 _TRIGGERS: TypeAdapter[list[Any]] = TypeAdapter(list[DeploymentTriggerTypes])
+_HEARTBEAT = ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # as in `infra/pools`
 _KNOWN = {
     "name",
     "description",
@@ -64,6 +66,9 @@ def serve(file: Path, *, limit: int = 2) -> None:
         StorageError: the file cannot be read, or the configured server does not answer.
     """
     answering_server()
+    os.environ.setdefault(
+        *_HEARTBEAT
+    )  # what the runs inherit, as from the pools: without one, a run counts as crashed
     carry_out(*deployments(file), limit=limit)
 
 

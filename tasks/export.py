@@ -33,9 +33,9 @@ def route_targets(
         env: environment of the configuration.
 
     Returns:
-        For each route: `route`, `takes`, `reason`, as `spec` the fields of the ConvertSpec, None if the route does not
-        take the checkpoint, and in `notes` the product notes for the ledger once the targets are made. The registry's
-        URIs are left out, since they may contain credentials.
+        For each route: `route`, `takes`, `reason`, `unselected` (its `select` leaves the checkpoint out), as `spec` the
+        fields of the ConvertSpec, None if the route does not take the checkpoint, and in `notes` the product notes for
+        the ledger once the targets are made. The registry's URIs are left out, since they may contain credentials.
     """
     read = load_config(config, env)
     chosen = {route.name: route for route in chosen_routes(read, routes)}
@@ -49,13 +49,15 @@ def route_targets(
 
 
 def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]:
-    takes, reason = found.takes, found.reason
+    takes, reason, unselected = found.takes, found.reason, found.unselected
     if takes and route.selection.choice == _NIGHTLY:
+        unselected = True
         takes, reason = False, f"select = {route.select}: the nightly run compares the steps of the run"
     return {
         "route": route.name,
         "takes": takes,
         "reason": reason,
+        "unselected": unselected,
         "spec": _spec(route, found, settings.memory) if takes else None,
         "notes": _notes(route, found) if takes else [],
     }

@@ -1,20 +1,20 @@
 """Automations: actions that a Prefect server takes on wherry's runs, created or updated by name.
 
-The file has Prefect's own form (`prefect automation create --from-file` accepts it too). If a notification block is
-given, it replaces the action `do-nothing`, so that alerts are sent.
+The file has Prefect's own form (`prefect automation create --from-file` accepts it too). An alarm of the file that
+does nothing sends a notification if a block is given, and starts the deployment whose runs it misses.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from wherry.errors import NotFoundError, UsageError
 from wherry.integrations.prefect.documents import read_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from uuid import UUID
 
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
@@ -29,7 +29,7 @@ def read_automations(path: Path, notify: UUID | None = None) -> tuple[Automation
 
     Args:
         path: the YAML file.
-        notify: the notification block that replaces `do-nothing` in the file.
+        notify: the notification block that precedes `do-nothing` in the file.
 
     Raises:
         UsageError: the file is not YAML, or does not list automations.
@@ -71,6 +71,30 @@ async def notification_block(client: PrefectClient, slug: str) -> UUID:
         ) from error
 
 
+def with_runs(wanted: Sequence[AutomationCore], ids: Mapping[str, str]) -> tuple[AutomationCore, ...]:
+    """The automations, with a run of the missing deployment in place of `do-nothing`.
+
+    Args:
+        wanted: the automations.
+        ids: deployment → its id; a deployment has the name of its flow.
+    """
+    return tuple(_with_run(one, ids) for one in wanted)
+
+
+def _with_run(wanted: AutomationCore, ids: Mapping[str, str]) -> AutomationCore:
+    from prefect.events.actions import DoNothing, RunDeployment
+
+    related = wanted.trigger.model_dump().get("match_related") or {}
+    missed = ids.get(str(related.get("prefect.resource.name")))
+    actions = [
+        RunDeployment(source="selected", deployment_id=UUID(missed), parameters=None, job_variables=None)
+        if missed and isinstance(one, DoNothing)
+        else one
+        for one in wanted.actions
+    ]
+    return wanted.model_copy(update={"actions": actions})
+
+
 async def ensure_automations(client: PrefectClient, wanted: Sequence[AutomationCore]) -> dict[str, Outcome]:
     """Create or update automations by name; of several with the same name, the newest is kept."""
     return {one.name: await _ensure(client, one) for one in wanted}
@@ -106,5 +130,5 @@ def _without_order(value: Any) -> Any:
 
 def _notify_action(row: dict[str, Any], notify: UUID | None) -> dict[str, Any]:
     told = {"type": "send-notification", "block_document_id": notify, "subject": row["name"], "body": _BODY}
-    actions = [told if notify and action["type"] == "do-nothing" else action for action in row["actions"]]
-    return {**row, "actions": actions}
+    silent = any(action["type"] == "do-nothing" for action in row["actions"])
+    return {**row, "actions": [*([told] if notify and silent else []), *row["actions"]]}

@@ -22,11 +22,17 @@ import yaml
 from wherry.config.config import load_config
 from wherry.config.file import config_file
 from wherry.errors import StorageError, UsageError
-from wherry.integrations.prefect.automations import ensure_automations, notification_block, read_automations
+from wherry.integrations.prefect.automations import (
+    ensure_automations,
+    notification_block,
+    read_automations,
+    with_runs,
+)
 from wherry.integrations.prefect.documents import read_yaml
 from wherry.integrations.prefect.pools import Outcome, WorkPool, ensure_pools, read_pools
 from wherry.runtime import child
 from wherry.watch import preflight
+from wherry.watch.notify import channels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +65,7 @@ class DeployPlan:
         pools: folder of the work pools; `pools` beside the file by default.
         automations: file of the automations; `automations.yaml` beside the file by default.
         pool: one work pool for all deployments, in place of those in the file.
-        notify: notification block for alerts, for example `slack-webhook/team`.
+        notify: notification block for alerts, for example `slack-webhook/team`; `notify.block` by default.
         limits: further global concurrency limits, name → slots.
     """
 
@@ -223,7 +229,8 @@ async def _prepare(
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
-        block = await notification_block(client, plan.notify) if plan.notify else None
+        named = plan.notify or channels().block
+        block = await notification_block(client, named) if named else None
         automations = read_automations(plan.automations, block)
         made = await ensure_pools(client, pools)
         for name, slots in plan.limits.items():
@@ -239,7 +246,7 @@ async def _finish(
 
     async with get_client() as client:
         ids = {entry["name"]: await _deployment_id(client, entry["name"]) for entry in entries}
-        return ids, await ensure_automations(client, automations)
+        return ids, await ensure_automations(client, with_runs(automations, ids))
 
 
 def _prefect_deploy(file: Path, pool: WorkPool | None) -> None:

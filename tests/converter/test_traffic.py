@@ -19,7 +19,7 @@ from wherry.converter.convert import convert
 from wherry.converter.plan import Plan, plan
 from wherry.converter.prices import load_prices
 from wherry.converter.traffic import StoreTraffic
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.formats.registry import formats
 from wherry.storage.links import root_at
 from wherry.storage.stores import locate
@@ -83,6 +83,17 @@ def test_a_disk_that_is_too_small_is_refused(source, tmp_path, monkeypatch, free
         "folder": str(tmp_path), "needed": NBYTES, "free": free, "compressed": False, "fits": free >= NBYTES,
     }  # fmt: skip
     assert as_json.exit_code == done.exit_code
+
+
+def test_a_conversion_looks_for_room_before_its_first_byte(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=NBYTES - 1)
+    )
+    out = tmp_path / "new" / "out.safetensors"
+    done = CliRunner().invoke(cli, ["convert", source, str(out), "--to", "safetensors"])
+    assert isinstance(done.exception, StorageError)
+    assert "the disk is too small: 12.0 MB are needed" in str(done.exception)
+    assert not out.parent.exists(), "nothing was written"
 
 
 @pytest.fixture

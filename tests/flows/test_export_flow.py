@@ -176,10 +176,24 @@ def test_a_step_that_a_newer_one_has_overtaken_is_left(source, config, plain, tm
     assert "step 10 of this run is newer and complete" in done["routes"][0]["reason"]
 
 
-def test_nobody_takes_it_is_no_failure(source, config, plain):
-    done = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
-    assert done["conversions"] == []
-    assert "is not below" in done["routes"][0]["reason"]
+def test_nobody_takes_it_is_no_failure_but_never_plain_green(source, config, plain, monkeypatch, caplog):
+    notices = []
+    monkeypatch.setattr(
+        "wherry.watch.ending.send", lambda _, notice, page=None: notices.append(notice) or "sent"
+    )
+    state = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
+    assert state.is_completed()
+    assert (
+        f"0 converted, 1 unrouted: {source}: no route takes it: elsewhere: it is not below" in state.message
+    )
+    assert state.message in caplog.text
+    assert notices[0].warning == state.message
+    assert state.data["conversions"] == []
+
+
+def test_a_step_that_the_night_compares_is_no_reason_to_warn(source, config, plain):
+    done = flow.export.fn(ExportSpec(source=source, config=config, routes=("nightly",)))
+    assert "the nightly run compares" in done["routes"][0]["reason"]
 
 
 def test_named_targets_take_the_place_of_routes(source, plain, tmp_path):

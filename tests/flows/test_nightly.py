@@ -126,8 +126,11 @@ def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, t
     assert told[-1][0].counts == {"damaged": 1, "done": 3, "failed": 1}
     assert f"{blocked.parent.parent.parent}/out/half/1.safetensors" in page(again)
     (tmp_path / "out" / "half" / "1.safetensors").unlink()
-    retried = nightly(spec.model_copy(update={"retry_failed": True}))
-    assert retried["counts"] == {"converted": 1, "damaged": 1, "done": 3}
+    retried = nightly(spec.model_copy(update={"retry_failed": True}), return_state=True)
+    assert retried.is_completed()
+    assert retried.message.startswith(f"1 converted, 1 damaged: {bad}: ")
+    assert told[-1][0].warning == retried.message
+    assert retried.result()["counts"] == {"converted": 1, "damaged": 1, "done": 3}
 
 
 def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told):

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from tests.support.infra import INFRA
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.prefect import deploy
-from wherry.integrations.prefect.automations import read_automations
+from wherry.integrations.prefect.automations import read_automations, with_runs
 from wherry.integrations.prefect.pools import read_pools
 
 POOLS = {pool.name: pool for pool in read_pools(INFRA / "pools")}
@@ -84,6 +84,10 @@ def test_automations_are_prefects():
     zombie = found["wherry zombie runs are crashed"]
     beat = int(POOLS["wherry-process"].variables["env"]["default"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
     assert zombie.trigger.within.total_seconds() >= 3 * beat
+    assert zombie.trigger.after == {"prefect.flow-run.Running", "prefect.flow-run.heartbeat"}
+    pending = found["wherry pending runs are crashed"]
+    assert pending.trigger.after == {"prefect.flow-run.Pending"}
+    assert pending.actions[0].state.value == "CRASHED"
     assert zombie.actions[0].state.value == "CRASHED"
     assert found["wherry nightly run is missing"].trigger.within.total_seconds() > 24 * 3600
 
@@ -91,9 +95,26 @@ def test_automations_are_prefects():
 def test_a_notification_takes_the_place_of_doing_nothing():
     block = "11111111-1111-1111-1111-111111111111"
     found = read_automations(INFRA / "automations.yaml", block)
-    assert [one.actions[0].type for one in found] == ["change-flow-run-state", "send-notification"]
-    assert str(found[1].actions[0].block_document_id) == block
+    crashed = ["change-flow-run-state"]
+    assert [[action.type for action in one.actions] for one in found] == [
+        crashed, crashed, ["send-notification", "do-nothing"]
+    ]  # fmt: skip
+    assert str(found[2].actions[0].block_document_id) == block
     assert all(isinstance(one, AutomationCore) for one in found)
+
+
+def test_the_alarm_of_a_missing_night_starts_one():
+    found = read_automations(INFRA / "automations.yaml")
+    night = "22222222-2222-2222-2222-222222222222"
+    missing = with_runs(found, {"nightly-convert": night})[-1]
+    assert [(one.type, str(one.deployment_id)) for one in missing.actions] == [("run-deployment", night)]
+    assert with_runs(found, {"promote": night})[-1].actions[0].type == "do-nothing"
+
+
+def test_a_limit_cannot_stop_the_next_night():
+    """The server holds the slots of a limit in memory: that of a run that dies with it is never free again."""
+    rows = {row["name"]: row for row in deploy.read_deployments(INFRA / "prefect.yaml")}
+    assert not [name for name, row in rows.items() if row.get("schedules") and row.get("concurrency_limit")]
 
 
 def test_faulty_files_are_named(tmp_path):
@@ -176,7 +197,7 @@ def test_the_same_file_is_served_without_a_pool():
     assert set(made) == {entry["name"] for path, entry in DEPLOYMENTS if path == FILES[0]}
     night, export = made["nightly-convert"], made["post-training-export"]
     assert (night.schedules[0].schedule.cron, night.schedules[0].schedule.timezone) == ("30 2 * * *", "UTC")
-    assert (night.concurrency_limit, night.concurrency_options.collision_strategy.value) == (1, "CANCEL_NEW")
+    assert (night.concurrency_limit, export.concurrency_limit) == (None, 4)
     assert export.triggers[0].expect == {"wherry.checkpoint.committed"}
     assert export.entrypoint == "wherry.flows.export.export"
     assert [row.parameters for row in made["audit"].schedules] == [{}, {"spec": {"level": "digest"}}]

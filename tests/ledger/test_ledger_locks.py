@@ -175,7 +175,8 @@ def test_its_tables_are_away_from_everybody_elses(postgres):
         ("postgresql://u:secret@127.0.0.1:1/db", StorageError),
     ],
 )
-def test_what_cannot_be_a_ledger_is_refused_without_its_secrets(wrong, error):
+def test_what_cannot_be_a_ledger_is_refused_without_its_secrets(wrong, error, monkeypatch):
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "0.1s")
     with pytest.raises(error) as refusal, open_ledger(wrong):
         pass
     assert "secret" not in str(refusal.value)

@@ -66,8 +66,9 @@ def test_the_command_ends_with_12_and_its_cure_records(source, tmp_path, broken)
     assert "verified:       every byte read back, 2 tensors" in done.stdout
     assert "lineage:        not recorded: the ledger cannot be used" in done.stdout
     assert done.stderr.startswith("error: done, but not recorded: the ledger cannot be used")
-    assert wherry.verify(tmp_path / "out", level="digest").ok
+    assert wherry.verify(tmp_path / "out", level="digest").verdict == "uncompared"
     broken.mend()
+    assert wherry.verify(tmp_path / "out", level="digest").ok
     assert edges(tmp_path / "out") == [None], "the sidecar alone tells of it"
     cured = pasted(done.stderr)
     assert (cured.returncode, cured.stdout) == (0, f"{tmp_path / 'out'}: recorded\n"), cured.stderr
@@ -216,7 +217,7 @@ def test_a_verification_that_passed_and_was_not_recorded(source, tmp_path, broke
     wherry.convert(source, made, to="safetensors", lineage=False)
     with pytest.raises(NotRecordedError, match="not recorded") as caught:
         verify_and_record(str(made), level="digest")
-    assert caught.value.result.ok
+    assert caught.value.result.verdict == "uncompared"
     data = bytearray(made.read_bytes())
     data[-1] ^= 1
     made.write_bytes(data)
@@ -256,7 +257,7 @@ def test_an_export_keeps_the_receipt_and_raises_with_it(tmp_path, broken, monkey
     with pytest.raises(NotRecordedError) as caught:
         handle.result(60)
     assert handle.receipt is caught.value.result
-    assert wherry.verify(tmp_path / "out.npz", level="digest").ok
+    assert wherry.verify(tmp_path / "out.npz", level="digest").verdict == "uncompared"
     assert f"export to {tmp_path / 'out.npz'} is committed: done, but not recorded" in caplog.text
     [(uri, event, payload)] = posted
     assert (uri, event) == (str(tmp_path / "out.npz"), emit.COMMITTED)

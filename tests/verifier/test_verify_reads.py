@@ -191,7 +191,11 @@ def test_a_ledger_that_cannot_be_read_is_said_and_does_not_stop_a_verification(
     wherry.convert(foreign, out, to="hf", family="none")
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")  # a folder
     found = wherry.verify(out, level="digest")
-    assert (found.verdict, found.to_json()["ledger"][:12]) == ("ok", "not compared")
+    assert (found.verdict, found.to_json()["ledger"][:12]) == ("uncompared", "not compared")
+    assert (found.ok, found.exit_code) == (False, 10)
+    with pytest.raises(NotRecordedError, match="the ledger was not compared") as error:
+        wherry.verify(out, level="digest", record=True)
+    assert error.value.result.verdict == "uncompared"
     assert wherry.verify(foreign, level="digest").verdict == "read"
     with pytest.raises(NotRecordedError) as error:
         wherry.verify(foreign, level="digest", record=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.webhook import webhook_server
 from wherry.errors import missing_extra
 from wherry.watch import notify
 from wherry.watch.notify import Channels, Notice, channels, message, payload, send
@@ -22,31 +21,12 @@ FAILED = Notice(
 @pytest.fixture
 def receiver(monkeypatch):
     """A webhook of this machine that answers with the next status of a list."""
-    got, statuses = [], []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(statuses.pop(0) if statuses else 200)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
     monkeypatch.setattr(notify, "_PAUSES", (0, 0, 0))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield SimpleNamespace(
-        url=f"http://127.0.0.1:{server.server_port}/hooks/T0KEN", got=got, statuses=statuses
-    )
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with webhook_server("/hooks/T0KEN") as webhook:
+        yield webhook
 
 
 def test_a_failure_is_told_with_counts_error_cure_and_link(receiver):
@@ -62,12 +42,24 @@ def test_a_failure_is_told_with_counts_error_cure_and_link(receiver):
 
 def test_when_to_tell(receiver):
     fine = Notice("all is well")
-    assert "failure" in send(Channels(receiver.url), fine)
+    assert "failure" in send(Channels(receiver.url, on="failure"), fine)
     assert "never" in send(Channels(receiver.url, on="never"), FAILED)
     assert send(Channels(receiver.url, on="always"), fine, page="https://ui.example/run/2") == "sent"
     assert receiver.got[0][1]["wherry"]["link"] == "https://ui.example/run/2"
     assert "no channel" in send(Channels(), FAILED)
     assert len(receiver.got) == 1
+
+
+def test_a_damaged_checkpoint_is_told_by_default(receiver, monkeypatch):
+    left_out = Notice("night", {"converted": 3, "damaged": 1}, warning="3 converted, 1 damaged: /runs/a")
+    monkeypatch.setenv("WHERRY_NOTIFY_WEBHOOK", receiver.url)
+    assert channels().on == "damaged"
+    assert send(None, left_out) == "sent"
+    assert "warning: 3 converted, 1 damaged: /runs/a" in receiver.got[0][1]["text"]
+    assert send(None, FAILED) == "sent"
+    assert "damaged" in send(None, Notice("all is well"))
+    assert "failure" in send(Channels(receiver.url, on="failure"), left_out)
+    assert len(receiver.got) == 2
 
 
 def test_a_passing_trouble_is_tried_again_and_a_refusal_is_not(receiver, caplog):
@@ -138,7 +130,7 @@ def test_channels_come_from_environment_and_configuration(tmp_path, monkeypatch)
     assert channels() == Channels("https://hooks.example/x", "slack-webhook/team", "always")
     config.write_text("[notify]\nblock = 3\n")
     monkeypatch.delenv("WHERRY_NOTIFY_WEBHOOK")
-    assert send(None, FAILED) == "not sent: UsageError"
+    assert send(None, FAILED) == "not sent: ConfigFaultsError"
 
 
 def test_counts_that_are_no_json_do_not_fail(receiver):

@@ -46,7 +46,7 @@ from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
 from wherry.verifier.full_read import hash_tensors
-from wherry.verifier.verify import Verification, verify
+from wherry.verifier.verify import UNCOMPARED, Verification, uncompared_error, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,10 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
                 row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
                 unit_bytes=how.unit_bytes,
             )  # fmt: skip
-            found, state = list(_failures(row, outcome)), outcome.full_read.state if outcome.full_read else ""
+            found = list(_failures(row, outcome))
+            if outcome.verdict == UNCOMPARED:
+                found.append(error_finding(row, uncompared_error(outcome)))
+            state = outcome.full_read.state if outcome.full_read else ""
     except WherryError as error:
         found = [error_finding(row, error)]
     return looked.with_findings(found, "digest", time.monotonic() - clock)._replace(state=state)

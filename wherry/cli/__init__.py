@@ -33,6 +33,7 @@ from wherry.cli.help import (
     completion,
     first_sentence,
     names_for,
+    place_options,
     show_help,
 )
 from wherry.cli.init import init
@@ -50,6 +51,7 @@ from wherry.cli.options import (
     memory,
     quiet,
     requesting,
+    stated_formats,
     walking,
 )
 from wherry.cli.rewrite import rewrite
@@ -149,9 +151,8 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
 @click.argument("target")
 @click.option(
     "--to",
-    required=True,
     metavar="FORMAT",
-    help="Target format.",
+    help="Target format; npz, torch-zip or safetensors follow from the name of TARGET.",
     shell_complete=names_for("to", written=True),
 )
 @requesting(*CONVERSION, planned=True)
@@ -171,7 +172,7 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
 )
 @as_json
 def plan(
-    source: str, target: str, to: str, json_: bool, price: str | None, workers: int | None, unit: str, rate: str,
+    source: str, target: str, to: str | None, json_: bool, price: str | None, workers: int | None, unit: str, rate: str,
     given: dict[str, Any],
 ) -> None:  # fmt: skip
     """Show how SOURCE would be converted to TARGET; write nothing.
@@ -184,7 +185,8 @@ def plan(
     from wherry.units.estimate import parse_rate, plan_for_workers
 
     prices = load_prices(price) if price else None
-    request = convert_request(source, [TargetRequest(target, to)], **given)
+    [named] = stated_formats([target], [to] if to else [])
+    request = convert_request(source, [TargetRequest(target, named)], **given)
     if workers is None:
         found, shared = plan_request(request), None
     else:
@@ -199,10 +201,9 @@ def plan(
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @click.option(
     "--to",
-    required=True,
     multiple=True,
     metavar="FORMAT",
-    help="Target format; once for each TARGET.",
+    help="Target format; once for each TARGET. npz, torch-zip or safetensors follow from its name.",
     shell_complete=names_for("to", written=True),
 )
 @requesting(*CONVERSION)
@@ -230,7 +231,9 @@ def convert(
     from wherry.carriers.convert_on import convert_on
     from wherry.console import results, tables
 
-    request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
+    request = convert_request(
+        source, matched_targets(targets, stated_formats(targets, to), given.pop("options")), **given
+    )
     if dry_run:
         from wherry.converter.plan import plan_targets
 
@@ -384,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     alone = arguments is None  # called as the entry point of the process
     if alone:
         use_utf8()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = place_options(list(sys.argv[1:] if arguments is None else arguments), cli)
     debug = is_debugging(words)
     if alone and not debug:
         silence()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
@@ -37,7 +38,11 @@ _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
     help="File of the automations; `automations.yaml` next to FILE by default, or wherry's own.",
 )
 @click.option("--pool", metavar="NAME", help="Use this work pool for all deployments in FILE.")
-@click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that receives alerts.")
+@click.option(
+    "--notify",
+    metavar="TYPE/NAME",
+    help="Prefect notification block that receives alerts; `notify.block` by default.",
+)
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=SLOTS", help="Global concurrency limit to set."
 )
@@ -188,3 +193,22 @@ def _warn_of_nothing(place: str) -> None:
         return
     if not there:
         say(f"warning: file or folder not found: {place}; the run that the event starts will fail", err=True)
+        return
+    _warn_of_no_route(place)
+
+
+def _warn_of_no_route(place: str) -> None:
+    """Warn that no route takes the checkpoint, where this machine has the configuration."""
+    from wherry.config.config import load_config
+    from wherry.config.file import config_file
+    from wherry.routes.routes import explain, unrouted_reason
+
+    if config_file() is None:
+        return
+    try:
+        reason = unrouted_reason(explain(place, load_config()))
+    except WherryError as error:
+        reason = error.what
+    if reason is not None:
+        cure = f"`wherry routes explain {shlex.quote(place)}` shows the decision of each route"
+        say(f"warning: the event will not convert {place}: {reason}\nnote: {cure}", err=True)

@@ -145,3 +145,37 @@ def _command(context: click.Context, verb: str) -> click.Command:
         path = f"{context.command_path} {verb}"
         raise UsageError(f"no such command: {path}", cure=choose(verb, known))
     return known[verb]
+
+
+_OF_COMMANDS = ("-q", "--quiet", "--json")  # options of commands, which are accepted before the command too
+_OF_ALL = ("-v", "--verbose")  # options of `wherry`, which are accepted after the command too
+
+
+def place_options(words: list[str], group: click.Group) -> list[str]:
+    """The words with `-q`, `--json` and `-v` where the command line expects them: after the command, or before it.
+
+    Args:
+        words: the command line without the program.
+        group: the commands.
+    """
+    at = next((number for number, word in enumerate(words) if word in group.commands), None)
+    if at is None:
+        return words
+    end = words.index("--") if "--" in words else len(words)
+    known = _options_after(words[at:end], group)
+    late = [word for word in words[:at] if word in _OF_COMMANDS and word in known]
+    early = [word for word in words[at:end] if word in _OF_ALL and word not in known]
+    before = [word for word in words[:at] if word not in late]
+    after = [word for word in words[at:end] if word not in early]
+    return [*early, *before, *after, *late, *words[end:]]
+
+
+def _options_after(words: list[str], group: click.Group) -> set[str]:
+    """The options of the command that words name."""
+    command: click.Command = group
+    for word in words:
+        below = command.commands.get(word) if isinstance(command, click.Group) else None
+        if below is None:
+            break
+        command = below
+    return {name for one in command.params for name in one.opts}

@@ -49,6 +49,8 @@ def ledger() -> None:
 def check(anchor: str | None, url: str | None, json_: bool) -> None:
     """Recompute the hash chain and every row, and report the first altered row.
 
+    A time of the future, or before that of the statement before it, is a warning: `clock`.
+
     Exits with 5 if a row was altered, with 9 if the anchor is not in the chain.
     """
     from wherry.console import tables
@@ -69,6 +71,7 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
             ("statements", chain.statements),
             ("head", chain.head),
             ("chain", f"ALTERED: {chain.altered}" if chain.altered else "intact; every row matches its statement"),
+            ("clock", f"warning: {chain.clock}" if chain.clock else ""),
             ("anchor", _describe_anchor(chain.anchored, chain.statements) if kept else ""),
         ])  # fmt: skip
     sys.exit(_ALTERED if chain.altered else _CUT if cut else 0)

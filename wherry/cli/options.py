@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import wraps
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -75,7 +76,7 @@ def requesting(
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
 memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "memory"))
-quiet = click.option("--quiet", is_flag=True, help="Do not show a progress bar.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
 
@@ -131,6 +132,28 @@ def settings(pairs: Sequence[str]) -> dict[str, str]:
 def rules(text: str) -> tuple[str, ...]:
     """Split comma-separated words."""
     return tuple(rule.strip() for rule in text.split(",") if rule.strip())
+
+
+# End of a target's name → the format that is meant without --to.
+_BY_NAME = {".npz": "npz", ".pt": "torch-zip", ".pth": "torch-zip", ".safetensors": "safetensors"}
+
+
+def stated_formats(uris: Sequence[str], formats: Sequence[str]) -> Sequence[str]:
+    """The formats of the targets: those of --to, or without it those that their names mean.
+
+    Raises:
+        UsageError: there is no --to, and the name of a target means no format.
+    """
+    if formats:
+        return formats
+    found = [_BY_NAME.get(PurePosixPath(uri).suffix) for uri in uris]
+    if None in found:
+        raise UsageError(
+            "missing option '--to'",
+            cure=f"state the format of each TARGET, see `wherry convert --help`; only names that end in "
+            f"{', '.join(_BY_NAME)} need none",
+        )
+    return [name for name in found if name is not None]
 
 
 def matched_targets(

@@ -15,8 +15,9 @@ from wherry.core.units import plural
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from wherry.config.config import ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route
     from wherry.routes.prune import PruneReport
     from wherry.routes.report import NightPlan, WorkOutcome
@@ -46,10 +47,18 @@ def routes() -> None:
 @as_json
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
     """Check every field, format, option, family and file in the configuration."""
-    from wherry.routes.check import check
+    from wherry.config.config import ConfigFaultsError
+    from wherry.routes.check import check, faults_of
     from wherry.routes.routes import load_config, require_file
 
-    loaded = load_config(config, env)
+    try:
+        loaded = load_config(config, env)
+    except ConfigFaultsError as error:
+        faults = faults_of(error)
+        if not (faults[1:] or json_):
+            raise  # one mistake is an error like any other
+        _show_faults(error, faults, json_=json_)
+        sys.exit(error.exit_code)
     require_file(loaded)
     problems = check(loaded, reach=reach)
     if json_:
@@ -61,6 +70,21 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
             say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
         say(f"{loaded.file}: {plural(len(loaded.routes), 'route')}, {plural(len(problems), 'problem')}")
     sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
+
+
+def _show_faults(error: ConfigFaultsError, faults: Sequence[ConfigFault], *, json_: bool) -> None:
+    """Every mistake that keeps a configuration from being loaded: its place, what is wrong, and the cure."""
+    if json_:
+        rows = [
+            {"severity": "error", "where": one.where, "what": one.what, "cure": one.cure} for one in faults
+        ]
+        click.echo(json.dumps({"file": error.uri, "problems": rows}, indent=1))
+        return
+    for one in faults:
+        place = f"{error.uri}:{one.line}:{one.column}" if one.line else "not in the file"
+        field = one.where.rpartition(", ")[2]
+        cure = one.cure or "`wherry config example` shows all fields with their values"
+        say(f"{place}: {field}: {one.what}; {cure}")
 
 
 @routes.command("explain")
@@ -145,7 +169,7 @@ def nightly(
     from wherry.config.config import in_force
     from wherry.console import results
     from wherry.routes.night import run_night
-    from wherry.routes.report import failure
+    from wherry.routes.report import failure, warning
     from wherry.routes.routes import chosen_routes
     from wherry.watch.ending import blame, ending
 
@@ -156,7 +180,7 @@ def nightly(
             _warn_of_registry(chosen)
         report = run_night(loaded, chosen, dry_run=dry_run, go=go, retry_failed=retry_failed, **said)
         end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
-        error = failure(report)
+        end.warning, error = warning(report), failure(report)
         if error is not None:
             blame(end, error)
     results.show_night(report, json_=json_)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
-from wherry.config.lines import lines_of, where
+from wherry.config.lines import line_at, lines_of, where
 from wherry.config.values import origin, stated_fields
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
@@ -27,7 +28,7 @@ from wherry.text.config_text import parse_toml
 from wherry.text.limits import beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from pydantic import ValidationError
 
@@ -250,7 +251,7 @@ def _validate(kind: Any, data: dict[str, Any], text: str, file: Path | None, env
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise _refusal(error, text, file, env) from error
+        raise _refusal(error, data, text, file, env) from error
 
 
 _MOST_FAULTS = 20  # that an error names
@@ -258,23 +259,80 @@ _MOST_FAULTS = 20  # that an error names
 _FAULTS = {"extra_forbidden": "unknown field", "missing": "required field not found"}
 
 
-def _refusal(error: ValidationError, text: str, file: Path | None, env: str | None) -> WherryError:
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """One mistake in a configuration.
+
+    Attributes:
+        where: the field, with its line where it is in the file.
+        line: its line, from 1; 0 where it is not in the file.
+        column: the column of the line at which the field begins, from 1.
+        what: what is wrong.
+        cure: what to write instead; None if only the field is known to be wrong.
+    """
+
+    where: str
+    line: int
+    column: int
+    what: str
+    cure: str | None
+
+
+class ConfigFaultsError(UsageError):
+    """A configuration is invalid.
+
+    Attributes:
+        faults: the first mistakes, in the order of the file.
+        data: the tables of the file.
+        fault_at: a mistake from the path of its field, what is wrong, and the cure.
+    """
+
+    faults: tuple[ConfigFault, ...] = ()
+    data: Mapping[str, Any] = MappingProxyType({})
+    fault_at: Callable[[FieldPath, str, str | None], ConfigFault]
+
+
+def _refusal(
+    error: ValidationError, data: Mapping[str, Any], text: str, file: Path | None, env: str | None
+) -> WherryError:
     """The first faults in one error, with the cure of the first one."""
-    places, lines, cure = lines_of(text), list[str](), ""
-    faults = _first_causes(error.errors())
-    for fault in faults[:_MOST_FAULTS]:
-        at = tuple(fault["loc"])
-        cause = fault.get("ctx", {}).get("error")
-        what = cause.what if isinstance(cause, WherryError) else _FAULTS.get(fault["type"], fault["msg"])
-        cure = cure or (cause.cure or "" if isinstance(cause, WherryError) else _advice(fault))
-        lines.append(f"{where(places, at, env)}: {what}")
-    if len(faults) > _MOST_FAULTS:
-        lines.append(f"{len(faults) - _MOST_FAULTS} more")
+    places, rows = lines_of(text), text.splitlines()
+    causes = _first_causes(error.errors())
+    causes.sort(key=lambda fault: line_at(places, tuple(fault["loc"]), env) or 0)
+    fault_at = partial(_fault, places, rows, env)
+    faults = tuple(fault_at(tuple(one["loc"]), *_words(one)) for one in causes[:_MOST_FAULTS])
+    lines = [f"{one.where}: {one.what}" for one in faults]
+    if len(causes) > _MOST_FAULTS:
+        lines.append(f"{len(causes) - _MOST_FAULTS} more")
+    cure = next((one.cure for one in faults if one.cure), None)
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
-    return UsageError(
+    refused = ConfigFaultsError(
         "; ".join(lines), uri=str(file) if file else None,
         cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "correct it and run `wherry routes check`"),
     )  # fmt: skip
+    refused.faults, refused.data, refused.fault_at = faults, data, fault_at
+    return refused
+
+
+def _fault(
+    places: Mapping[FieldPath, int],
+    rows: Sequence[str],
+    env: str | None,
+    at: FieldPath,
+    what: str,
+    cure: str | None,
+) -> ConfigFault:
+    line = line_at(places, at, env) or 0
+    column = len(rows[line - 1]) - len(rows[line - 1].lstrip()) + 1 if line else 0
+    return ConfigFault(where(places, at, env), line, column, what, cure)
+
+
+def _words(fault: Any) -> tuple[str, str | None]:
+    """What is wrong, and the cure."""
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, WherryError):
+        return cause.what, cause.cure
+    return str(_FAULTS.get(fault["type"], fault["msg"])), _advice(fault)
 
 
 def _first_causes(faults: list[Any]) -> list[Any]:
@@ -287,6 +345,8 @@ def _advice(fault: Any) -> str:
     """The cure of a fault that pydantic found."""
     if fault["type"] == "extra_forbidden":
         return _cure_of_field(str(fault["loc"][-1]))
+    if fault["type"] == "literal_error":
+        return f"write {fault['ctx']['expected']}"
     if fault["type"] == "missing":
         return f"add {fault['loc'][-1]!r}"
     return "`wherry config example` shows all fields with their values"

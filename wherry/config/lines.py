@@ -31,13 +31,24 @@ def where(lines: Mapping[Path, int], at: Path, env: str | None) -> str:
         at: the path of the field.
         env: the environment whose table overrides fields.
     """
-    name = dotted_name(at)
-    line = (lines.get(("env", env, *at)) if env else None) or lines.get(at)
-    short = at
-    while line is None and len(short) > 1:
-        short = short[:-1]
-        line = (lines.get(("env", env, *short)) if env else None) or lines.get(short)
+    name, line = dotted_name(at), line_at(lines, at, env)
     return f"line {line}, {name}" if line else name
+
+
+def line_at(lines: Mapping[Path, int], at: Path, env: str | None) -> int | None:
+    """The line of a field, or of the nearest table around it; None if neither is in the file.
+
+    Args:
+        lines: those of the file; see `lines_of`.
+        at: the path of the field; that of an array of tables means its first table.
+        env: the environment whose table overrides fields.
+    """
+    for depth in range(len(at), 0, -1):
+        for path in (at[:depth], (*at[:depth], 0)):
+            line = (lines.get(("env", env, *path)) if env else None) or lines.get(path)
+            if line is not None:
+                return line
+    return None
 
 
 def dotted_name(at: Path) -> str:

@@ -220,7 +220,11 @@ class NotifySettings(Section):
     block: str | None = Field(
         default=None, description="Prefect notification block, for example slack-webhook/team."
     )
-    on: Literal["failure", "always", "never"] = Field(default="failure", description="When to notify.")
+    on: Literal["failure", "damaged", "always", "never"] = Field(
+        default="damaged",
+        description="When to notify: `damaged` is every failure, and every run that left out a damaged checkpoint or "
+        "one that no route takes.",
+    )
 
 
 class OpenlineageSettings(Section):

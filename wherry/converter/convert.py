@@ -20,6 +20,7 @@ from wherry.converter.job import Job
 from wherry.converter.keywords import spelled_out
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
+from wherry.converter.traffic import require_room_now
 from wherry.converter.unused_options import require_used
 from wherry.core.digest import sha256_of
 from wherry.core.option import options_of
@@ -156,6 +157,9 @@ def convert_opened(
     there = {
         index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
     }
+    for index, job in enumerate(jobs):
+        if index not in there:
+            require_room_now(job.plan)
     if prepare is not None:
         jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
     receipts = _make(jobs, there, lineage=lineage)

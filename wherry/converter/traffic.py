@@ -143,16 +143,18 @@ class DiskSpace:
         return str(next(one for one in Path(self.path).parents if one.is_dir()))
 
     @cached_property
+    def _empty(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    @cached_property
     def free(self) -> int:
         """Bytes that are free, and those that an interrupted run holds for the same target."""
-        return shutil.disk_usage(self.folder).free + (
-            _held_by_staging(Path(self.path)) if self.resumed else 0
-        )
+        return self._empty + (_held_by_staging(Path(self.path)) if self.resumed else 0)
 
     @property
     def fits(self) -> bool:
-        """Whether it is not certain that the disk is too small."""
-        return self.compressed or self.needed <= self.free
+        """Whether it is not certain that the disk is too small; looks beside the target only where that matters."""
+        return self.compressed or self.needed <= self._empty or self.needed <= self.free
 
     def to_json(self) -> dict[str, Any]:
         """The form of `wherry plan --json`."""
@@ -228,7 +230,22 @@ def require_room(plan: PlannedConversion) -> None:
     Raises:
         StorageError: it does not fit.
     """
-    space = plan.traffic.space
+    _require_space(plan, plan.traffic.space)
+
+
+def require_room_now(plan: PlannedConversion) -> None:
+    """Refuse a target for which its disk is too small, before its first byte is written.
+
+    Args:
+        plan: a plan that is about to be carried out, so that it states no traffic.
+
+    Raises:
+        StorageError: it does not fit.
+    """
+    _require_space(plan, _space(plan))
+
+
+def _require_space(plan: PlannedConversion, space: DiskSpace | None) -> None:
     if space is not None and not space.fits:
         raise StorageError(
             f"the disk is too small: {show_size(space.needed)} are needed, {show_size(space.free)} are free",

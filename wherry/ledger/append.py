@@ -31,6 +31,7 @@ from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.core.receipt import utc_now
 from wherry.errors import WherryError
 from wherry.ledger import schema as tables
+from wherry.ledger.clocks import is_ahead, require_plausible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -48,12 +49,17 @@ _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
     """Add a statement and its rows.
 
-    Its time is never before that of its predecessor, regardless of the writers' clocks, so that the ledger up to a
-    moment is a prefix of the chain.
+    Its time is not before that of its predecessor, where the writers' clocks agree to a day, so that the ledger up to a
+    moment is a prefix of the chain. A predecessor of the future is left alone: its time does not spread.
 
     Returns:
         Its number.
+
+    Raises:
+        StorageError: the clock of this machine differs from that of the ledger's storage.
     """
+    require_plausible(connection)
+    now = utc_now()
     table = tables.statement.c
     query = select(table.seq, table.hash, table.time).order_by(table.seq.desc()).limit(1)
     last = connection.execute(query).first()
@@ -65,7 +71,7 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         "schema": tables.SCHEMA,
         "content": content_of(kind, text),
         "body": text,
-        "time": max(utc_now(), last.time) if last else utc_now(),
+        "time": max(now, last.time) if last and not is_ahead(last.time, now) else now,
     }
     connection.execute(tables.statement.insert(), {**row, "hash": hash_of(row)})
     write(connection, rows_of(BareStatement(kind, body, row["seq"], row["time"])))

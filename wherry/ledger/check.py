@@ -13,17 +13,20 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, CursorResult, RowMapping, select
 
+from wherry.core.receipt import utc_now
 from wherry.core.units import short
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, StorageError
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of, stored_time
+from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, require_plausible
+from wherry.ledger.statements import head as last_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     _Row = Mapping[str, Any] | RowMapping
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?\+00:00")
-_SKEW = timedelta(days=1)  # by which a writer's clock may be ahead
 _EXACT = 1 << 53  # integers below are floats without loss
 _PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
@@ -70,6 +72,8 @@ class Chain:
         statements: number of statements.
         head: hash of the last one.
         altered: the first altered row, and the reason; None if no row was altered.
+        clock: the first statement whose time is of the future, or before that of the statement before it: its writer's
+            clock was wrong. The order is that of the chain, so nothing is lost.
         anchored: number of the statement that the anchor names; None if it is not in this chain, or without an anchor.
     """
 
@@ -77,6 +81,7 @@ class Chain:
     head: str
     altered: str | None
     anchored: int | None = None
+    clock: str | None = None
 
 
 def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
@@ -88,18 +93,41 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
     """
     with ledger.read() as connection:
         head, count, time, expected = tables.GENESIS, 0, "", _ExpectedRows()
+        clock: str | None = None
         anchored = 0 if anchor == _BEFORE_ALL else None
         for row in _statements(connection):
-            fault = _fault(row, head, count + 1) or _time_fault(row["time"], time) or expected.take(row)
+            fault = _fault(row, head, count + 1) or _time_fault(row["time"]) or expected.take(row)
             if fault:
-                return Chain(count, head, f"statement {row['seq']}: {fault}", anchored)
+                return Chain(count, head, f"statement {row['seq']}: {fault}", anchored, clock)
+            odd = clock is None and _clock_fault(row["time"], time)
+            clock = f"statement {row['seq']}: {odd}" if odd else clock
             head, count, time = row["hash"], row["seq"], row["time"]
             if anchor and head.startswith(anchor.hash) and anchor.seq in (None, count):
                 anchored = count
         fault = (
             _row_fault(connection, expected) or _seal_fault(connection, count) or _trigger_fault(connection)
         )
-        return Chain(count, head, fault, anchored)
+        return Chain(count, head, fault, anchored, clock)
+
+
+def require_agreement(ledger: Ledger) -> None:
+    """Require that the clock of this machine fits the ledger: its storage's clock, and its last statement.
+
+    Args:
+        ledger: the ledger.
+
+    Raises:
+        StorageError: the clocks differ, or the last statement is of the future.
+    """
+    with ledger.read() as connection:
+        require_plausible(connection)
+    last, time = last_statement(ledger), utc_now()
+    if last.seq and is_ahead(last.time, time):
+        raise StorageError(
+            f"the last statement of the ledger is of {last.time}, but it is {time} by the clock of this machine",
+            uri=ledger.uri,
+            cure=f"{CLOCK_CURE}; if it is right, the next statement corrects the ledger",
+        )
 
 
 def _statements(connection: Connection) -> Iterator[RowMapping]:
@@ -126,13 +154,15 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
     return None if row["content"] == told else "content digest mismatch"
 
 
-def _time_fault(time: str, before: str) -> str | None:
-    """The fault of a statement's time, which every later one inherits if its own is earlier."""
-    if not _is_written(time):
-        return f"its time is not one that wherry writes: {time[:40]!r}"
+def _time_fault(time: str) -> str | None:
+    return None if _is_written(time) else f"its time is not one that wherry writes: {time[:40]!r}"
+
+
+def _clock_fault(time: str, before: str) -> str | None:
+    """What shows that the clock of a statement's writer was wrong."""
     if time < before:
         return "its time is before that of the statement before it"
-    latest = (datetime.now(UTC) + _SKEW).isoformat()
+    latest = (datetime.now(UTC) + SKEW).isoformat()
     return f"its time is in the future: {time}" if time > latest else None
 
 

@@ -28,17 +28,20 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
+from wherry.core.forks import without_forks
 from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
-from wherry.remote.probe import ANSWER_SECONDS, SILENT
-from wherry.remote.waits import waiting
+from wherry.remote.failures import UNREACHABLE
+from wherry.remote.probe import ANSWER_SECONDS
+from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+_ATTEMPTS = 60  # to begin a transaction; the time ends them sooner
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
@@ -59,7 +62,13 @@ _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5
 
 
 class Backend(Protocol):
-    """The operations that differ between databases."""
+    """The operations that differ between databases.
+
+    Attributes:
+        prefix: what precedes the name of a table in SQL that SQLAlchemy does not write.
+    """
+
+    prefix: str
 
     def connected(self, connection: Any) -> None:
         """Prepare a new connection of the driver."""
@@ -80,6 +89,10 @@ class Backend(Protocol):
 
     def silence(self, error: DBAPIError) -> str | None:
         """Why the server did not answer, in a few words; None if it did, or if there is none."""
+        ...
+
+    def away(self, error: DBAPIError) -> str | None:
+        """Why no transaction begins, where the server does not answer, starts or stops; None for any other reason."""
         ...
 
 
@@ -106,10 +119,33 @@ class Ledger:
     @contextmanager
     def _transaction(self, kind: str) -> Generator[Connection]:
         engine = self._engine.execution_options(**{BEGIN: kind})
-        with _storage_errors(self.uri, self.backend), ExitStack() as stack:
-            with waiting(self.uri):  # for the server, or for the lock
-                connection = stack.enter_context(engine.begin())
-            yield connection
+        with _storage_errors(self.uri, self.backend), without_forks(), ExitStack() as stack:
+            yield self._begin(engine, stack)
+
+    def _begin(self, engine: Engine, stack: ExitStack) -> Connection:
+        """A transaction in a stack; a server that does not answer, or starts, is tried again as a store is.
+
+        Raises:
+            StorageError: it was tried for twice the `storage_timeout`.
+        """
+
+        def attempt(_seconds: float) -> Connection:
+            try:
+                return stack.enter_context(engine.begin())
+            except DBAPIError as error:
+                away = self.backend.away(error)
+                if away is None:
+                    raise
+                raise _unanswered_error(self.uri, away) from error
+
+        policy = RetryPolicy(storage_timeout(), attempts=_ATTEMPTS)
+        try:
+            begun = call_with_retries(attempt, self.uri, policy, known=self.uri in _answered)
+        except StorageError as error:
+            _silent[self.uri] = time.monotonic(), error
+            raise
+        _answered.add(self.uri)
+        return begun
 
 
 @contextmanager
@@ -136,7 +172,8 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
         _prepare(ledger, migrating=migrating)
         yield ledger
     finally:
-        engine.dispose()
+        with without_forks():
+            engine.dispose()
 
 
 def schema_of(ledger: Ledger) -> int:
@@ -223,6 +260,8 @@ def _prepare(ledger: Ledger, *, migrating: bool) -> None:
 class Sqlite:
     """SQLite; the schema version is stored as `user_version`."""
 
+    prefix = ""
+
     def connected(self, connection: Any) -> None:
         """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""
         connection.isolation_level = None
@@ -269,6 +308,8 @@ class Sqlite:
         """See Backend."""
         return None
 
+    away = silence
+
 
 def _is_ours(version: int, kind: str, name: str, table: str) -> bool:
     """Whether wherry, or SQLite for one of its tables, may have created an object; `ledger check` compares texts."""
@@ -312,7 +353,6 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
     except DBAPIError as error:
         reason = backend.silence(error)
         if reason is not None:
-            _silent[uri] = time.monotonic(), reason
             raise _unanswered_error(uri, reason) from error
         if getattr(error.orig, "sqlstate", None) == _FORBIDDEN:
             raise _permission_error(uri, " ".join(str(error.orig).split())) from error
@@ -337,21 +377,25 @@ def _permission_error(uri: str, reason: str) -> StorageError:
     )
 
 
-# URI of a database whose server did not answer → when that was found out, and why.
-_silent: dict[str, tuple[float, str]] = {}
+_answered: set[str] = set()  # URIs of databases whose servers have answered
+_NO_HOST = ("resolve host", "translate host name")  # of an address that is probably wrong
+# URI of a database whose server did not answer → when that was found out, and the error.
+_silent: dict[str, tuple[float, StorageError]] = {}
 
 
 def _require_answer(uri: str) -> None:
     """Fail at once if the server was silent a moment ago: the end of a failed command must not wait for it again."""
-    since, reason = _silent.get(uri, (-math.inf, ""))
-    if reason.startswith(SILENT) and time.monotonic() - since < ANSWER_SECONDS:
-        raise _unanswered_error(uri, reason)
+    since, error = _silent.get(uri, (-math.inf, None))
+    if error is not None and time.monotonic() - since < ANSWER_SECONDS:
+        raise StorageError(error.what, uri=uri, cure=error.cure, retryable=True)
 
 
 def _unanswered_error(uri: str, reason: str) -> StorageError:
-    return StorageError(
+    error = StorageError(
         f"the ledger cannot be used: PostgreSQL does not answer: {reason}",
         uri=uri,
         cure="start the database server, or check WHERRY_LEDGER",
         retryable=True,
     )
+    error.kind = UNREACHABLE if any(words in reason for words in _NO_HOST) else ""
+    return error

@@ -323,9 +323,15 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
 
 
 def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | None:
-    """The first row of a query in SQL that every database of the ledger understands; None if there is none."""
+    """The first row of a query in SQL that every database of the ledger understands; None if there is none.
+
+    Args:
+        ledger: the ledger.
+        query: the query, with `{schema}` before each table.
+        values: its parameters.
+    """
     with ledger.read() as connection:
-        row = connection.execute(text(query), values).first()
+        row = connection.execute(text(query.format(schema=ledger.backend.prefix)), values).first()
     return None if row is None else tuple(row)
 
 

@@ -43,12 +43,15 @@ _VERSION = (
 # SQLSTATE classes and codes after which a retry may succeed: connection lost, deadlock or serialization failure, too
 # many connections or out of resources, shutting down or starting up; 55P03 is a lock timeout.
 _BUSY = ("08", "40", "53", "57P", "55P03")
+_AWAY = ("08", "57P")  # of these, the server is not there, starts or stops
 # The same for a refused connection, whose error has the server's words and no SQLSTATE.
 _BUSY_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 
 
 class Postgres:
     """PostgreSQL; the schema version is stored in the comment on the table of statements."""
+
+    prefix = f"{SCHEMA_NAME}."
 
     def connected(self, connection: Any) -> None:
         """Never prepare statements on the server: a pooler may hand each transaction to another session."""
@@ -96,6 +99,12 @@ class Postgres:
             return f"{SILENT} within {ANSWER_SECONDS:g} s"
         refused = re.search(r".*failed: ([^?]+?)(?: Is the server running|$)", text)
         return refused[1] if refused else text
+
+    def away(self, error: DBAPIError) -> str | None:
+        """See Backend."""
+        state, text = getattr(error.orig, "sqlstate", None) or "", " ".join(str(error.orig).split())
+        comes = state.startswith(_AWAY) or ("FATAL:" in text and any(words in text for words in _BUSY_WORDS))
+        return text if comes else self.silence(error)
 
 
 def connect(url: str) -> tuple[Engine, str, Postgres]:

@@ -26,7 +26,7 @@ from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, re
 from wherry.storage.home import user_name, without_secrets
 from wherry.storage.sidecar import read_sidecar, unrecorded_companions
 from wherry.storage.stores import locate
-from wherry.verifier.verify import verify
+from wherry.verifier.verify import UNCOMPARED, uncompared_error, verify
 from wherry.verifier.workflow import failure_of, unproved_error
 
 if TYPE_CHECKING:
@@ -354,6 +354,8 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
     outcome = verify(uri, level=level, memory=memory, progress=progress)
     if outcome.verdict == READ_ONLY:  # its sidecar was removed meanwhile
         raise unproved_error(outcome)
+    if outcome.verdict == UNCOMPARED:
+        raise uncompared_error(outcome)
     try:
         record_outcome(
             sidecar.checkpoint if outcome.ok else outcome.subject or sidecar.checkpoint, outcome.to_json()

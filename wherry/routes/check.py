@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.config.values import placeholders
 from wherry.core.request import NONE, SourceRequest
@@ -19,9 +19,9 @@ from wherry.tree.mapping import TREE_OPTIONS
 from wherry.view.system import layout_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from wherry.config.config import Config
+    from wherry.config.config import Config, ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route, TargetRule
 
 
@@ -90,6 +90,45 @@ def check(config: Config, *, reach: bool = False) -> list[Problem]:
     return problems
 
 
+def faults_of(error: ConfigFaultsError) -> list[ConfigFault]:
+    """Every mistake that keeps a configuration from being loaded, with formats and families that do not exist.
+
+    Args:
+        error: the refusal of the configuration.
+
+    Returns:
+        The mistakes in the order of the file.
+    """
+    names = [error.fault_at(*one) for one in _unknown_names(error.data)]
+    return sorted([*error.faults, *names], key=lambda one: one.line)
+
+
+def _unknown_names(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
+    """The path, the text and the cure of names in the targets of routes that the schema does not know."""
+    for name, route in _tables(data.get("routes")):
+        rules: list[Any] = route["targets"] if isinstance(route.get("targets"), list) else []
+        for number, rule in enumerate(rules):
+            stated: dict[str, Any] = rule if isinstance(rule, dict) else {}
+            at = ("routes", name, "targets", number)
+            if "format" in stated:
+                for problem in _failing("", lambda stated=stated: find_format(str(stated["format"]))):
+                    yield (*at, "format"), problem.what, problem.cure
+            family = stated.get("family")
+            if isinstance(family, str) and "family_file" not in stated and family not in (NONE, *families()):
+                yield (*at, "family"), *_unknown_family(family)
+
+
+def _unknown_family(name: str) -> tuple[str, str]:
+    cure = f"{choose(name, (NONE, *families()))}, or declare it in a family_file"
+    return f"unknown family {name!r}", cure
+
+
+def _tables(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of a table."""
+    named: dict[str, Any] = value if isinstance(value, dict) else {}
+    return ((name, one) for name, one in named.items() if isinstance(one, dict))
+
+
 def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
     """Problems outside of routes: policies of promotion, and keys for the verification of signatures."""
     from wherry.models.policy import policy_of
@@ -112,10 +151,31 @@ def _of_route(route: Route, looks: _Looks) -> Iterator[Problem]:
     for name in names:
         yield from _failing(f"{where}.formats", lambda name=name: find_format(name))
     yield from looks.at(route.root, f"{where}.root", severity="warning")
+    yield from _of_models(route, where)
     if route.sign is not None:
         yield from looks.at(route.sign, f"{where}.sign")
     for index, rule in enumerate(route.targets):
         yield from _of_target(route, rule, f"{where}.targets[{index}]", looks)
+
+
+def _of_models(route: Route, where: str) -> Iterator[Problem]:
+    """Targets of one checkpoint that become versions of one model: its alias ends on the last of them."""
+    if not route.alias:
+        return
+    seen: dict[str, str] = {}
+    for index, rule in enumerate(route.targets):
+        template = rule.model or route.model
+        if template is None:
+            continue
+        name = template.replace("{format}", rule.format)
+        first = seen.setdefault(name, f"targets[{index}]")
+        if first != f"targets[{index}]":
+            what = (
+                f"it registers versions of the model {name} that {first} also does, so the alias {route.alias} ends on "
+                "the version that is registered last"
+            )
+            cure = f'give each target a model of its own, for example model = "{template}-{rule.format}"'
+            yield Problem("warning", f"{where}.targets[{index}].model", what, cure)
 
 
 def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Iterator[Problem]:
@@ -125,9 +185,8 @@ def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Ite
         yield from _failing(f"{where}.options", lambda: _require_options(rule))
     layout = rule.at(rule.uri).layout
     file = layout.family_file
-    if layout.family not in (None, NONE, *families()) and file is None:
-        cure = f"{choose(layout.family, (NONE, *families()))}, or declare it in a family_file"
-        yield Problem("error", f"{where}.family", f"unknown family {layout.family!r}", cure)
+    if layout.family is not None and layout.family not in (NONE, *families()) and file is None:
+        yield Problem("error", f"{where}.family", *_unknown_family(layout.family))
     for field in ("family_file", "config", "assets"):
         path = getattr(layout, field)
         if path is not None:

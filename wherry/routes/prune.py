@@ -96,13 +96,17 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
         now: the current time, for `keep_days`.
 
     Raises:
-        StorageError: the ledger or the registry cannot be queried; nothing was removed.
+        StorageError: the ledger or the registry cannot be queried, or the clock of this machine does not fit
+            the ledger; nothing was removed.
         MissingExtraError: there is a registry and mlflow is not installed.
     """
+    from wherry.ledger.check import require_agreement
     from wherry.ledger.record import open_ledger
 
     chosen = tuple(routes)
     with open_ledger() as ledger:
+        if now is None:
+            require_agreement(ledger)
         products = _products(ledger, chosen)
         registry = ask(one.node for one in products)
         ruled: dict[str, str | None] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.core.units import plural, show_size
 from wherry.errors import printable
+from wherry.routes.survey import DAMAGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route
     from wherry.errors import WherryError
     from wherry.routes.reconcile import Todo, Work
+    from wherry.routes.survey import Omission
 
 MOST_ROWS = 40  # rows of one table; thousands of failures must not flood the page
 Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
@@ -132,6 +134,11 @@ class NightReport:
         return [(error.uri or source, error) for source, error in rows if error is not None]
 
     @property
+    def damaged(self) -> list[Omission]:
+        """The checkpoints that a route would convert if they were whole."""
+        return [one for plan in self.plans for one in plan.todo.passed if one.why == DAMAGED]
+
+    @property
     def left_to_another(self) -> bool:
         """Whether this night did nothing because another one is running."""
         return bool(self.skipped) and not self.plans
@@ -158,6 +165,15 @@ def failure(report: NightReport) -> WherryError | None:
     (uri, first), tried = found[0], len(report.outcomes)
     what = f"{len(found)} of {max(tried, len(found))} {word}; the first: {first.what}"
     return type(first)(what, uri=uri, path=first.path, cure=first.cure, stage=first.stage)
+
+
+def warning(report: NightReport) -> str | None:
+    """What is wrong although nothing failed: the counts, and the first damaged checkpoint; None where all is well."""
+    if not report.damaged:
+        return None
+    first, named = report.damaged[0], {"converted": 0, **report.counts}
+    counts = ", ".join(f"{named[name]} {name}" for name in ("converted", DAMAGED))
+    return f"{counts}: {first.uri}: {first.reason}"
 
 
 @dataclass(frozen=True, slots=True)

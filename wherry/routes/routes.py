@@ -88,6 +88,7 @@ class Explanation:
         where: run, step and name; None outside of the root.
         targets: the targets.
         source: URI of the checkpoint that the request, for example a run, resolves to; None where it is not taken.
+        unselected: whether it belongs to the route, whose `select` leaves it out.
     """
 
     route: str
@@ -96,6 +97,7 @@ class Explanation:
     where: Whereabouts | None = None
     targets: tuple[RouteTarget, ...] = ()
     source: str | None = None
+    unselected: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As `routes explain --json` prints it."""
@@ -195,13 +197,28 @@ def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
 
     This runs for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
     """
+    chosen, foreign = route.selection, _foreign(route, found, where)
+    if foreign is not None:
+        return foreign
+    if chosen.choice == "every" and where.step is not None and where.step % chosen.steps:
+        return f"step {where.step} is not a multiple of {chosen.steps}"
+    return None
+
+
+def unrouted_reason(explanations: Iterable[Explanation]) -> str | None:
+    """Why no route takes a checkpoint or leaves it out by its `select`; None where one does."""
+    every = tuple(explanations)
+    if any(one.takes or one.unselected for one in every):
+        return None
+    return "no route takes it: " + "; ".join(f"{one.route}: {one.reason}" for one in every)
+
+
+def _foreign(route: Route, found: Detection, where: Whereabouts) -> str | None:
+    """Why a checkpoint does not belong to a route; None where it does."""
     if route.runs and not any(fnmatch(where.run, pattern) for pattern in route.runs):
         return f"run {where.run} matches none of {', '.join(route.runs)}"
     if route.formats and found.format not in {find_format(name).name for name in route.formats}:
         return f"format {found.format} is not one of {', '.join(route.formats)}"
-    chosen = route.selection
-    if chosen.choice == "every" and where.step is not None and where.step % chosen.steps:
-        return f"step {where.step} is not a multiple of {chosen.steps}"
     return None
 
 
@@ -211,14 +228,15 @@ def _explain(route: Route, found: Detection) -> Explanation:
         return Explanation(route.name, takes=False, reason=f"it is not below {route.root}")
     reason = refusal(route, found, where)
     if reason is not None:
-        return Explanation(route.name, takes=False, reason=reason, where=where)
+        unselected = _foreign(route, found, where) is None
+        return Explanation(route.name, takes=False, reason=reason, where=where, unselected=unselected)
     try:
         targets = wanted_targets(route, found, where)
     except WherryError as error:
         return Explanation(route.name, takes=False, reason=error.what, where=where)
     takes, reason = _is_meant(route, found, where)
     if not takes:
-        return Explanation(route.name, takes=False, reason=reason, where=where)
+        return Explanation(route.name, takes=False, reason=reason, where=where, unselected=True)
     return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
 
 

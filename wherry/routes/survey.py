@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 Why = Literal["not taken", "not settled", "ours", "damaged", "unreadable", "vanished", "no score"]
 # Errors that say nothing about the checkpoint: it is not known whether the route selects it.
 _UNKNOWN = (StorageError, MissingExtraError)
+DAMAGED: Why = "damaged"
+UNCONVERTED = (
+    DAMAGED,
+    "unreadable",
+    "blocked",
+    "failed",
+)  # reasons for which a route cannot convert what it selects
 _NANOSECONDS = 1_000_000_000
 _log = logger(__name__)
 
@@ -128,19 +135,21 @@ def _place(
         reason = refusal(route, found, where)
         if reason is not None:
             tell(Omission(found.uri, "not taken", reason))
-        elif found.uri in products or _is_product(found.uri, tell):
+            continue
+        try:
+            product = found.uri in products or _is_product(found.uri)
+        except WherryError as error:
+            tell(_unusable(found.uri, error))
+            continue
+        if product:
             tell(Omission(found.uri, "ours", "wherry converted it from another checkpoint"))
         else:
             yield found, where
 
 
-def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
+def _is_product(uri: str) -> bool:
     """Whether it was converted from another checkpoint; one that training exported is a source like any other."""
-    try:
-        sidecar = read_sidecar(locate(uri))
-    except WherryError as error:
-        tell(_unusable(uri, error))
-        return True
+    sidecar = read_sidecar(locate(uri))
     receipt = None if sidecar is None else sidecar.receipt
     return receipt is not None and not is_live(receipt.source.uri)
 
@@ -192,7 +201,7 @@ def _best(
         if verdict.verdict == "ok":
             scored.append((value, found, where))
         else:
-            tell(Omission(found.uri, "damaged", verdict.reason or verdict.verdict))
+            tell(Omission(found.uri, DAMAGED, verdict.reason or verdict.verdict))
     pick = max if chosen.highest else min
     best = pick((value for value, _found, _where in scored), default=None)
     top = max((where.step or 0 for value, _found, where in scored if value == best), default=0)
@@ -214,7 +223,7 @@ def _candidate(
     try:
         verdict = examine(place, found)
         if verdict.verdict != "ok":
-            tell(Omission(found.uri, "damaged", verdict.reason or verdict.verdict))
+            tell(Omission(found.uri, DAMAGED, verdict.reason or verdict.verdict))
             return None
         with open_source(route.source(found)) as opened:
             members = list(opened.reader.members())
@@ -238,7 +247,7 @@ def _candidate(
 def _unusable(uri: str, error: WherryError) -> Omission:
     """A checkpoint that cannot be opened: it is damaged, or its storage could not be read."""
     unknown = isinstance(error, _UNKNOWN)
-    return Omission(uri, "unreadable" if unknown else "damaged", error.what, error if unknown else None)
+    return Omission(uri, "unreadable" if unknown else DAMAGED, error.what, error if unknown else None)
 
 
 def _kept_by(uri: str, metric: str) -> float | None:

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.forks import without_forks
 from wherry.errors import storage_error
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def sqlite_to_read(file: Path, tables: Collection[str], timeout: float = 5) -> G
     if irregular_sqlite_file(file):
         raise sqlite3.DatabaseError("not a regular file")
     named = f"{file.as_uri()}?mode=ro"
-    with closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection:
+    with (
+        without_forks(),
+        closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection,
+    ):
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
         if {name for (name,) in connection.execute(_COMPUTED)}.intersection(tables):
             raise sqlite3.DatabaseError("it computes rows or values, which can take forever")

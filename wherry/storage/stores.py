@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
     from wherry.storage.links import Root
 
+# The page of a model on the Hugging Face Hub, as a browser shows its address.
+_HUB_PAGE = re.compile(
+    r"https://(?:www\.)?huggingface\.co/(?P<model>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[\w.-]+))?/?"
+)
+
 
 _WITH_ACCOUNT = re.compile(r"(?:az|abfss?)://([^@/:]+)@([^./@:]+)\.(?:dfs|blob)\.[^/@:]+(.*)")
 _ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs no change to be absolute
@@ -254,6 +259,12 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
     return replace(found, opaque=opaque) if opaque else found
 
 
+def _hub_uri(page: re.Match[str]) -> str:
+    """The URI of the model that a page of the Hugging Face Hub shows."""
+    revision = page["revision"]
+    return f"hf://{page['model']}{f'@{revision}' if revision else ''}"
+
+
 def _locate(text: str) -> Location:
     if not text:
         raise UsageError("empty URI", cure="pass a path or a storage URI")
@@ -265,6 +276,7 @@ def _locate(text: str) -> Location:
     path = local_path(text)
     if path is not None:
         return local_location(path)
+    text = _hub_uri(page) if (page := _HUB_PAGE.fullmatch(text)) else text
     protocol, _, rest = text.partition("://")
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)

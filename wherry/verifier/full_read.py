@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
+NOT_COMPARED = "not compared: "  # prefix of the reason
 _PARAMETERS = "params"
 
 
@@ -170,14 +171,14 @@ def _with_the_ledger(
     """The comparison with the ledger in words, and the difference if there is one."""
     node = entry.node
     if entry.unread is not None:
-        return f"not compared: {entry.unread}", []
+        return f"{NOT_COMPARED}{entry.unread}", []
     if node is None:
         return UNKNOWN, []
     name, version = checkpoint.detection.format, node.format_version
     if sidecar is not None:
         name, version = sidecar.checkpoint.format, sidecar.checkpoint.format_version
-    if name != node.format:
-        return f"not compared: it has the checkpoint as {node.format}; pass --from {node.format}", []
+    if sidecar is None and name != node.format:
+        return f"{NOT_COMPARED}it has the checkpoint as {node.format}; pass --from {node.format}", []
     if sidecar is not None and sidecar.algorithm != node.algorithm:
         present = present.with_digests(hash_tensors(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)

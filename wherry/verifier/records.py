@@ -2,7 +2,7 @@
 
 A sidecar lies beside the bytes, so it can be rewritten together with them. Therefore it is compared with itself (its
 manifest must have the digests that it states) and with the checkpoint that the ledger last recorded at the same place.
-A ledger that cannot be read does not stop a verification; the outcome says that it was not compared.
+A ledger that cannot be read does not stop a verification, but its outcome is then never `ok`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _TABLES = ("location", "checkpoint", "tombstone")
 _PLACE = f"""
     SELECT {", ".join(f"node.{name}" for name in _NODE)}, place.uri, place.fingerprint, place.seen,
         CASE WHEN stone.statement >= place.statement THEN 1 ELSE 0 END
-    FROM location AS place
-    JOIN checkpoint AS node ON node.checkpoint_digest = place.checkpoint_digest
-    LEFT JOIN tombstone AS stone
+    FROM {{schema}}location AS place
+    JOIN {{schema}}checkpoint AS node ON node.checkpoint_digest = place.checkpoint_digest
+    LEFT JOIN {{schema}}tombstone AS stone
         ON stone.checkpoint_digest = place.checkpoint_digest AND stone.uri = place.uri
     WHERE place.uri = :uri ORDER BY place.statement DESC, place.seen DESC LIMIT 1
 """  # noqa: S608  names of columns
@@ -77,7 +77,7 @@ def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
         return LedgerEntry()
     try:
         with sqlite_to_read(file, _TABLES) as connection:
-            return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
+            return _entry(connection.execute(_PLACE.format(schema=""), {"uri": uri}).fetchone())
     except sqlite3.Error:  # of an older schema, in use, or no ledger at all: opening it tells
         return _from_nodes(uri)
 

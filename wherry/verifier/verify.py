@@ -23,6 +23,7 @@ target's receipt records.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
-from wherry.errors import DamagedError, HostileError, NotRecordedError, UsageError
+from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
@@ -42,7 +43,7 @@ from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
 from wherry.text.html import html_table
 from wherry.units.cut import UNIT_BYTES
-from wherry.verifier.full_read import FullRead, Other, ReadOptions, read_all
+from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, ReadOptions, read_all
 from wherry.verifier.records import known_node
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _READING = ("digest", "roundtrip")
 _OTHERS_SAY = ("native", "logits")
 # verdict → exit code of the command line.
+UNCOMPARED = (
+    "uncompared"  # the verdict on sound bytes where the ledger, which may say otherwise, could not be asked
+)
 _EXIT_CODES = {
     "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9,
+    UNCOMPARED: 10,
 }  # fmt: skip
 
 
@@ -70,7 +75,8 @@ class Verification:
         level: the level of the verification.
         verdict: `ok`, `read` (every byte was read, but nothing is recorded that it could be compared with),
             `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes differ from
-            the recorded digests), or `refused` (its own library cannot load it).
+            the recorded digests), `refused` (its own library cannot load it), or `uncompared` (its bytes are those of
+            its sidecar, but the ledger could not be compared with them).
         checked: number of tensors.
         failed: tensors that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
@@ -280,8 +286,20 @@ def record_verification(found: Verification) -> Verification:
         The outcome, with `lineage`.
 
     Raises:
-        NotRecordedError: nothing is wrong with the checkpoint, but the ledger cannot be used; `result` is the outcome.
+        NotRecordedError: nothing is wrong with the checkpoint, but the ledger cannot be used, or could not be compared;
+            `result` is the outcome.
     """
+    if found.verdict == UNCOMPARED:
+        cause = uncompared_error(found)
+        refused = NotRecordedError(
+            f"not recorded: {cause.what}",
+            uri=cause.uri,
+            cure=cause.cure,
+            stage=cause.stage,
+            retryable=cause.retryable,
+        )
+        refused.result = replace(found, lineage=REFUSED + cause.what)
+        raise refused from cause
     subject = found.subject
     if subject is None:
         return replace(found, lineage=f"{REFUSED}no record names it; level digest computes its digests")
@@ -295,6 +313,18 @@ def record_verification(found: Verification) -> Verification:
         error.result = unrecorded
         raise
     return replace(found, lineage=RECORDED)
+
+
+def uncompared_error(found: Verification) -> StorageError:
+    """The error for a checkpoint whose bytes are sound, but could not be compared with the ledger."""
+    assert found.full_read is not None
+    return StorageError(
+        f"its bytes are those of its sidecar, but the ledger was {found.full_read.ledger}",
+        uri=found.uri,
+        cure=f"make the ledger readable, then run `wherry verify {shlex.quote(found.uri)} --level digest`",
+        stage="verify",
+        retryable=True,
+    )
 
 
 def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
@@ -321,7 +351,11 @@ def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOp
 
 
 def _verdict(read: FullRead) -> str:
-    return "altered" if read.failed else "ok" if read.proved else READ_ONLY
+    if read.failed:
+        return "altered"
+    if not read.proved:
+        return READ_ONLY
+    return UNCOMPARED if read.ledger.startswith(NOT_COMPARED) else "ok"
 
 
 def _native_result(

@@ -35,6 +35,7 @@ class Ending:
         counts: number of results by outcome.
         first_error: the first error, where it is more specific than the exception that ends the run.
         cure: what to do about it.
+        warning: what the run left out although nobody excluded it; it is logged and sent, and the run succeeds.
         silent: True where nothing was done, so that nothing is sent or recorded.
     """
 
@@ -42,6 +43,7 @@ class Ending:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     first_error: str | None = None
     cure: str | None = None
+    warning: str | None = None
     silent: bool = False
 
 
@@ -66,7 +68,10 @@ def ending(
         _close(flow, end, page, log, tell=True)
         raise
     if end.first_error is not None or not end.silent:
-        _close(flow, end, page, log, tell=end.first_error is not None or not only_failures)
+        if end.warning is not None:
+            log.warning("%s", end.warning)
+        noteworthy = end.first_error is not None or end.warning is not None
+        _close(flow, end, page, log, tell=noteworthy or not only_failures)
 
 
 def blame(end: Ending, error: Exception) -> None:
@@ -83,6 +88,6 @@ def _words(error: WherryError) -> str:
 
 def _close(flow: str, end: Ending, page: str | None, log: Any, *, tell: bool) -> None:
     if tell:
-        notice = Notice(end.title, end.counts, end.first_error, end.cure)
+        notice = Notice(end.title, end.counts, end.first_error, end.cure, warning=end.warning)
         log.info("notification: %s", send(None, notice, page=page))
     log.info("metrics: %s", after_run(flow, ok=end.first_error is None, counts=end.counts))

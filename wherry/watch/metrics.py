@@ -5,6 +5,7 @@ Completed work is counted from the ledger, which all machines share; waiting wor
 
     time() - wherry_last_success_timestamp_seconds{flow="nightly-convert"} > 26 * 3600    a night is missing
     wherry_oldest_unconverted_age_seconds > 2 * 86400                                     something never gets converted
+    wherry_last_run_count{outcome=~"damaged|unrouted"} > 0                                left out, though not excluded
     wherry_last_run_ok == 0, or wherry_audit_findings{severity="error"} > 0
 
 The file for a node exporter's textfile collector is replaced atomically, as the collector requires. The counters and
@@ -138,10 +139,12 @@ def _of_routes() -> Iterator[list[MetricSample]]:
         return
     from wherry.config.config import load_config
     from wherry.routes.night import plan_night
+    from wherry.routes.survey import UNCONVERTED
 
     for plan in plan_night(load_config().routes):
         works = (*plan.todo.works, *plan.todo.waiting)
-        uris = [work.source.found.uri for work in works]
+        unusable = [one.uri for one in plan.todo.passed if one.why in UNCONVERTED]
+        uris = [*(work.source.found.uri for work in works), *dict.fromkeys(unusable)]
         bytes_ = MetricSample("wherry_unconverted_bytes", (("route", plan.route.name),), plan.todo.nbytes)
         yield [*_waiting("route", plan.route.name, uris, reachable=plan.error is None), bytes_]
 
@@ -198,7 +201,7 @@ HELP: dict[str, tuple[str, str]] = {
     "wherry_last_run_ok": ("gauge", "Whether the last run of a flow ended without a failure."),
     "wherry_last_run_count": ("gauge", "Counts of the last run of a flow, by outcome."),
     "wherry_audit_findings": ("gauge", "Findings of the last audit, by severity."),
-    "wherry_unconverted": ("gauge", "Checkpoints that are not converted yet."),
+    "wherry_unconverted": ("gauge", "Checkpoints that are not converted yet, or damaged."),
     "wherry_unconverted_bytes": ("gauge", "Bytes of the checkpoints that are not converted yet."),
     "wherry_oldest_unconverted_age_seconds": (
         "gauge",

@@ -34,7 +34,7 @@ _LONGEST = 2000  # maximum characters of one field
 _AGAIN = frozenset({429, 500, 502, 503, 504})  # statuses after which a retry may succeed
 _log = logger(__name__)
 
-When = Literal["failure", "always", "never"]
+When = Literal["failure", "damaged", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,13 @@ class Channels:
     Attributes:
         webhook: URL that accepts a JSON POST, as those of Slack and Mattermost; a secret, so it is not shown.
         block: Prefect notification block, for example `slack-webhook/team`.
-        on: `failure`, `always` or `never`.
+        on: `failure`; `damaged`, also of checkpoints that a run left out though nobody excluded them;
+            `always` or `never`.
     """
 
     webhook: str | None = field(default=None, repr=False)
     block: str | None = None
-    on: When = "failure"
+    on: When = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Notice:
         title: one line.
         counts: number of results by outcome.
         first_error: the first error; None for a success.
+        warning: what a run that succeeded left out, for example a damaged checkpoint.
         cure: what to do about it.
         link: URL with details.
     """
@@ -69,6 +71,7 @@ class Notice:
     first_error: str | None = None
     cure: str | None = None
     link: str | None = None
+    warning: str | None = None
 
     def cleaned(self) -> Notice:
         """The same without credentials, each field one printable line, long ones truncated."""
@@ -78,6 +81,7 @@ class Notice:
             first_error=_clean(self.first_error),
             cure=_clean(self.cure),
             link=_clean(self.link),
+            warning=_clean(self.warning),
         )
 
 
@@ -89,7 +93,7 @@ def channels() -> Channels:
     """
     webhook = os.environ.get("WHERRY_NOTIFY_WEBHOOK") or configured_value("notify.webhook")
     block = os.environ.get("WHERRY_NOTIFY_BLOCK") or configured_value("notify.block")
-    return Channels(webhook, block, configured_value("notify.on") or "failure")
+    return Channels(webhook, block, configured_value("notify.on") or "damaged")
 
 
 def send(settings: Channels | None, notice: Notice, *, page: str | None = None) -> str:
@@ -105,7 +109,7 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
     """
     try:
         chosen = settings or channels()
-        if chosen.on == "never" or (chosen.on == "failure" and notice.first_error is None):
+        if not _is_wanted(chosen.on, notice):
             return f"not sent: notify.on is {chosen.on}"
         if not (chosen.webhook or chosen.block):
             return "not sent: no channel is configured"
@@ -118,10 +122,18 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
     return f"not sent: {'; '.join(failures)}" if failures else "sent"
 
 
+def _is_wanted(when: When, notice: Notice) -> bool:
+    """Whether a notification of this kind is sent."""
+    if when in ("always", "never"):
+        return when == "always"
+    return notice.first_error is not None or (when == "damaged" and notice.warning is not None)
+
+
 def message(notice: Notice) -> str:
     """The notice as plain text."""
     counts = ", ".join(f"{number} {name}" for name, number in notice.counts.items())
     lines = [notice.title, counts, notice.first_error and f"first error: {notice.first_error}"]
+    lines += [notice.warning and f"warning: {notice.warning}"]
     lines += [notice.cure and f"cure: {notice.cure}", notice.link]
     return "\n".join(line for line in lines if line)
 
