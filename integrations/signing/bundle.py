@@ -155,11 +155,19 @@ def open_signature(place: Location, public: EllipticCurvePublicKey) -> dict[str,
     if entry is None:
         raise NotFoundError("signature not found", uri=place.uri, cure="run `wherry sign URI --key KEY`")
     try:
-        return _predicate(json.loads(place.read_whole(_LARGEST)), public, place.uri)
+        data = place.read_whole(_LIMITS.nbytes)
+        return _predicate(_document(data, place.uri), public, place.uri)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"invalid signature: {error!r}", uri=place.uri, cure="sign it again") from error
+        raise CorruptError(
+            f"invalid signature: {described(error)}", uri=place.uri, cure="sign it again"
+        ) from error
+
+
+def _document(data: bytes, uri: str) -> Any:
+    """JSON of a signature, which is read before it is known who wrote it."""
+    return parse_json(data, "the signature", uri=uri, limits=_LIMITS, cure="sign it again")
 
 
 def hint(public: EllipticCurvePublicKey) -> str:
@@ -180,7 +188,7 @@ def _predicate(bundle: dict[str, Any], public: EllipticCurvePublicKey, uri: str)
             raise UnsupportedError(f"unsupported signature: {name} of type {found}", uri=uri)
     payload = base64.b64decode(envelope["payload"], validate=True)
     _require_signed(public, payload, envelope["signatures"], uri)
-    statement = json.loads(payload)
+    statement = _document(payload, uri)
     kinds = statement["_type"], statement["predicateType"], statement["predicate"]["serialization"]["method"]
     if kinds != (STATEMENT_TYPE, PREDICATE_TYPE, "files"):
         raise UnsupportedError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 import wherry
-from tests.support.registry import converted
+from tests.support.registry import converted, model_folder
 from wherry.core.services import service
 from wherry.errors import MismatchError, UsageError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
@@ -80,8 +82,9 @@ def facts(candidate, **known):
     sidecar = read_sidecar(locate(candidate.target.uri))
     for outcome in known.get("verifications", {}).values():
         outcome.setdefault("against", candidate.source.uri)
+    told["sources"] = frozenset([candidate.source.uri])
     return PolicyFacts(
-        uri=candidate.target.uri, sidecar=sidecar, signed=lambda key: key, approver=None, **{**told, **known}
+        uri=candidate.target.uri, manifest=sidecar.manifest, signed=lambda key: key, approver=None, **{**told, **known}
     )
 
 
@@ -194,3 +197,64 @@ def test_another_servers_word_proves_nobody(monkeypatch):
         server.shutdown()
         server.server_close()
     assert set(seen) == {"/api/2.0/mlflow/users/get"}
+
+
+def rewrite(uri, change):
+    """Rewrite the sidecar of a checkpoint as anyone can who may write its folder."""
+    file = Path(uri) / "wherry.json"
+    text = json.loads(file.read_text())
+    change(text)
+    file.write_text(json.dumps(text))
+
+
+def lossy(receipt, **changes):
+    """Record in the ledger that the conversion was lossy."""
+    with open_ledger() as ledger:
+        record_conversion(ledger, replace(receipt, lossless=False, plan_digest="5" * 64, **changes))
+
+
+def test_gates_believe_the_ledger_and_not_the_sidecar(candidate, name):
+    receipt, subject = candidate, f"models:/{name}@candidate"
+    lossy(receipt)
+    outcome = {"level": "roundtrip", "verdict": "ok", "ok": True, "against": "/another"}
+    with open_ledger() as ledger:
+        record_verification(ledger, receipt.target, outcome)
+    for change, gates in (
+        (lambda text: text.update(receipt=None), {"max_error": 0.0}),
+        (lambda text: text["receipt"].update(lossless=True), {"max_error": 0.0}),
+        (lambda text: text["receipt"]["source"].update(uri="/another"), {"recorded": ["roundtrip"]}),
+        (lambda text: text["manifest"].update(kind="train-state"), {"optimizer": "present"}),
+    ):
+        before = (Path(receipt.target.uri) / "wherry.json").read_bytes()
+        rewrite(receipt.target.uri, change)
+        with pytest.raises(MismatchError, match="altered|rejects"):
+            wherry.promote(subject, gates=gates)
+        (Path(receipt.target.uri) / "wherry.json").write_bytes(before)
+
+
+def test_a_conversion_of_the_future_has_no_age(candidate, name):
+    lossy(candidate, finished="2099-01-01T00:00:00+00:00")
+    with pytest.raises(MismatchError, match="max_age_days: required at most 1 days, found a time in the future"):
+        wherry.promote(f"models:/{name}@candidate", gates={"max_age_days": 1})
+
+
+def test_a_promotion_does_not_meet_its_own_condition(candidate, name):
+    with pytest.raises(MismatchError, match="recorded: required digest, found not recorded"):
+        wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]})
+    assert wherry.verify(candidate.target.uri, level="digest", record=True).ok
+    assert wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]}).version == "1"
+
+
+def test_a_checkpoint_that_no_conversion_made_meets_no_gate_about_conversions(tmp_path, name):
+    folder = model_folder(tmp_path / "original")
+    wherry.inspect(folder, digest=True, write=True)
+    for gates in ({"max_error": 0.0}, {"max_age_days": 1}):
+        with pytest.raises(MismatchError, match="not recorded"):
+            wherry.promote(folder, name=name, gates=gates)
+
+
+def test_verify_names_a_receipt_that_the_ledger_does_not_have(candidate):
+    rewrite(candidate.target.uri, lambda text: text["receipt"].update(finished="2020-01-01T00:00:00+00:00"))
+    found = wherry.verify(candidate.target.uri, level="digest")
+    assert found.verdict == "altered"
+    assert "its receipt is not that of the conversion" in found.failed[0].reason
