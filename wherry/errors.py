@@ -74,7 +74,7 @@ class WherryError(Exception):
         stage: str | None = None,
         retryable: bool = False,
     ) -> None:
-        super().__init__(what)
+        super().__init__(what := _brief(what))
         self.what = what
         self.uri = uri
         self.path = path
@@ -290,6 +290,24 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.ETIMEDOUT: ("try again; the storage did not respond in time", True),
     errno.ECONNRESET: ("try again; the connection was reset", True),
 }
+
+
+MOST_TEXT = 300  # characters of one error; a file or a server can put any text into one
+_MOST_SEARCHED = 4096  # characters that are searched for credentials, so that none is cut in two
+_END = 100  # characters that stay of the end
+
+
+def _brief(what: str) -> str:
+    """The text of an error, cut to `MOST_TEXT` in its middle; without credentials where it is cut."""
+    if len(what) <= MOST_TEXT:
+        return what
+    found = redact(what[:_MOST_SEARCHED])
+    return found if len(found) <= MOST_TEXT else f"{found[: MOST_TEXT - _END - 3]} … {found[-_END:]}"
+
+
+def described(error: BaseException) -> str:
+    """Class and message of an exception; its repr would hold what it was given, which can be a whole file."""
+    return f"{type(error).__name__}({str(error)[:MOST_TEXT]})"
 
 
 # Characters of names that a terminal obeys or that change how the text around them is read: controls (C0, DEL, C1),

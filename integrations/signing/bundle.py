@@ -21,9 +21,12 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
     UsageError,
+    described,
     missing_extra,
 )
 from wherry.text.config_text import read_config
+from wherry.text.json_document import parse_json
+from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,7 +41,8 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PASSWORD = "WHERRY_SIGNING_PASSWORD"  # noqa: S105  the name of the variable
 IDENTITY = "wherry"
-_LARGEST = 256 << 20  # most bytes of a signature that are read: enough for more than a million files
+# Of a signature: enough for 100,000 files, each with its name, algorithm and digest, in base64.
+_LIMITS = JsonLimits(nbytes=64 << 20, nodes=1 << 20)
 _HASHES = {256: "SHA256", 384: "SHA384", 521: "SHA512"}
 
 

@@ -84,7 +84,11 @@ def facts(candidate, **known):
         outcome.setdefault("against", candidate.source.uri)
     told["sources"] = frozenset([candidate.source.uri])
     return PolicyFacts(
-        uri=candidate.target.uri, manifest=sidecar.manifest, signed=lambda key: key, approver=None, **{**told, **known}
+        uri=candidate.target.uri,
+        manifest=sidecar.manifest,
+        signed=lambda key: key,
+        approver=None,
+        **{**told, **known},
     )
 
 
@@ -227,14 +231,16 @@ def test_gates_believe_the_ledger_and_not_the_sidecar(candidate, name):
     ):
         before = (Path(receipt.target.uri) / "wherry.json").read_bytes()
         rewrite(receipt.target.uri, change)
-        with pytest.raises(MismatchError, match="altered|rejects"):
+        with pytest.raises(MismatchError, match=r"altered|rejects"):
             wherry.promote(subject, gates=gates)
         (Path(receipt.target.uri) / "wherry.json").write_bytes(before)
 
 
 def test_a_conversion_of_the_future_has_no_age(candidate, name):
     lossy(candidate, finished="2099-01-01T00:00:00+00:00")
-    with pytest.raises(MismatchError, match="max_age_days: required at most 1 days, found a time in the future"):
+    with pytest.raises(
+        MismatchError, match="max_age_days: required at most 1 days, found a time in the future"
+    ):
         wherry.promote(f"models:/{name}@candidate", gates={"max_age_days": 1})
 
 

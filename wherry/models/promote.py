@@ -31,7 +31,7 @@ from wherry.verifier.workflow import failure_of, unproved_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from wherry.core.progress import OnProgress
     from wherry.ledger.record import Ledger
@@ -335,7 +335,9 @@ def prove_version(
             stage="promote",
         )
     sidecar = replace(sidecar, checkpoint=replace(sidecar.checkpoint, uri=found.uri))
-    facts = _facts(found.uri, sidecar, level, approver)  # before this promotion records a verification of its own
+    facts = _facts(
+        found.uri, sidecar, level, approver
+    )  # before this promotion records a verification of its own
     _verify(found.uri, sidecar, level, memory, progress)
     findings = judge(policy, facts)
     refused = [one for one in findings if not one.passed]

@@ -127,7 +127,9 @@ def receipt_difference(sidecar: Sidecar, uri: str) -> Iterator[Failure]:
     made = [parse_json(body.encode(), "the statement", uri=uri) for body in _made_at(sidecar, uri)]
     recorded = [_conversion(receipt_from_json(body, uri)) for body in made]
     if recorded and _conversion(sidecar.receipt) not in recorded:
-        reason = "the sidecar was altered: its receipt is not that of the conversion that the ledger recorded here"
+        reason = (
+            "the sidecar was altered: its receipt is not that of the conversion that the ledger recorded here"
+        )
         yield Failure("", reason)
 
 
