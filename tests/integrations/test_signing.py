@@ -18,7 +18,14 @@ import wherry
 from tests.support.forms import options_for
 from tests.support.signing import write_keys
 from wherry.cli import cli
-from wherry.errors import CorruptError, HostileError, MismatchError, NotFoundError, UnsupportedError, UsageError
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
 from wherry.verifier.verify import verify as examine
