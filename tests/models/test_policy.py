@@ -12,6 +12,7 @@ import pytest
 
 import wherry
 from tests.support.registry import converted, model_folder
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.errors import MismatchError, UsageError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
@@ -44,6 +45,7 @@ def test_gates_judge_what_is_on_record(candidate, name):
     done = wherry.promote(subject, gates=Policy(recorded=("native",), max_error=0, max_age_days=1))
     assert {row.gate for row in done.gates} == {
         "level",
+        "registered",
         "recorded",
         "max_error",
         "max_age_days",
@@ -264,3 +266,16 @@ def test_verify_names_a_receipt_that_the_ledger_does_not_have(candidate):
     found = wherry.verify(candidate.target.uri, level="digest")
     assert found.verdict == "altered"
     assert "its receipt is not that of the conversion" in found.failed[0].reason
+
+
+def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate, name):
+    """Whoever may write the registry can copy a version with its tags under another number."""
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
+    ours = client.get_model_version(name, "1")
+    client.create_model_version(name, ours.source, tags=ours.tags)
+    with pytest.raises(MismatchError, match="registered: required by the ledger, found not registered"):
+        wherry.promote(f"models:/{name}/2")
+    assert wherry.promote(f"models:/{name}/2", gates={"unregistered": True}).version == "2"
+    assert wherry.promote(f"models:/{name}/1").version == "1"

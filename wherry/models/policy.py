@@ -57,6 +57,10 @@ class Policy(BaseModel):
         ge=0,
         description="Largest permitted error of values; 0 requires that all conversions were lossless.",
     )
+    unregistered: bool = Field(
+        default=False,
+        description="Permit versions that the ledger has not registered, such as those of another team's registry.",
+    )
     optimizer: Literal["any", "present", "absent"] = Field(
         default="any", description="Whether optimizer state must be present or absent."
     )
@@ -89,6 +93,7 @@ class PolicyFacts:
         kind: its kind by the ledger; empty where the ledger does not have it.
         level: level of the verification of this promotion.
         extra: names of companion files that are not in the manifest.
+        registered: whether the ledger has registered this version.
         verifications: level → JSON form of the last verification that passed, recorded before this promotion.
         sources: URIs that the ledger's conversions to it have read.
         finished: when the last of these conversions was finished; empty where the ledger has none.
@@ -109,6 +114,7 @@ class PolicyFacts:
     signed: Callable[[str], str]
     approver: str | None
     kind: str = ""
+    registered: bool = False
     sources: frozenset[str] = frozenset()
     finished: str = ""
     unproved: frozenset[str] = frozenset()
@@ -158,6 +164,9 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """The results of all gates of the policy."""
     findings = [_level(policy, facts)]
+    if not policy.unregistered:
+        found = "registered" if facts.registered else "not registered, or with other contents"
+        findings.append(GateResult("registered", "by the ledger", found, facts.registered))
     findings += [_recorded_gate(level, facts) for level in policy.recorded]
     if policy.max_error is not None:
         findings.append(_error(policy.max_error, facts))

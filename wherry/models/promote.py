@@ -165,7 +165,7 @@ def rollback(
     target, now = mlflow.rollback_target(name, alias, **stores)
     found = resolve_model(f"models:/{quote(name, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])
-    policy = Policy(level="structure", extra_companions=True)
+    policy = Policy(level="structure", extra_companions=True, unregistered=True)
     sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
     by = _by(approver)
     entering = mlflow.rolling_back(name, alias, target, now, when=utc_now(), **stores)
@@ -335,9 +335,8 @@ def prove_version(
             stage="promote",
         )
     sidecar = replace(sidecar, checkpoint=replace(sidecar.checkpoint, uri=found.uri))
-    facts = _facts(
-        found.uri, sidecar, level, approver
-    )  # before this promotion records a verification of its own
+    # read before this promotion records a verification of its own
+    facts = _facts(found, sidecar, level, approver)
     _verify(found.uri, sidecar, level, memory, progress)
     findings = judge(policy, facts)
     refused = [one for one in findings if not one.passed]
@@ -370,12 +369,12 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
         raise failure_of(outcome, cure=cure, what=what, stage="promote")
 
 
-def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
+def _facts(found: ResolvedModel, sidecar: Sidecar, level: str, approver: str | None) -> Any:
     from wherry.ledger.nodes import nodes, verifications
     from wherry.ledger.record import ancestors, conversions_to, open_ledger
     from wherry.models.policy import PolicyFacts
 
-    digest = sidecar.checkpoint.checkpoint_digest
+    digest, uri = sidecar.checkpoint.checkpoint_digest, found.uri
     with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
         extra = unrecorded_companions(sidecar, checkpoint.manifest)
     with open_ledger() as ledger:
@@ -393,6 +392,10 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
         signed=lambda key: service("signing").require(uri, key),
         approver=approver,
         kind=node.kind if node else "",
+        registered=any(
+            (row.name, row.version) == (found.name, found.version)
+            for row in (node.registrations if node else ())
+        ),
         sources=frozenset(one.body["source"]["uri"] for one in made),
         finished=max((one.body["finished"] or one.time for one in made), default=""),
         unproved=frozenset(name for name, one in outcomes.items() if one.get("verdict") == READ_ONLY),

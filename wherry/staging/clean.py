@@ -38,7 +38,7 @@ _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{8})?"
 _OF_TARGET = re.compile(rf"(.+)\.{_HEX}(?:\.[a-z]+)?")
 # The names that wherry gives, with the name of the target: leases, areas and drafts; and its temporary folders.
 _OWN = re.compile(
-    rf"\{PREFIX}(?:(.+)\.(?:lease|reading|draft|job|{_HEX}(?:\.[a-z]+)?)|(?:spill-|audit-|logits\.)\w{{8,16}})"
+    rf"\{PREFIX}(?:(.+)\.(?:lease|reading|draft|job|{_HEX}(?:\.[a-z]+)?)|(?:spill-|audit-|dask-|ray-|logits\.)\w{{8,16}})"
 )
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 _HELD = "a running job holds its lease"
