@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +15,7 @@ import wherry
 from tests.support.registry import converted, model_folder
 from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.services import service
-from wherry.errors import MismatchError, UsageError
+from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
 from wherry.models.policy import Policy, PolicyFacts, judge, policy_of
 from wherry.storage.sidecar import read_sidecar
@@ -279,3 +280,32 @@ def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate,
         wherry.promote(f"models:/{name}/2")
     assert wherry.promote(f"models:/{name}/2", gates={"unregistered": True}).version == "2"
     assert wherry.promote(f"models:/{name}/1").version == "1"
+
+
+def test_a_flipped_byte_of_a_sidecar_is_found_or_meets_no_gate(candidate, name):
+    """Every 61st byte here; WHERRY_EVERY_BYTE=1 flips all of them."""
+    lossy(candidate)
+    file, step = Path(candidate.target.uri) / "wherry.json", 1 if os.environ.get("WHERRY_EVERY_BYTE") else 61
+    gates = {"max_error": 0.0, "max_age_days": 1e-9, "optimizer": "present", "recorded": ["native"],
+             "companions": ["*.model"], "level": "structure"}  # fmt: skip
+    whole = file.read_bytes()
+
+    def refusal():
+        with pytest.raises(WherryError) as caught:
+            wherry.promote(f"models:/{name}@candidate", gates=gates, level="structure")
+        return [part.partition(": required")[0] for part in caught.value.what.split("; ")]
+
+    expected = refusal()
+    found = {"error": 0, "same": 0}
+    for place in range(0, len(whole), step):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            altered = not wherry.verify(candidate.target.uri, level="digest").ok
+        except WherryError:
+            altered = True
+        if not altered:
+            assert refusal() == expected, place
+        found["error" if altered else "same"] += 1
+    file.write_bytes(whole)
+    print(found)
+    assert found["error"]
