@@ -306,7 +306,7 @@ def _brief(what: str) -> str:
     return found if len(found) <= MOST_TEXT else f"{found[: MOST_TEXT - _END - 3]} … {found[-_END:]}"
 
 
-def described(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Class and message of an exception; its repr would hold what it was given, which can be a whole file."""
     return f"{type(error).__name__}({str(error)[:MOST_TEXT]})"
 

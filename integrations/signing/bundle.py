@@ -21,7 +21,7 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
     UsageError,
-    described,
+    describe_exception,
     missing_extra,
 )
 from wherry.text.config_text import read_config
@@ -165,7 +165,7 @@ def open_signature(place: Location, public: EllipticCurvePublicKey) -> dict[str,
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(
-            f"invalid signature: {described(error)}", uri=place.uri, cure="sign it again"
+            f"invalid signature: {describe_exception(error)}", uri=place.uri, cure="sign it again"
         ) from error
 
 

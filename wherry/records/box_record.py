@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import sha256_of
-from wherry.errors import CorruptError, described
+from wherry.errors import CorruptError, describe_exception
 from wherry.records.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def box_record_from(row: Mapping[str, Any], uri: str) -> BoxRecord:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(
-            f"invalid record of a reading: {described(error)}", uri=uri, cure="remove it"
+            f"invalid record of a reading: {describe_exception(error)}", uri=uri, cure="remove it"
         ) from error
 
 

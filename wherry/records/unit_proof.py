@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import parse, render
-from wherry.errors import CorruptError, described
+from wherry.errors import CorruptError, describe_exception
 from wherry.records.unit_receipt import MadeFile
 from wherry.staging.journal import decode, encode
 
@@ -128,7 +128,7 @@ def proof_from(row: Mapping[str, Any], uri: str) -> UnitProof:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(
-            f"invalid proof of a unit: {described(error)}", uri=uri, cure="remove it"
+            f"invalid proof of a unit: {describe_exception(error)}", uri=uri, cure="remove it"
         ) from error
 
 

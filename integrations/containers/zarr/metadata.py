@@ -34,7 +34,7 @@ from wherry.errors import (
     IncompleteError,
     UnsupportedError,
     WherryError,
-    described,
+    describe_exception,
 )
 from wherry.text.json_document import parse_json
 from wherry.text.limits import JsonLimits
@@ -285,7 +285,7 @@ def _parse(data: bytes, version: int) -> ZarrArray:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, (CorruptError, IncompleteError)):
             raise
-        raise CorruptError(f"invalid zarr {version} metadata: {described(error)}") from error
+        raise CorruptError(f"invalid zarr {version} metadata: {describe_exception(error)}") from error
     _check_sizes(array)
     return array
 
