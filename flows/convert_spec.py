@@ -5,6 +5,7 @@ The options of the conversion come from `wherry.core.request`; the other fields 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -86,6 +87,10 @@ class ConvertSpec(_Conversion):
         default=None, description="MLflow registry; the tracking store by default."
     )
     sign: str | None = option_field("form", ConvertRequest, "sign")
+    below: str | None = Field(
+        default=None,
+        description="Folder that the source and its links must not leave; the root of its route.",
+    )
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
@@ -97,4 +102,5 @@ class ConvertSpec(_Conversion):
         """The request to the engine."""
         given = given_by("form", self, SourceRequest, ConvertRequest)
         verify = "digest" if self.read_back else "none"
-        return convert_request(self.source, [one.asked for one in self.targets], verify=verify, **given)
+        made = convert_request(self.source, [one.asked for one in self.targets], verify=verify, **given)
+        return replace(made, source=replace(made.source, below=self.below))

@@ -5,6 +5,7 @@ The client, its REST API and its SQLite file are asked for the same; what they a
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.config.settings import embedded_registry_uri
@@ -49,7 +50,8 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    choose = f"choose one of: {there}" if there else f"promote a version: `wherry promote URI --name {name}`"
+    first = f"promote a version: `wherry promote URI --name {shlex.quote(name)}`"
+    choose = f"choose one of: {there}" if there else first
     return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
 
 

@@ -27,6 +27,7 @@ The verdict of `detect` is that of the error that opening the checkpoint raised.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class WherryError(Exception):
         stage: str | None = None,
         retryable: bool = False,
     ) -> None:
-        super().__init__(what)
+        super().__init__(what := _brief(what))
         self.what = what
         self.uri = uri
         self.path = path
@@ -292,9 +293,33 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
 }
 
 
+MOST_TEXT = 300  # characters of one error; a file or a server can put any text into one
+_MOST_SEARCHED = 4096  # characters that are searched for credentials, so that none is cut in two
+_END = 100  # characters that stay of the end
+
+
+def _brief(what: str) -> str:
+    """The text of an error, cut to `MOST_TEXT` in its middle; without credentials where it is cut."""
+    if len(what) <= MOST_TEXT:
+        return what
+    found = redact(what[:_MOST_SEARCHED])
+    return found if len(found) <= MOST_TEXT else f"{found[: MOST_TEXT - _END - 3]} … {found[-_END:]}"
+
+
+def describe_exception(error: BaseException) -> str:
+    """Class and message of an exception; its repr would hold what it was given, which can be a whole file."""
+    return f"{type(error).__name__}({str(error)[:MOST_TEXT]})"
+
+
 # Characters of names that a terminal obeys or that change how the text around them is read: controls (C0, DEL, C1),
-# marks of writing direction, separators of lines and paragraphs, and parts of surrogate pairs.
-_OBEYED = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+# separators of lines and paragraphs, and parts of surrogate pairs; and those that nobody sees, by which two names look
+# the same: category Cf (marks of writing direction, joiners, tags), selectors of variations, and fillers.
+_UNSEEN = (
+    "\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_OBEYED = f"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_UNSEEN}]"
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -313,7 +338,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 def json_escaped(text: str) -> str:
     r"""JSON with `\u202e` in the place of such characters: the same document, for programs and terminals."""
-    return re.sub(_OBEYED, lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
+    return re.sub(_OBEYED, lambda found: found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1], text)
 
 
 def _escape(sign: str) -> str:

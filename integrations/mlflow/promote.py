@@ -7,6 +7,7 @@ all of them are undone if the caller's block fails.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         if target is None or target == now:
             raise NotFoundError(
                 f"no previous version of alias {alias} of {name}",
-                cure=f"promote a version: `wherry promote URI --name {name}`",
+                cure=f"promote a version: `wherry promote URI --name {shlex.quote(name)}`",
             )
         return target, now
 

@@ -21,9 +21,12 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
     UsageError,
+    describe_exception,
     missing_extra,
 )
 from wherry.text.config_text import read_config
+from wherry.text.json_document import parse_json
+from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,7 +41,8 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PASSWORD = "WHERRY_SIGNING_PASSWORD"  # noqa: S105  the name of the variable
 IDENTITY = "wherry"
-_LARGEST = 256 << 20  # most bytes of a signature that are read: enough for more than a million files
+# Of a signature: enough for 100,000 files, each with its name, algorithm and digest, in base64.
+_LIMITS = JsonLimits(nbytes=64 << 20, nodes=1 << 20)
 _HASHES = {256: "SHA256", 384: "SHA384", 521: "SHA512"}
 
 
@@ -155,11 +159,19 @@ def open_signature(place: Location, public: EllipticCurvePublicKey) -> dict[str,
     if entry is None:
         raise NotFoundError("signature not found", uri=place.uri, cure="run `wherry sign URI --key KEY`")
     try:
-        return _predicate(json.loads(place.read_whole(_LARGEST)), public, place.uri)
+        data = place.read_whole(_LIMITS.nbytes)
+        return _predicate(_document(data, place.uri), public, place.uri)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"invalid signature: {error!r}", uri=place.uri, cure="sign it again") from error
+        raise CorruptError(
+            f"invalid signature: {describe_exception(error)}", uri=place.uri, cure="sign it again"
+        ) from error
+
+
+def _document(data: bytes, uri: str) -> Any:
+    """JSON of a signature, which is read before it is known who wrote it."""
+    return parse_json(data, "the signature", uri=uri, limits=_LIMITS, cure="sign it again")
 
 
 def hint(public: EllipticCurvePublicKey) -> str:
@@ -180,7 +192,7 @@ def _predicate(bundle: dict[str, Any], public: EllipticCurvePublicKey, uri: str)
             raise UnsupportedError(f"unsupported signature: {name} of type {found}", uri=uri)
     payload = base64.b64decode(envelope["payload"], validate=True)
     _require_signed(public, payload, envelope["signatures"], uri)
-    statement = json.loads(payload)
+    statement = _document(payload, uri)
     kinds = statement["_type"], statement["predicateType"], statement["predicate"]["serialization"]["method"]
     if kinds != (STATEMENT_TYPE, PREDICATE_TYPE, "files"):
         raise UnsupportedError(

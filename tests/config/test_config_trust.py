@@ -330,3 +330,19 @@ def test_without_a_file_nothing_is_imported(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_the_file_of_the_home_counts_only_if_nobody_else_can_write_it(
+    tmp_path, monkeypatch, caplog, evil, which
+):
+    own = tmp_path / "own-home"
+    own.mkdir(mode=0o700)
+    monkeypatch.setenv("WHERRY_HOME", str(own))
+    monkeypatch.chdir(tmp_path)
+    (own / "wherry.toml").write_text(evil)
+    assert "evil.db" in settings.ledger_url()
+    (own / "wherry.toml" if which == "file" else own).chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert "evil.db" not in settings.ledger_url()
+    assert "is writable by everybody" in caplog.text

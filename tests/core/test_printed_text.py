@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
 from wherry.credentials import redact, redact_values
-from wherry.errors import CorruptError, UsageError, WherryError, printable
+from wherry.errors import CorruptError, UsageError, WherryError, json_escaped, printable
 from wherry.storage.home import home
 from wherry.storage.stores import locate
 
@@ -305,3 +306,11 @@ def test_a_long_table_has_every_row_and_nothing_that_a_terminal_obeys(capsys):
     assert KEY not in shown
     starts = {line.rstrip().rindex("   ") for line in lines[:1] + lines[2:-1] if line}
     assert len(starts) == 1, "columns are aligned"
+
+
+def test_characters_that_nobody_sees_are_escaped():
+    """All of category Cf, selectors of variations and tags: with them two different names look the same."""
+    unseen = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
+    for sign in (*unseen, "\ufe0f", "\U000e0100", "\u3164", "\u034f"):
+        assert printable(f"a{sign}b").isascii(), f"{ord(sign):x}"
+        assert json.loads(json_escaped(json.dumps(f"a{sign}b", ensure_ascii=False))) == f"a{sign}b"

@@ -18,7 +18,14 @@ import wherry
 from tests.support.forms import options_for
 from tests.support.signing import write_keys
 from wherry.cli import cli
-from wherry.errors import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
 from wherry.verifier.verify import verify as examine
@@ -219,7 +226,7 @@ def test_another_key_and_altered_envelopes_are_refused(source, tmp_path, keys):
         (json.dumps({**good, "mediaType": "text/plain"}), UnsupportedError),
         ("[]", CorruptError),
         ("{", CorruptError),
-        ("[" * 100_000, CorruptError),
+        ("[" * 100_000, HostileError),
         (json.dumps({**good, "dsseEnvelope": {}}), CorruptError),
     ):
         file.write_text(text)

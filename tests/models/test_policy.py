@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 import wherry
-from tests.support.registry import converted
+from tests.support.registry import converted, model_folder
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.services import service
-from wherry.errors import MismatchError, UsageError
+from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
 from wherry.models.policy import Policy, PolicyFacts, judge, policy_of
 from wherry.storage.sidecar import read_sidecar
@@ -42,6 +46,7 @@ def test_gates_judge_what_is_on_record(candidate, name):
     done = wherry.promote(subject, gates=Policy(recorded=("native",), max_error=0, max_age_days=1))
     assert {row.gate for row in done.gates} == {
         "level",
+        "registered",
         "recorded",
         "max_error",
         "max_age_days",
@@ -80,8 +85,13 @@ def facts(candidate, **known):
     sidecar = read_sidecar(locate(candidate.target.uri))
     for outcome in known.get("verifications", {}).values():
         outcome.setdefault("against", candidate.source.uri)
+    told["sources"] = frozenset([candidate.source.uri])
     return PolicyFacts(
-        uri=candidate.target.uri, sidecar=sidecar, signed=lambda key: key, approver=None, **{**told, **known}
+        uri=candidate.target.uri,
+        manifest=sidecar.manifest,
+        signed=lambda key: key,
+        approver=None,
+        **{**told, **known},
     )
 
 
@@ -194,3 +204,108 @@ def test_another_servers_word_proves_nobody(monkeypatch):
         server.shutdown()
         server.server_close()
     assert set(seen) == {"/api/2.0/mlflow/users/get"}
+
+
+def rewrite(uri, change):
+    """Rewrite the sidecar of a checkpoint as anyone can who may write its folder."""
+    file = Path(uri) / "wherry.json"
+    text = json.loads(file.read_text())
+    change(text)
+    file.write_text(json.dumps(text))
+
+
+def lossy(receipt, **changes):
+    """Record in the ledger that the conversion was lossy."""
+    with open_ledger() as ledger:
+        record_conversion(ledger, replace(receipt, lossless=False, plan_digest="5" * 64, **changes))
+
+
+def test_gates_believe_the_ledger_and_not_the_sidecar(candidate, name):
+    receipt, subject = candidate, f"models:/{name}@candidate"
+    lossy(receipt)
+    outcome = {"level": "roundtrip", "verdict": "ok", "ok": True, "against": "/another"}
+    with open_ledger() as ledger:
+        record_verification(ledger, receipt.target, outcome)
+    for change, gates in (
+        (lambda text: text.update(receipt=None), {"max_error": 0.0}),
+        (lambda text: text["receipt"].update(lossless=True), {"max_error": 0.0}),
+        (lambda text: text["receipt"]["source"].update(uri="/another"), {"recorded": ["roundtrip"]}),
+        (lambda text: text["manifest"].update(kind="train-state"), {"optimizer": "present"}),
+    ):
+        before = (Path(receipt.target.uri) / "wherry.json").read_bytes()
+        rewrite(receipt.target.uri, change)
+        with pytest.raises(MismatchError, match=r"altered|rejects"):
+            wherry.promote(subject, gates=gates)
+        (Path(receipt.target.uri) / "wherry.json").write_bytes(before)
+
+
+def test_a_conversion_of_the_future_has_no_age(candidate, name):
+    lossy(candidate, finished="2099-01-01T00:00:00+00:00")
+    with pytest.raises(
+        MismatchError, match="max_age_days: required at most 1 days, found a time in the future"
+    ):
+        wherry.promote(f"models:/{name}@candidate", gates={"max_age_days": 1})
+
+
+def test_a_promotion_does_not_meet_its_own_condition(candidate, name):
+    with pytest.raises(MismatchError, match="recorded: required digest, found not recorded"):
+        wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]})
+    assert wherry.verify(candidate.target.uri, level="digest", record=True).ok
+    assert wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]}).version == "1"
+
+
+def test_a_checkpoint_that_no_conversion_made_meets_no_gate_about_conversions(tmp_path, name):
+    folder = model_folder(tmp_path / "original")
+    wherry.inspect(folder, digest=True, write=True)
+    for gates in ({"max_error": 0.0}, {"max_age_days": 1}):
+        with pytest.raises(MismatchError, match="not recorded"):
+            wherry.promote(folder, name=name, gates=gates)
+
+
+def test_verify_names_a_receipt_that_the_ledger_does_not_have(candidate):
+    rewrite(candidate.target.uri, lambda text: text["receipt"].update(finished="2020-01-01T00:00:00+00:00"))
+    found = wherry.verify(candidate.target.uri, level="digest")
+    assert found.verdict == "altered"
+    assert "its receipt is not that of the conversion" in found.failed[0].reason
+
+
+def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate, name):
+    """Whoever may write the registry can copy a version with its tags under another number."""
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
+    ours = client.get_model_version(name, "1")
+    client.create_model_version(name, ours.source, tags=ours.tags)
+    with pytest.raises(MismatchError, match="registered: required by the ledger, found not registered"):
+        wherry.promote(f"models:/{name}/2")
+    assert wherry.promote(f"models:/{name}/2", gates={"unregistered": True}).version == "2"
+    assert wherry.promote(f"models:/{name}/1").version == "1"
+
+
+def test_a_flipped_byte_of_a_sidecar_is_found_or_meets_no_gate(candidate, name):
+    """Every 61st byte here; WHERRY_EVERY_BYTE=1 flips all of them."""
+    lossy(candidate)
+    file, step = Path(candidate.target.uri) / "wherry.json", 1 if os.environ.get("WHERRY_EVERY_BYTE") else 61
+    gates = {"max_error": 0.0, "max_age_days": 1e-9, "optimizer": "present", "recorded": ["native"],
+             "companions": ["*.model"], "level": "structure"}  # fmt: skip
+    whole = file.read_bytes()
+
+    def refusal():
+        with pytest.raises(WherryError) as caught:
+            wherry.promote(f"models:/{name}@candidate", gates=gates, level="structure")
+        return [part.partition(": required")[0] for part in caught.value.what.split("; ")]
+
+    expected = refusal()
+    found = {"error": 0, "same": 0}
+    for place in range(0, len(whole), step):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            altered = not wherry.verify(candidate.target.uri, level="digest").ok
+        except WherryError:
+            altered = True
+        if not altered:
+            assert refusal() == expected, place
+        found["error" if altered else "same"] += 1
+    file.write_bytes(whole)
+    print(found)
+    assert found["error"]

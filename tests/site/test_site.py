@@ -34,6 +34,7 @@ def serving():
 
         def ask(path, method="GET", **headers):
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            headers.setdefault("Cookie", f"{server.cookie}={server.token}")
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             text = answer.read().decode()
@@ -210,3 +211,27 @@ def test_it_listens_on_the_loopback_interface_alone_and_says_when_a_port_is_take
             SiteServer(server.server_port)
         refused = CliRunner().invoke(cli, ["lineage", "serve", "--port", str(server.server_port)])
         assert isinstance(refused.exception, UsageError)
+
+
+def test_pages_are_shown_only_to_who_has_the_printed_address(runs):
+    with SiteServer(0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def ask(path, **headers):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            connection.close()
+            return answer, text
+
+        for path in ("/", "/runs", "/?token=", "/?token=guess"):
+            answer, text = ask(path, Cookie="wherry-1=guess")
+            assert (answer.status, "1000" in text, answer.headers["Set-Cookie"]) == (403, False, None)
+        answer, text = ask(server.url.partition(str(server.server_port))[2])
+        assert (answer.status, "1000" in text) == (200, True)
+        cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert ask("/runs", Cookie=cookie.partition(";")[0])[0].status == 200
+        assert server.token not in text
+        server.shutdown()

@@ -63,6 +63,7 @@ def opened(browser, site):
     contexts, faults = [], []
 
     def open_(path, screen="desktop", theme="light"):
+        base = site[0].partition("/?")[0]
         width, height = SCREENS[screen]
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         contexts.append(context)
@@ -70,9 +71,10 @@ def opened(browser, site):
         page.on("console", lambda message: faults.append(message.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on(
-            "request", lambda request: None if request.url.startswith(site[0]) else faults.append(request.url)
+            "request", lambda request: None if request.url.startswith(base) else faults.append(request.url)
         )
-        page.goto(site[0].rstrip("/") + path)
+        page.goto(site[0])  # sets the cookie
+        page.goto(base + path)
         return page
 
     yield open_

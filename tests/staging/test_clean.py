@@ -9,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from wherry.cli import cli
 from wherry.staging import lease_watch
 from wherry.staging.clean import clean
 
@@ -41,6 +43,16 @@ def after_judging(monkeypatch, act):
         return found
 
     monkeypatch.setattr(module, "judge", judge)
+
+
+@pytest.mark.parametrize("name", [".wherry-notes", ".wherry-notes.0123abcd", ".wherry-out.backup"])
+def test_what_another_program_made_stays(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "diary.txt").write_text("mine")
+    age(folder / "diary.txt", folder)
+    assert CliRunner().invoke(cli, ["clean", str(tmp_path)]).exit_code == 0
+    assert (folder / "diary.txt").read_text() == "mine"
 
 
 def test_an_area_that_was_taken_up_and_given_back_meanwhile_stays(area, tmp_path, monkeypatch):

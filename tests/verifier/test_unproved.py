@@ -49,6 +49,7 @@ def test_a_policy_does_not_take_it_for_a_verification(noted):
     gates = {"level": "present", "recorded": ["digest"]}
     with pytest.raises(MismatchError, match="recorded: required digest, found read, but not proved"):
         wherry.promote(noted.uri, name="theirs", gates=gates, level="present")
+    assert wherry.verify(noted.uri, level="digest", record=True).ok
     assert wherry.promote(noted.uri, name="theirs", gates=gates, level="digest").version == "1"
 
 

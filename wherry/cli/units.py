@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -72,7 +73,7 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
         ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
         ("one worker", made.whole),
         ("large files", large),
-        ("next", f"wherry work {made.job.committed.uri}, as often as you like; then wherry commit"),
+        ("next", f"wherry work {shlex.quote(made.job.committed.uri)}, as often as you like; then wherry commit"),
     ])  # fmt: skip
 
 

@@ -15,7 +15,7 @@ ENVIRONMENT_ENV = "WHERRY_ENV"
 def config_file() -> Path | None:
     """The configuration: the file that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
 
-    A file in the working directory is ignored where `wherry.config.trust` does not trust it.
+    A file in either folder is ignored where `wherry.config.trust` does not trust it.
     """
     given = os.environ.get(CONFIG_ENV)
     if given:
@@ -26,4 +26,8 @@ def config_file() -> Path | None:
 
         if counts(here):
             return here
-    return own if own.is_file() else None
+    if own.is_file():
+        from wherry.config.trust import counts_in_home
+
+        return own if counts_in_home(own) else None
+    return None

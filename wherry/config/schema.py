@@ -185,7 +185,9 @@ class Route(Section):
 
     def source(self, found: Detection) -> SourceRequest:
         """The source of a request for a checkpoint below the root."""
-        return SourceRequest(found.uri, self.source_format or found.format, opaque=self.opaque)
+        return SourceRequest(
+            found.uri, self.source_format or found.format, opaque=self.opaque, below=self.root
+        )
 
     def place(self, uri: str) -> Location:
         """A location below the root, where the classes in `opaque` may be read as opaque values."""

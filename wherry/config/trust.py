@@ -43,6 +43,14 @@ def counts(file: Path) -> bool:
         raise storage_error(error, str(file)) from error
 
 
+def counts_in_home(file: Path) -> bool:
+    """Whether the configuration of `WHERRY_HOME` is trusted: nobody but its user can write it or its folder."""
+    reason = "it is not a regular file" if not file.is_file() else _foreign(file)
+    if reason:
+        _warn(file, reason)
+    return not reason
+
+
 def require_own_prefect_settings() -> None:
     """Refuse to import Prefect where it would read untrusted settings.
 
@@ -64,25 +72,32 @@ def require_own_prefect_settings() -> None:
 def _counts(file: Path, _rows: tuple[tuple[int, ...], ...]) -> bool:
     reason = _distrust(file)
     if reason:
-        _log.warning(
-            "%s is ignored: %s; move it, or set WHERRY_CONFIG to its path if you trust it",
-            file,
-            reason,
-        )
+        _warn(file, reason)
     return not reason
+
+
+def _warn(file: Path, reason: str) -> None:
+    _log.warning("%s is ignored: %s; move it, or set WHERRY_CONFIG to its path if you trust it", file, reason)
 
 
 def _distrust(file: Path) -> str:
     """Why a file is not trusted; empty where it is."""
+    if foreign := _foreign(file):
+        return foreign
+    if not file.is_file():
+        return "it is not a regular file"
+    around = _checkpoint_around(file.parent)
+    return f"it is inside the checkpoint {around}" if around else ""
+
+
+def _foreign(file: Path) -> str:
+    """Who else can write a file or its folder; empty if nobody can."""
     for path in (file, file.parent):
         if any(one.st_uid not in (0, os.geteuid()) for one in _statuses(path)):
             return f"another user owns {path}"
         if any(_is_open(one) for one in _statuses(path)):
             return f"{path} is writable by everybody"
-    if not file.is_file():
-        return "it is not a regular file"
-    around = _checkpoint_around(file.parent)
-    return f"it is inside the checkpoint {around}" if around else ""
+    return ""
 
 
 def _checkpoint_around(folder: Path) -> Path | None:

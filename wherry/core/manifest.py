@@ -17,7 +17,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import plural, show_size
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.text.html import html_table
 from wherry.text.json_forms import ListOf, Record, require_form
 
@@ -206,7 +206,9 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            f"invalid manifest: {error!r}", uri=uri, cure="delete the sidecar, or restore it from a backup"
+            f"invalid manifest: {describe_exception(error)}",
+            uri=uri,
+            cure="delete the sidecar, or restore it from a backup",
         ) from error
 
 

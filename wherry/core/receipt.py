@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.algorithms import algorithm_of, with_algorithm
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import show_seconds, show_size
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.text.html import html_facts
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
             reference_from_json(parent["checkpoint"])
         return Receipt(**stated)
     except (AttributeError, KeyError, TypeError) as error:
-        raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
+        raise CorruptError(f"invalid receipt: {describe_exception(error)}", uri=uri) from error
 
 
 def _require_schema(schema: Any, uri: str) -> None:

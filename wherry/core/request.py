@@ -80,6 +80,8 @@ class SourceRequest:
         opaque: exact dotted names of classes, without patterns. Readers reject a pickle with an unknown class; an
             object of one of these classes becomes an opaque value in the manifest instead: the class name and the
             stored state. Nothing is imported or called.
+        below: a folder that the checkpoint must not leave, not even through links; for a URI that a walk, an event or
+            a record states, since only what a user names may itself be a link to anywhere.
 
     Raises:
         UsageError: a name in `opaque` has no dot, or contains `*`.
@@ -104,6 +106,7 @@ class SourceRequest:
         form="Classes (package.module.Class) to accept in pickles as opaque values.",
         route="Classes (package.module.Class) to accept in pickles as opaque values.", planned=True,
     )  # fmt: skip
+    below: str | None = None
 
     def __post_init__(self) -> None:
         """Sort the names and check them."""

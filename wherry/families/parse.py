@@ -7,7 +7,7 @@ from dataclasses import replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wherry.errors import UsageError
+from wherry.errors import UsageError, describe_exception
 from wherry.families.schema import (
     Cases,
     ConfigRules,
@@ -74,7 +74,7 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{where}: invalid family definition: {error!r}",
+            f"{where}: invalid family definition: {describe_exception(error)}",
             cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
     if _HUGGINGFACE in family.systems:

@@ -41,7 +41,7 @@ from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
-from wherry.storage.stores import LocalStore, locate
+from wherry.storage.stores import LocalStore, locate, locate_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -115,7 +115,11 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location = _existing(source.uri, view_of_store(locate(source.uri, frozenset(source.opaque))))
+    opaque = frozenset(source.opaque)
+    named = (
+        locate(source.uri, opaque) if source.below is None else locate_below(source.below, source.uri, opaque)
+    )
+    location = _existing(source.uri, view_of_store(named))
     step = source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, CursorResult, RowMapping, select
 
 from wherry.core.receipt import utc_now
 from wherry.core.units import short
-from wherry.errors import CorruptError, StorageError
+from wherry.errors import CorruptError, StorageError, describe_exception
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of, stored_time
 from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, require_plausible
@@ -191,7 +191,7 @@ class _ExpectedRows:
         except CorruptError as error:
             return f"invalid body: {error.what}"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return f"invalid body: {error!r}"
+            return f"invalid body: {describe_exception(error)}"
         for table, row in told:
             held, key = self._rows[table.name], _mark(_KEY[table](row))
             if table not in tables.FIRST or key not in held:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, text
 
 from wherry.core.algorithms import SHA256, with_algorithm
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.ledger import schema as tables
 from wherry.ledger.append import BareStatement, append, body_of, rows_of, write
 
@@ -56,7 +56,7 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
         append(connection, "migration", body)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(
-            f"invalid statement: {error!r}", cure="restore the ledger from a backup"
+            f"invalid statement: {describe_exception(error)}", cure="restore the ledger from a backup"
         ) from error
 
 
@@ -121,7 +121,7 @@ def _rows(told: BareStatement) -> list[tuple[Table, dict[str, Any]]]:
         return list(rows_of(told))
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            f"invalid statement {told.seq}: {error!r}",
+            f"invalid statement {told.seq}: {describe_exception(error)}",
             cure="restore the ledger from a backup, or run `wherry ledger rebuild ROOT`",
         ) from error
 

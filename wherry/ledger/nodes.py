@@ -335,6 +335,12 @@ def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | No
     return None if row is None else tuple(row)
 
 
+def all_rows(ledger: Ledger, query: str, **values: str) -> list[tuple[Any, ...]]:
+    """The rows of a query in SQL that every database of the ledger understands."""
+    with ledger.read() as connection:
+        return [tuple(row) for row in connection.execute(text(query), values)]
+
+
 def last_target() -> str | None:
     """The digest of the last conversion's target; None if there is none. It opens the ledger itself.
 

@@ -21,7 +21,7 @@ from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, same_state
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
 from wherry.ledger.schema import GENESIS
-from wherry.ledger.statements import ChainHead, Statement, head, statements
+from wherry.ledger.statements import ChainHead, Statement, by_number, head, statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,7 @@ __all__ = [
     "ancestors",
     "check_chain",
     "claim_registration",
+    "conversions_to",
     "descendants",
     "drop_claim",
     "has_conversion",
@@ -115,6 +116,14 @@ def has_conversion(ledger: Ledger, receipt: Receipt) -> bool:
 
 def _body(receipt: Receipt) -> dict[str, Any]:
     return {name: value for name, value in receipt.to_json().items() if name not in _PASSING}
+
+
+def conversions_to(ledger: Ledger, digest: str) -> list[Statement]:
+    """The statements of the conversions that made a checkpoint, in the order in which they were recorded."""
+    with ledger.read() as connection:
+        done = tables.conversion.c
+        numbers = connection.scalars(select(done.statement).where(done.target == digest)).all()
+    return [statement for _seq, statement in sorted(by_number(ledger, numbers).items())]
 
 
 def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ not grow with the model. A store gets parts as they are read, and copies the obj
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -215,7 +216,8 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
                 f"companion file {extra[0]} has no recorded digest",
                 uri=subject.location.uri,
                 path=extra[0],
-                cure=f"remove it from the original, or run `wherry inspect {subject.location.uri} --digest --write`",
+                cure="remove it from the original, or run "
+                f"`wherry inspect {shlex.quote(subject.location.uri)} --digest --write`",
                 stage="fetch",
             )
 
@@ -231,7 +233,7 @@ def _differs(subject: _Subject, path: str, reason: str) -> MismatchError:
         f"the copy differs from the record: {reason}",
         uri=subject.location.uri,
         path=path,
-        cure=f"run `wherry verify {subject.location.uri} --level digest` to check the original",
+        cure=f"run `wherry verify {shlex.quote(subject.location.uri)} --level digest` to check the original",
         stage="fetch",
     )
 

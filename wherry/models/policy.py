@@ -1,8 +1,9 @@
 """policy: the conditions for the promotion of a checkpoint, as data.
 
-A policy is a table of gates. Each gate compares its requirement with the records (manifest, receipt, ledger) or with
-the verification of this promotion, and gives one result: what is required, what was found, and whether it passes. A
-gate without recorded facts does not pass.
+A policy is a table of gates. Each gate compares its requirement with the ledger's statements about the checkpoint or
+with the verification of this promotion, and gives one result: what is required, what was found, and whether it passes.
+What a checkpoint's own sidecar says is no fact, except for what the registered digest covers. A gate without recorded
+facts does not pass.
 
     [policy]                          # in wherry.toml; a separate file omits the heading
     level = "digest"                  # minimum level of the verification now
@@ -33,7 +34,7 @@ from wherry.text.config_text import parse_table, read_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from wherry.storage.sidecar import Sidecar
+    from wherry.core.manifest import Manifest
 
 Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits"]
 _SECONDS_A_DAY = 86_400
@@ -55,6 +56,10 @@ class Policy(BaseModel):
         default=None,
         ge=0,
         description="Largest permitted error of values; 0 requires that all conversions were lossless.",
+    )
+    unregistered: bool = Field(
+        default=False,
+        description="Permit versions that the ledger has not registered, such as those of another team's registry.",
     )
     optimizer: Literal["any", "present", "absent"] = Field(
         default="any", description="Whether optimizer state must be present or absent."
@@ -84,19 +89,23 @@ class PolicyFacts:
 
     Attributes:
         uri: its URI.
-        sidecar: its manifest and receipt.
+        manifest: what it holds; the registered digest covers the names of its companion files.
+        kind: its kind by the ledger; empty where the ledger does not have it.
         level: level of the verification of this promotion.
         extra: names of companion files that are not in the manifest.
-        verifications: level → JSON form of the last recorded verification that passed.
+        registered: whether the ledger has registered this version.
+        verifications: level → JSON form of the last verification that passed, recorded before this promotion.
+        sources: URIs that the ledger's conversions to it have read.
+        finished: when the last of these conversions was finished; empty where the ledger has none.
         unproved: levels at which the last verification only read the checkpoint, as nothing was recorded about it.
-        lossless: whether each conversion above it was exact; None where they are not in the ledger.
+        lossless: whether each conversion above it was exact; None where the ledger has no conversion to it.
         earlier: whether the conversions before its own were exact; its own roundtrip cannot measure their error.
         signed: checks the signature with a public key; raises a WherryError where none matches.
         approver: the authenticated user, or None.
     """
 
     uri: str
-    sidecar: Sidecar
+    manifest: Manifest
     level: str
     extra: Sequence[str]
     verifications: Mapping[str, Mapping[str, Any]]
@@ -104,6 +113,10 @@ class PolicyFacts:
     earlier: bool
     signed: Callable[[str], str]
     approver: str | None
+    kind: str = ""
+    registered: bool = False
+    sources: frozenset[str] = frozenset()
+    finished: str = ""
     unproved: frozenset[str] = frozenset()
 
 
@@ -151,6 +164,9 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """The results of all gates of the policy."""
     findings = [_level(policy, facts)]
+    if not policy.unregistered:
+        found = "registered" if facts.registered else "not registered, or with other contents"
+        findings.append(GateResult("registered", "by the ledger", found, facts.registered))
     findings += [_recorded_gate(level, facts) for level in policy.recorded]
     if policy.max_error is not None:
         findings.append(_error(policy.max_error, facts))
@@ -190,15 +206,11 @@ def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
 
 def _recorded_gate(level: str, facts: PolicyFacts) -> GateResult:
     found = facts.verifications.get(level)
-    if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
+    if found is not None and level == "roundtrip" and found.get("against") not in facts.sources:
         other = found.get("against", "an unrecorded checkpoint")
         return GateResult("recorded", level, f"passed against {other}, which is not its source", passed=False)
     lacking = "read, but not proved" if level in facts.unproved else "not recorded"
     return GateResult("recorded", level, "passed" if found else lacking, bool(found))
-
-
-def _made_of(facts: PolicyFacts) -> str | None:
-    return facts.sidecar.receipt.source.uri if facts.sidecar.receipt else None
 
 
 def _error(limit: float, facts: PolicyFacts) -> GateResult:
@@ -206,10 +218,9 @@ def _error(limit: float, facts: PolicyFacts) -> GateResult:
     asked = "lossless" if limit == 0 else f"at most {limit:g}"
     if facts.lossless:
         return GateResult("max_error", asked, "lossless", passed=True)
-    receipt = facts.sidecar.receipt
     roundtrip = facts.verifications.get("roundtrip", {})
-    measured = roundtrip.get("lossy") if roundtrip.get("against") == _made_of(facts) else None
-    if facts.lossless is None or receipt is None:
+    measured = roundtrip.get("lossy") if roundtrip.get("against") in facts.sources else None
+    if facts.lossless is None:
         return GateResult("max_error", asked, "its conversion is not recorded", passed=False)
     if not facts.earlier:
         return GateResult("max_error", asked, "an earlier conversion was lossy too", passed=False)
@@ -221,25 +232,24 @@ def _error(limit: float, facts: PolicyFacts) -> GateResult:
 
 
 def _optimizer(asked: str, facts: PolicyFacts) -> GateResult:
-    kind = facts.sidecar.manifest.kind
-    found = {"train-state": "present", "params": "absent"}.get(
-        kind, f"unknown for a checkpoint of kind {kind}"
-    )
+    unknown = f"unknown for a checkpoint of kind {facts.kind}" if facts.kind else "not recorded in the ledger"
+    found = {"train-state": "present", "params": "absent"}.get(facts.kind, unknown)
     return GateResult("optimizer", asked, found, found == asked)
 
 
 def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
-    names = [companion.name for companion in facts.sidecar.manifest.companions]
+    names = [companion.name for companion in facts.manifest.companions]
     matching = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(Path(name).name, pattern)]
     return GateResult("companions", pattern, ", ".join(matching) or "no matching file", bool(matching))
 
 
 def _age(limit: float, facts: PolicyFacts) -> GateResult:
     asked = f"at most {limit:g} days"
-    receipt = facts.sidecar.receipt
-    if receipt is None or not receipt.finished:
+    if not facts.finished:
         return GateResult("max_age_days", asked, "not recorded", passed=False)
-    age = (datetime.now(UTC) - datetime.fromisoformat(receipt.finished)).total_seconds() / _SECONDS_A_DAY
+    age = (datetime.now(UTC) - datetime.fromisoformat(facts.finished)).total_seconds() / _SECONDS_A_DAY
+    if age < 0:
+        return GateResult("max_age_days", asked, f"a time in the future, {facts.finished}", passed=False)
     return GateResult("max_age_days", asked, f"{age:.1f} days", age <= limit)
 
 

@@ -31,10 +31,10 @@ from wherry.verifier.workflow import failure_of, unproved_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from wherry.core.progress import OnProgress
-    from wherry.ledger.record import Edge, Ledger
+    from wherry.ledger.record import Ledger
     from wherry.models.policy import GateResult, Policy
     from wherry.storage.sidecar import Sidecar
 
@@ -165,7 +165,7 @@ def rollback(
     target, now = mlflow.rollback_target(name, alias, **stores)
     found = resolve_model(f"models:/{quote(name, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])
-    policy = Policy(level="structure", extra_companions=True)
+    policy = Policy(level="structure", extra_companions=True, unregistered=True)
     sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
     by = _by(approver)
     entering = mlflow.rolling_back(name, alias, target, now, when=utc_now(), **stores)
@@ -335,8 +335,10 @@ def prove_version(
             stage="promote",
         )
     sidecar = replace(sidecar, checkpoint=replace(sidecar.checkpoint, uri=found.uri))
+    # read before this promotion records a verification of its own
+    facts = _facts(found, sidecar, level, approver)
     _verify(found.uri, sidecar, level, memory, progress)
-    findings = judge(policy, _facts(found.uri, sidecar, level, approver))
+    findings = judge(policy, facts)
     refused = [one for one in findings if not one.passed]
     if refused:
         reasons = "; ".join(f"{one.gate}: required {one.asked}, found {one.found}" for one in refused)
@@ -369,36 +371,34 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
         raise failure_of(outcome, cure=cure, what=what, stage="promote")
 
 
-def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
-    from wherry.ledger.nodes import verifications
-    from wherry.ledger.record import ancestors, open_ledger
+def _facts(found: ResolvedModel, sidecar: Sidecar, level: str, approver: str | None) -> Any:
+    from wherry.ledger.nodes import nodes, verifications
+    from wherry.ledger.record import ancestors, conversions_to, open_ledger
     from wherry.models.policy import PolicyFacts
 
-    digest = sidecar.checkpoint.checkpoint_digest
+    digest, uri = sidecar.checkpoint.checkpoint_digest, found.uri
     with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
         extra = unrecorded_companions(sidecar, checkpoint.manifest)
     with open_ledger() as ledger:
         outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
+        node, made = nodes(ledger, [digest]).get(digest), conversions_to(ledger, digest)
+    exact = all(one.body["lossless"] for one in made) and all(edge.lossless for edge in edges)
     return PolicyFacts(
         uri=uri,
-        sidecar=sidecar,
+        manifest=sidecar.manifest,
         level=level,
         extra=extra,
         verifications={name: outcome for name, outcome in outcomes.items() if has_passed(outcome)},
-        lossless=_lossless(digest, sidecar, edges),
+        lossless=exact if made else None,
         earlier=all(edge.lossless for edge in edges if edge.target != digest),
         signed=lambda key: service("signing").require(uri, key),
         approver=approver,
+        kind=node.kind if node else "",
+        registered=any(
+            (row.name, row.version) == (found.name, found.version)
+            for row in (node.registrations if node else ())
+        ),
+        sources=frozenset(one.body["source"]["uri"] for one in made),
+        finished=max((one.body["finished"] or one.time for one in made), default=""),
         unproved=frozenset(name for name, one in outcomes.items() if one.get("verdict") == READ_ONLY),
     )
-
-
-def _lossless(digest: str, sidecar: Sidecar, edges: Sequence[Edge]) -> bool | None:
-    """Whether every conversion above it was exact; None where its own conversion is not in the ledger."""
-    receipt = sidecar.receipt
-    if receipt is None:
-        return True  # an original with recorded digests: nothing was converted
-    same = receipt.source.checkpoint_digest == digest
-    if not receipt.lossless or not all(edge.lossless for edge in edges):
-        return False
-    return True if same or any(edge.target == digest for edge in edges) else None

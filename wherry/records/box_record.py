@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import sha256_of
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.records.unit_receipt import receipts_by_unit
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def box_record_from(row: Mapping[str, Any], uri: str) -> BoxRecord:
             seconds=row["seconds"],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"invalid record of a reading: {error!r}", uri=uri, cure="remove it") from error
+        raise CorruptError(
+            f"invalid record of a reading: {describe_exception(error)}", uri=uri, cure="remove it"
+        ) from error
 
 
 def receipts_state(names: Iterable[str]) -> str:

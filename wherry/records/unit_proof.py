@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import parse, render
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.records.unit_receipt import MadeFile
 from wherry.staging.journal import decode, encode
 
@@ -127,7 +127,9 @@ def proof_from(row: Mapping[str, Any], uri: str) -> UnitProof:
             shared=tuple(MadeFile(*file) for file in row["shared"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"invalid proof of a unit: {error!r}", uri=uri, cure="remove it") from error
+        raise CorruptError(
+            f"invalid proof of a unit: {describe_exception(error)}", uri=uri, cure="remove it"
+        ) from error
 
 
 def proofs_in(names: Iterable[str]) -> dict[int, list[str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import tensor_digest
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.errors import CorruptError, MismatchError
+from wherry.errors import CorruptError, MismatchError, describe_exception
 from wherry.mover.hashing import Hashes
 from wherry.staging.journal import DurableMove, decode, encode
 
@@ -122,7 +122,9 @@ def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
             parts=tuple(row["parts"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"invalid receipt of a unit: {error!r}", uri=uri, cure="remove it") from error
+        raise CorruptError(
+            f"invalid receipt of a unit: {describe_exception(error)}", uri=uri, cure="remove it"
+        ) from error
 
 
 def receipts_by_unit(names: Iterable[str]) -> dict[int, list[str]]:

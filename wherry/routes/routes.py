@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from wherry.config.config import Config, load_config
 from wherry.config.options import given_names
@@ -19,10 +20,10 @@ from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.storage.stores import is_at_or_below, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
@@ -146,9 +147,7 @@ def require_file(config: Config) -> str:
 def whereabouts(root: str, found: Detection) -> Whereabouts | None:
     """Run, step and name of a checkpoint below a root; None where it is not below the root."""
     base, place = locate(root), locate(found.uri)
-    if place.store.protocol != base.store.protocol or not f"{place.path}/".startswith(
-        f"{base.path.rstrip('/')}/"
-    ):
+    if not is_at_or_below(base, place):
         return None
     parts = list(PurePosixPath(place.path[len(base.path.rstrip("/")) :].strip("/")).parts)
     at = _step_part(parts, found.step)
@@ -180,16 +179,33 @@ def wanted_targets(route: Route, found: Detection, where: Whereabouts) -> tuple[
 def explain(uri: str, config: Config) -> list[Explanation]:
     """What each route does with the checkpoint at a URI, and why.
 
+    The URI may come from an event. Its text is compared with the roots before anything of it is opened, and it is
+    opened below the root of its route: links out of it are refused.
+
     Raises:
         NotFoundError: the URI does not exist, or the configuration is absent or has no routes.
         WherryError: it is not a readable checkpoint.
     """
-    from wherry.formats.detect import resolve
     from wherry.ledger.resolve import checkpoint_uri
 
     chosen_routes(config)
-    _location, found = resolve(checkpoint_uri(uri))
-    return [_explain(route, found) for route in config.routes]
+    place = locate(checkpoint_uri(uri))
+    return [
+        _explain(route, _found_below(route, place.uri))
+        if is_at_or_below(locate(route.root), place)
+        else _outside(route)
+        for route in config.routes
+    ]
+
+
+def _found_below(route: Route, uri: str) -> Detection:
+    from wherry.formats.detect import resolve_source
+
+    return resolve_source(SourceRequest(uri, below=route.root))[1]
+
+
+def _outside(route: Route) -> Explanation:
+    return Explanation(route.name, takes=False, reason=f"it is not below {route.root}")
 
 
 def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
@@ -225,7 +241,7 @@ def _foreign(route: Route, found: Detection, where: Whereabouts) -> str | None:
 def _explain(route: Route, found: Detection) -> Explanation:
     where = whereabouts(route.root, found)
     if where is None:
-        return Explanation(route.name, takes=False, reason=f"it is not below {route.root}")
+        return _outside(route)
     reason = refusal(route, found, where)
     if reason is not None:
         unselected = _foreign(route, found, where) is None
@@ -300,7 +316,7 @@ def _wanted_target(route: Route, rule: TargetRule, found: Detection, where: Wher
         "name": where.name, "route": route.name, "family": found.family or rule.at("").layout.family,
         "kind": found.kind,
     }  # fmt: skip
-    uri = locate(render(rule.uri, values)).uri
+    uri = filled_uri(rule.uri, values)
     place = committed = uri
     if rule.into:
         if row.step_folder is None or where.step is None:
@@ -319,6 +335,27 @@ def _wanted_target(route: Route, rule: TargetRule, found: Detection, where: Wher
     return RouteTarget(rule, uri, place, committed, model, request_of(route, rule))
 
 
+def filled_uri(template: str, values: Mapping[str, str | None]) -> str:
+    """The URI of a target: the names that fill the template come from the storage that a route walks.
+
+    Raises:
+        UsageError: a value is unknown, or the result is not below the part before the first field.
+    """
+    quoted = values
+    if template.startswith("file:"):  # a name is no URI: %2f in it is no slash
+        quoted = {name: value and quote(value) for name, value in values.items()}
+    fixed, field, _rest = template.partition("{")
+    if not field:
+        return locate(template).uri
+    base, found = locate(fixed[: fixed.rfind("/") + 1] or "."), locate(render(template, quoted))
+    if not is_at_or_below(base, found) or ".." in found.path[len(base.path) :].split("/"):
+        raise UsageError(
+            "the target does not lie below the fixed part of its template", uri=found.uri,
+            cure=f"rename the run, or change the template {template!r}",
+        )  # fmt: skip
+    return found.uri
+
+
 def spec_of(
     route: Route, source: SourceRequest, targets: Sequence[RouteTarget], memory: str
 ) -> dict[str, Any]:
@@ -334,7 +371,7 @@ def spec_of(
             "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
-        "memory": route.memory or memory,
+        "memory": route.memory or memory, "below": route.root,
     }  # fmt: skip
 
 

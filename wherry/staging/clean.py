@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from wherry.staging.hub_repository import clean_repository
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
 from wherry.staging.object_clean import clean_one, leftovers
-from wherry.storage.folders import is_staging, remove
+from wherry.storage.folders import PREFIX, is_staging, remove
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -32,8 +32,14 @@ if TYPE_CHECKING:
     from wherry.staging.lease_watch import Judgement
     from wherry.storage.location import Location
 
-_OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{8})?(?:\.[a-z]+)?")
+_JOB = "job.json"  # the record of a job; `wherry.records`
 _OWN_LEASES = (".lease", ".reading")
+_HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{8})?"
+_OF_TARGET = re.compile(rf"(.+)\.{_HEX}(?:\.[a-z]+)?")
+# The names that wherry gives, with the name of the target: leases, areas and drafts; and its temporary folders.
+_OWN = re.compile(
+    rf"\{PREFIX}(?:(.+)\.(?:lease|reading|draft|job|{_HEX}(?:\.[a-z]+)?)|(?:spill-|audit-|dask-|ray-|logits\.)\w{{8,16}})"
+)
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 _HELD = "a running job holds its lease"
 _YOUNG = "changed within the hour; may be in use"
@@ -109,9 +115,28 @@ def _areas(folder: Path) -> Iterator[Path]:
         return  # removed by another process
     for child in children:
         if is_staging(child.name):
-            yield child
+            if _is_own(child):
+                yield child
         elif child.is_dir() and not child.is_symlink():
             yield from _areas(child)
+
+
+def _is_own(area: Path) -> bool:
+    """Whether wherry made what has the name of a staging area.
+
+    Its whole name has a form that wherry gives, and a folder is empty or holds one of wherry's files: the target under
+    its name, a file with wherry's prefix, or the record of a job.
+    """
+    named = _OWN.fullmatch(area.name)
+    if named is None:
+        return False
+    target = named[1]
+    if target is None or area.is_symlink() or not area.is_dir():
+        return True
+    with suppress(FileNotFoundError):
+        names = [child.name for child in area.iterdir()]
+        return not names or any(name in (target, _JOB) or name.startswith(PREFIX) for name in names)
+    return False  # removed by another process
 
 
 def _look(path: Path, min_age: float) -> _Area | None:

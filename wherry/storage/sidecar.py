@@ -21,7 +21,7 @@ from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
-from wherry.errors import CorruptError, NotFoundError
+from wherry.errors import CorruptError, NotFoundError, describe_exception
 from wherry.runtime.threads import without_collection
 from wherry.text.json_scan import scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
@@ -128,7 +128,9 @@ def read_sidecar(location: Location) -> Sidecar | None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"invalid sidecar: {error!r}", uri=place.uri, cure=_CURE) from error
+        raise CorruptError(
+            f"invalid sidecar: {describe_exception(error)}", uri=place.uri, cure=_CURE
+        ) from error
     return _decode(data, place.uri)
 
 
@@ -203,7 +205,7 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"invalid sidecar: {error!r}", uri=uri, cure=_CURE) from error
+        raise CorruptError(f"invalid sidecar: {describe_exception(error)}", uri=uri, cure=_CURE) from error
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from wherry.credentials import uri_has_credentials
-from wherry.errors import CrowdedFolderError, UsageError, storage_error, storage_errors
+from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_error, storage_errors
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
 from wherry.storage.location import Entry, Location, native_path
@@ -263,6 +263,33 @@ def _hub_uri(page: re.Match[str]) -> str:
     """The URI of the model that a page of the Hugging Face Hub shows."""
     revision = page["revision"]
     return f"hf://{page['model']}{f'@{revision}' if revision else ''}"
+
+
+def locate_below(root: str, uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
+    """Parse a URI that nobody named at the command line; it must lie below a root, and so must what its links mean.
+
+    Nothing is opened. Links in the root itself are followed.
+
+    Args:
+        root: a folder or its URI.
+        uri: the root, or a URI below it.
+        opaque: as for `locate`.
+
+    Raises:
+        HostileError: the URI does not lie below the root.
+        UsageError, MissingExtraError: as `locate`.
+    """
+    base, found = locate(root), locate(uri, opaque)
+    parts = found.path[len(base.path.rstrip("/")) :].split("/")
+    if not is_at_or_below(base, found) or ".." in parts:
+        raise HostileError("the URI is not below its root", uri=found.uri, cure=f"pass one below {base.uri}")
+    return Location(base.store, found.path, opaque=opaque)
+
+
+def is_at_or_below(root: Location, place: Location) -> bool:
+    """Whether a path is a root or lies below it, by their texts alone."""
+    same = place.store.protocol == root.store.protocol
+    return same and f"{place.path}/".startswith(f"{root.path.rstrip('/')}/")
 
 
 def _locate(text: str) -> Location:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -143,7 +144,7 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[UnitReceipt] | Non
     raise IncompleteError(
         f"{len(missing)} of {plural(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
         uri=split.uri,
-        cure=f"run `wherry work {split.job.committed.uri}`",
+        cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`",
     )
 
 
@@ -274,7 +275,7 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
         f" of leaf {other.leaf} than {', '.join(one.worker for one in odd)} wrote",
         uri=split.uri,
         path=render(other.source),
-        cure=f"run `wherry work {split.job.committed.uri}`, which writes them again",
+        cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`, which writes them again",
     )
 
 
@@ -356,6 +357,6 @@ def _taken_error(split: SplitJob) -> TargetInUseError:
     return TargetInUseError(
         "another process commits this job",
         uri=split.uri,
-        cure=f"wait for it, or run `wherry commit {split.job.committed.uri}` again",
+        cure=f"wait for it, or run `wherry commit {shlex.quote(split.job.committed.uri)}` again",
         retryable=True,
     )

@@ -29,7 +29,13 @@ from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 from wherry.units.cut import UNIT_BYTES
-from wherry.verifier.records import LedgerEntry, contradictions, entry_at, replacement
+from wherry.verifier.records import (
+    LedgerEntry,
+    contradictions,
+    entry_at,
+    receipt_difference,
+    replacement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -185,6 +191,8 @@ def _with_the_ledger(
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
     recorded = sidecar is not None
     failed = list(replacement(entry, digest, same_weights=same_weights, tensors_recorded=recorded))
+    if sidecar is not None and not failed:
+        failed += receipt_difference(sidecar, checkpoint.uri)
     return (DIFFERENT if failed else EQUAL), failed
 
 

@@ -8,6 +8,7 @@ other library the files are copied to a temporary folder, within a size limit, a
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -109,7 +110,8 @@ def _require_room(nbytes: int, uri: str, folder: Path) -> None:
             f"the library reads only local files, and the checkpoint has {show_size(nbytes)}, which exceeds the limit "
             f"of {show_size(most)} for a temporary copy",
             uri=uri,
-            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: `wherry fetch {uri} DIR`",
+            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: "
+            f"`wherry fetch {shlex.quote(uri)} DIR`",
         )
     free = shutil.disk_usage(folder).free
     if nbytes > free:

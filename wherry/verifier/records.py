@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from wherry.config.settings import ledger_url
 from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import weights_digest
 from wherry.core.receipt import CheckpointRef, reference_from_json
+from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
 from wherry.errors import CorruptError, WherryError
 from wherry.ledger.resolve import proved_digest
@@ -23,11 +25,13 @@ from wherry.mover.hashing import Failure
 from wherry.storage.home import sqlite_file, sqlite_to_read
 from wherry.storage.sidecar import readable_sidecar
 from wherry.storage.stores import locate
+from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from wherry.core.receipt import Receipt
     from wherry.storage.sidecar import Sidecar
 
 _NODE = (
@@ -44,6 +48,13 @@ _PLACE = f"""
         ON stone.checkpoint_digest = place.checkpoint_digest AND stone.uri = place.uri
     WHERE place.uri = :uri ORDER BY place.statement DESC, place.seen DESC LIMIT 1
 """  # noqa: S608  names of columns
+
+_CONVERSIONS = ("conversion", "statement")
+_MADE = """
+    SELECT told.body FROM conversion AS done JOIN statement AS told ON told.seq = done.statement
+    WHERE done.target = :digest AND done.target_uri = :uri ORDER BY done.statement
+"""
+_PASSING = ("already", "lineage", "schema")  # fields of a receipt that do not describe the conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,46 @@ def _entry(row: Any) -> LedgerEntry:
         return LedgerEntry(reference_from_json({**fields, "uri": uri, "fingerprint": fingerprint}), seen)
     except (TypeError, AttributeError) as error:  # SQLite stores values of any type in any column
         raise CorruptError(f"the ledger holds invalid values: {error}", uri=uri) from error
+
+
+def receipt_difference(sidecar: Sidecar, uri: str) -> Iterator[Failure]:
+    """The difference of a sidecar's receipt from the conversions that the ledger recorded to this checkpoint and place.
+
+    A sidecar without a receipt, as `inspect --write` makes it, states no conversion. Nothing is compared where the
+    ledger has no conversion to this place.
+
+    Raises:
+        CorruptError: a statement of the ledger is invalid.
+        StorageError: the ledger cannot be read.
+    """
+    if sidecar.receipt is None:
+        return
+    made = [parse_json(body.encode(), "the statement", uri=uri) for body in _made_at(sidecar, uri)]
+    recorded = [_conversion(receipt_from_json(body, uri)) for body in made]
+    if recorded and _conversion(sidecar.receipt) not in recorded:
+        reason = (
+            "the sidecar was altered: its receipt is not that of the conversion that the ledger recorded here"
+        )
+        yield Failure("", reason)
+
+
+def _conversion(receipt: Receipt) -> dict[str, Any]:
+    return {name: value for name, value in receipt.to_json().items() if name not in _PASSING}
+
+
+def _made_at(sidecar: Sidecar, uri: str) -> list[str]:
+    values = {"digest": sidecar.checkpoint.checkpoint_digest, "uri": uri}
+    file = sqlite_file(ledger_url())
+    if file is not None and not file.exists():
+        return []
+    if file is not None:
+        with suppress(sqlite3.Error), sqlite_to_read(file, _CONVERSIONS) as connection:
+            return [body for (body,) in connection.execute(_MADE, values)]
+    from wherry.ledger.nodes import all_rows
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        return [body for (body,) in all_rows(ledger, _MADE, **values)]
 
 
 def known_node(uri: str) -> CheckpointRef | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
-from wherry.errors import CorruptError, UnsupportedError
+from wherry.errors import CorruptError, UnsupportedError, describe_exception
 from wherry.integrations.containers.orbax.layout import (
     ARRAY_METADATAS,
     SHARDING,
@@ -119,7 +119,7 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
             path = _path(row["key_metadata"], tree.lists, uri)
             _leaf(tree, path, row["value_metadata"], uri)
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"invalid {TREE}: {error!r}", uri=uri) from error
+        raise CorruptError(f"invalid {TREE}: {describe_exception(error)}", uri=uri) from error
     refuse_shared_names({**tree.arrays, **tree.strings}, uri)
     return tree
 
@@ -225,7 +225,9 @@ def read_shardings(
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, CorruptError):
                 raise
-            raise CorruptError(f"invalid entry in {SHARDING}: {error!r}", uri=location.uri) from error
+            raise CorruptError(
+                f"invalid entry in {SHARDING}: {describe_exception(error)}", uri=location.uri
+            ) from error
         found = parsed[text]
         if isinstance(found, Sharding):
             shardings[name] = found
@@ -264,7 +266,7 @@ def read_prng_impls(location: Location) -> dict[str, str]:
             list.__len__(rows["array_metadatas"])  # TypeError for anything else
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptError(
-                f"invalid {ARRAY_METADATAS}/{entry.name}: {error!r}", uri=location.uri
+                f"invalid {ARRAY_METADATAS}/{entry.name}: {describe_exception(error)}", uri=location.uri
             ) from error
     return impls
 

@@ -28,7 +28,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
-from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError, WherryError
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    IncompleteError,
+    UnsupportedError,
+    WherryError,
+    describe_exception,
+)
 from wherry.text.json_document import parse_json
 from wherry.text.limits import JsonLimits
 from wherry.text.numbers import decimal_number
@@ -278,7 +285,7 @@ def _parse(data: bytes, version: int) -> ZarrArray:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, (CorruptError, IncompleteError)):
             raise
-        raise CorruptError(f"invalid zarr {version} metadata: {error!r}") from error
+        raise CorruptError(f"invalid zarr {version} metadata: {describe_exception(error)}") from error
     _check_sizes(array)
     return array
 

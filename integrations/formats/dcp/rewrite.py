@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import CorruptError, UnsupportedError, UsageError
+from wherry.errors import CorruptError, UnsupportedError, UsageError, describe_exception
 from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.values import CallRecord, Global
@@ -108,7 +108,9 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
         out.state(names.METADATA, "Metadata", fields.items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(
-            f"invalid {METADATA}: {error!r}", uri=uri, cure="restore .metadata from a backup"
+            f"invalid {METADATA}: {describe_exception(error)}",
+            uri=uri,
+            cure="restore .metadata from a backup",
         ) from error
     except UnsupportedError as error:
         error.uri = error.uri or uri

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import CorruptError
+from wherry.errors import CorruptError, describe_exception
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.tree import MAPPING, stored_name
 
@@ -42,7 +42,7 @@ def rewrite(folder: Location, paths: Mapping[KeyPath, KeyPath], names: Mapping[s
         for entry in metadatas.entries():
             _replace(metadatas.member(entry.name), partial(_array_metadatas, names))
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"invalid metadata file: {error!r}", uri=folder.uri) from error
+        raise CorruptError(f"invalid metadata file: {describe_exception(error)}", uri=folder.uri) from error
 
 
 def add_commit_time(place: Location) -> bytes | None:

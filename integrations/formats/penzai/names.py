@@ -20,7 +20,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.errors import CorruptError, NotFoundError, UnrepresentableError
+from wherry.errors import CorruptError, NotFoundError, UnrepresentableError, describe_exception
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
 from wherry.integrations.containers.orbax.marks import NAMED_ARRAY
@@ -116,7 +116,9 @@ def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPa
             axes = _axes(row)
             found[path] = ArrayNames(label, axes, dict(row.get("metadata") or {}))
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptError(f"invalid axis names of {label!r}: {error!r}", uri=uri) from error
+            raise CorruptError(
+                f"invalid axis names of {label!r}: {describe_exception(error)}", uri=uri
+            ) from error
         if path not in ranks or (axes is not None and len(axes) != ranks[path]):
             raise CorruptError(f"axis names of {label!r} do not match any array", uri=uri, path=render(path))
     return found

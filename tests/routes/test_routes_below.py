@@ -1,0 +1,99 @@
+"""What a route reads lies below its root, and what it makes below the fixed part of its template."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.command import small
+from wherry.cli import cli
+from wherry.errors import HostileError
+from wherry.formats.checkpoint import open_source
+from wherry.formats.detect import detect
+from wherry.routes.routes import explain, load_config
+
+CONFIG = """
+[routes.r]
+root = "{root}/runs"
+select = "all"
+min_age = 0
+
+[[routes.r.targets]]
+format = "torch-zip"
+uri = "{uri}"
+"""
+
+pytestmark = pytest.mark.usefixtures("own_home")
+
+
+def config(folder, uri):
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "wherry.toml").write_text(CONFIG.format(root=folder, uri=uri))
+    return load_config(folder / "wherry.toml")
+
+
+def checkpoint(folder):
+    folder.mkdir(parents=True)
+    small(folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["file://", ""])
+def test_the_name_of_a_run_does_not_leave_the_folder_of_the_targets(tmp_path, scheme):
+    config(tmp_path, f"{scheme}{tmp_path}/models/deep/{{run}}/w.pt")
+    checkpoint(tmp_path / "runs" / "x%2f..%2f..%2f..%2fvictim")
+    (tmp_path / "victim").mkdir()
+    done = CliRunner().invoke(cli, ["nightly", "--config", str(tmp_path / "wherry.toml"), "--go"])
+    assert done.exit_code == 0, done.output
+    assert not list((tmp_path / "victim").iterdir())
+    assert (tmp_path / "models" / "deep" / "x%2f..%2f..%2f..%2fvictim" / "w.pt").is_file()
+
+
+def test_a_run_that_is_a_link_out_of_the_root_is_not_followed(tmp_path):
+    read = config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
+    checkpoint(tmp_path / "elsewhere" / "run")
+    (tmp_path / "runs" / "run").symlink_to(tmp_path / "elsewhere" / "run")
+    with pytest.raises(HostileError, match="symbolic link points outside"):
+        explain(str(tmp_path / "runs" / "run"), read)
+    with pytest.raises(HostileError, match="not below"):
+        explain(f"{tmp_path}/runs/../elsewhere/run", read)
+
+
+def test_a_run_that_becomes_a_link_after_the_survey_is_not_followed(tmp_path):
+    read = config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
+    run = checkpoint(tmp_path / "runs" / "run")
+    outside = checkpoint(tmp_path / "elsewhere" / "run")
+    [row] = explain(str(run), read)
+    run.rename(tmp_path / "away")
+    run.symlink_to(outside)
+    [route] = read.routes
+    assert row.takes
+    with pytest.raises(HostileError, match="symbolic link points outside"):
+        open_source(replace(route.source(detect(tmp_path / "away")), uri=str(run)))
+
+
+def test_the_uri_of_an_event_is_compared_with_the_roots_before_anything_is_opened(tmp_path):
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815  a name of the base class
+
+        def log_message(self, *_what):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}/some/service/"
+        [row] = explain(uri, config(tmp_path, f"{tmp_path}/out/{{run}}.pt"))
+        server.shutdown()
+    assert not row.takes
+    assert row.reason.startswith("it is not below")
+    assert asked == []
