@@ -323,7 +323,7 @@ def _sentence_piece(words: _Vocabulary) -> dict[str, Any]:
 def _render(document: Mapping[str, Any], words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> bytes:
     """The bytes of `tokenizer.json`."""
     whole = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": list(_added(words)),
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": list(_added_tokens(words)),
         "normalizer": document["normalizer"], "pre_tokenizer": document["pre_tokenizer"],
         "post_processor": _post_processor(words), "decoder": document["decoder"],
         "model": {
@@ -334,7 +334,7 @@ def _render(document: Mapping[str, Any], words: _Vocabulary, merges: Sequence[tu
     return (json.dumps(whole, ensure_ascii=False) + "\n").encode()
 
 
-def _added(words: _Vocabulary) -> Iterator[dict[str, Any]]:
+def _added_tokens(words: _Vocabulary) -> Iterator[dict[str, Any]]:
     """Tokens that are found in a text before it is split: control tokens, and those that users defined."""
     special = set(words.special.values())
     for number, (token, kind) in enumerate(zip(words.tokens, words.kinds, strict=True)):
