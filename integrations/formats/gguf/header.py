@@ -55,12 +55,12 @@ class StoredList(NamedTuple):
 
     Attributes:
         kind: the number of its elements' type.
-        count: of its elements.
+        length: the number of its elements.
         offset: of the first one.
     """
 
     kind: int
-    count: int
+    length: int
     offset: int
 
 
@@ -156,7 +156,7 @@ def read_texts(header: GgufHeader, stored: StoredList, longest: int, most: int) 
         raise cursor.corrupt("a list of texts has elements of another type")
     found: list[str] = []
     rest = scale_limit(most)
-    for _ in range(stored.count):
+    for _ in range(stored.length):
         text = cursor.text(scale_limit(longest))
         rest -= len(text)
         if rest < 0:
@@ -174,7 +174,7 @@ def read_numbers(header: GgufHeader, stored: StoredList) -> list[int | float | b
     cursor = _Cursor(header.location, stored.offset)
     if stored.kind not in _NUMBERS:
         raise cursor.corrupt("a list of numbers has elements of another type")
-    form = f"<{stored.count}{_NUMBERS[stored.kind]}"
+    form = f"<{stored.length}{_NUMBERS[stored.kind]}"
     return list(struct.unpack(form, cursor.take(struct.calcsize(form))))
 
 

@@ -421,8 +421,8 @@ def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[Any] | None:
     stored = _list(header, name, _MOST_TOKENS)
     if stored is None:
         return None
-    if stored.count != count:
-        raise _corrupt(name, f"{plural(stored.count, 'value')} of {plural(count, 'token')}")
+    if stored.length != count:
+        raise _corrupt(name, f"{plural(stored.length, 'value')} of {plural(count, 'token')}")
     return read_numbers(header, stored)
 
 
@@ -430,7 +430,7 @@ def _list(header: GgufHeader, name: str, most: int) -> StoredList | None:
     key = f"{_START}{name}"
     stored = header.stored.get(key)
     if isinstance(stored, StoredList):
-        if exceeds(stored.count, most):
+        if exceeds(stored.length, most):
             raise beyond(key, scale_limit(most), "entries", uri=header.location.uri)
         return stored
     if key in header.stored or key in header.metadata:
