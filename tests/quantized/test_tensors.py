@@ -115,11 +115,12 @@ def group(**weights):
     [
         (
             {"quant_method": "gptq", "bits": 4},
-            "unsupported quantisation gptq: known are fp8, mxfp4, pack-quantized",
+            "unsupported quantisation gptq: known are fp8, mxfp4, int-quantized, pack-quantized",
         ),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
         ({}, "unsupported quantisation an unnamed method"),
-        (group(symmetric=False), "compressed-tensors pack-quantized with symmetric = False"),
+        (group(symmetric="no"), "compressed-tensors pack-quantized with symmetric = 'no'"),
+        (group(zp_dtype="torch.int32"), "with zp_dtype = 'torch.int32'"),
         (group(num_bits=3), "with num_bits = 3"),
         (group(actorder="group"), "with actorder = 'group'"),
         (group(group_size=-8), r"has blocks of \[1, -8\]"),

@@ -198,7 +198,7 @@ def _value(value: Any) -> bytes:
         case bool():
             return struct.pack("<I?", 7, value)
         case int():
-            return struct.pack("<II", 4, value)
+            return struct.pack("<II", 4, value) if value >= 0 else struct.pack("<Ii", 5, value)
         case float():
             return struct.pack("<If", 6, value)
         case str():

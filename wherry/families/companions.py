@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from wherry.families.config_files import complete_config, parse_config, render_c
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import assumed_facts, tell
 from wherry.formats.file_names import fsdp_item
+from wherry.formats.model_files import ModelFiles
 from wherry.layout.expr import evaluate, names_in
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
@@ -115,7 +116,8 @@ def outfit(
     beside = config is None
     given, source = config_beside(checkpoint, system) if beside else (config, "the config")
     names = [companion.name for companion in checkpoint.manifest.companions]
-    files = asset_files(assets) if assets is not None else asset_files(model_folder(checkpoint))
+    made = model_files(checkpoint, assets)
+    files = dict(made.files)
     more = {"tokenizer": _tokenizer(checkpoint, names, files)}
     whole = given is not None and (beside or alike)
     written = written_config(projected, given, source, whole=whole, more=more, token_ids=token_ids)
@@ -134,7 +136,8 @@ def outfit(
             *_restated_warnings(projected),
             *projected.source.notes,
             *written.warnings,
-            *_lacking(projected, [*files, *carried]),
+            *made.notes,
+            *_lacking(projected, [*files, *carried], made.missing),
             *_overridden(token_ids or {}, [*files, *carried]),
             *_padding(projected),
         ),
@@ -359,6 +362,26 @@ def asset_files(folder: str | Location | None) -> dict[str, bytes]:
     return {entry.name: place.member(entry.name).read_whole(_MOST) for entry in entries}
 
 
+def model_files(checkpoint: Checkpoint, assets: str | None) -> ModelFiles:
+    """The files of a model that the user states, or that its trainer keeps.
+
+    Without a tokenizer among them, those that the checkpoint states in its own form are added.
+
+    Args:
+        checkpoint: the opened source.
+        assets: a folder or URI that the user states.
+
+    Raises:
+        NotFoundError, UsageError: see `asset_files`.
+        CorruptError, HostileError: what the checkpoint states is invalid.
+    """
+    files = asset_files(assets) if assets is not None else asset_files(model_folder(checkpoint))
+    if any(matches(name, _TOKENIZERS) for name in files):
+        return ModelFiles(files)
+    made = checkpoint.original.reader.model_files()
+    return replace(made, files={**made.files, **files})
+
+
 def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, bytes]) -> str | None:
     """The kind of a `tokenizer.model`: SentencePiece's protocol buffer, or tiktoken's lines of text."""
     if _MODEL in files:
@@ -370,11 +393,11 @@ def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, byt
     return "sp" if head == b"\n" else "tiktoken"
 
 
-def _lacking(projected: Projection, names: list[str]) -> list[str]:
+def _lacking(projected: Projection, names: list[str], missing: str) -> list[str]:
     if any(matches(name, _TOKENIZERS) for name in names):
         return []
-    text = f"no tokenizer found next to the source: {projected.system.name} needs one; pass its folder with --assets"
-    return [text]
+    reason = missing or "no tokenizer found next to the source"
+    return [f"{reason}: {projected.system.name} needs one; pass its folder with --assets"]
 
 
 def _padding(projected: Projection) -> list[str]:

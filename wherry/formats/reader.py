@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
+from wherry.formats.model_files import ModelFiles
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
@@ -199,6 +201,10 @@ class Reader(Protocol):
         """The location of a companion file of the manifest."""
         ...
 
+    def model_files(self) -> ModelFiles:
+        """Files of the model that the checkpoint states in its own form; made on demand."""
+        ...
+
     def members(self) -> Iterable[Entry]:
         """Every file that belongs to the checkpoint, for the fingerprint; names relative to its URI."""
         ...
@@ -264,6 +270,10 @@ class BaseReader(ABC):
     @abstractmethod
     def companion(self, name: str) -> Location:
         """The location of a companion file of the manifest."""
+
+    def model_files(self) -> ModelFiles:
+        """None: what the checkpoint states of its model is in its companions."""
+        return ModelFiles()
 
     @abstractmethod
     def members(self) -> Iterable[Entry]:

@@ -1,8 +1,9 @@
 """codes: the arithmetic of `dequantize`: value = code × scale, in float32, rounded once to the target's element type.
 
 A code is a byte, or half of one, the lower half first. What each code means is a table of float32 values, so 8-bit
-floats, 4-bit floats and integers with an offset differ by their table only. Scales are floats, or one byte with the
-exponent of a power of two.
+floats, 4-bit floats and integers with and without an offset differ by their table only. Of asymmetric integers a block
+also has a zero point: value = (code - zero point) × scale; the difference is a whole number below 256, exact in every
+float. Scales are floats, or one byte with the exponent of a power of two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
 
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of the exponent that a scale of one byte is
-_SIGNIFICANT = {"float4_e2m1fn": 2, "int4": 3, "int8": 7, "float8_e4m3fn": 4, "float8_e5m2": 3}  # bits
+_SIGNED = "signed8"
+_SIGNIFICANT = {
+    "float4_e2m1fn": 2,
+    "int4": 3,
+    "int8": 7,
+    _SIGNED: 7,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 3,
+}  # bits
 _EXPONENTS = ("uint8", "float8_e8m0fnu")
 SCALE_TYPES = ("bfloat16", "float16", "float32", "float64", *_EXPONENTS)  # element types of scales
 _WIDE = ("bfloat16", "float32", "float64")  # they have all exponents of such scales
@@ -38,13 +47,15 @@ def code_bits(code: str) -> int:
 def code_table(code: str) -> np.ndarray:
     """The values of all codes, float32 [2^bits].
 
-    `int4` and `int8` are stored with half of their range added, as compressed-tensors packs them. Those of
-    `float4_e2m1fn` are twice their values: see `scale_values`.
+    `int4` and `int8` are stored with half of their range added, as compressed-tensors packs them; `signed8` is an
+    8-bit integer as it is. Those of `float4_e2m1fn` are twice their values: see `scale_values`.
     """
     import numpy as np
 
     if code == "float4_e2m1fn":
         return 2 * np.array([*_FLOAT4, *(-value for value in _FLOAT4)], np.float32)
+    if code == _SIGNED:
+        return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
     if code.startswith("int"):
         count = 1 << code_bits(code)
         return np.arange(-count // 2, count // 2).astype(np.float32)
@@ -97,35 +108,73 @@ def scale_values(scales: np.ndarray, code: str) -> np.ndarray:
     return np.where(exponents == 255, np.float32(np.nan), values) if scales.dtype != np.uint8 else values  # noqa: PLR2004
 
 
-def multiply(values: np.ndarray, scales: np.ndarray, first: tuple[int, int], block: tuple[int, int]) -> None:
-    """Multiply values by the scales of their blocks, in place.
+def unpack_rows(packed: np.ndarray, code: str, rows: slice) -> np.ndarray:
+    """Integers that are packed along rows, as compressed-tensors packs zero points.
 
     Args:
+        packed: int32 [..., words, columns]; a word has the integers of neighbouring rows, the lowest bits first.
+        code: the name of their code.
+        rows: the rows that are wanted, counted from the first of the words.
+
+    Returns:
+        float32 [..., rows, columns].
+    """
+    import numpy as np
+
+    turned = np.ascontiguousarray(packed.swapaxes(-1, -2))
+    values = decode(turned.reshape(-1, turned.shape[-1]).view(np.uint8), code)
+    return values.reshape(*turned.shape[:-1], -1)[..., rows].swapaxes(-1, -2)
+
+
+def multiply(values: np.ndarray, scales: np.ndarray, first: tuple[int, int], block: tuple[int, int]) -> None:
+    """Multiply values by the scales of their blocks, in place; see `_apply`."""
+    import numpy as np
+
+    _apply(np.multiply, values, scales, first, block)
+
+
+def subtract(values: np.ndarray, zeros: np.ndarray, first: tuple[int, int], block: tuple[int, int]) -> None:
+    """Subtract the zero points of their blocks from values, in place; see `_apply`."""
+    import numpy as np
+
+    _apply(np.subtract, values, zeros, first, block)
+
+
+def _apply(
+    operation: np.ufunc, values: np.ndarray, grid: np.ndarray, first: tuple[int, int], block: tuple[int, int]
+) -> None:
+    """Combine values with the number of their block, in place.
+
+    Args:
+        operation: of a value and a number.
         values: float32 [rows, columns].
-        scales: float32 [block rows, block columns], of all blocks that the values touch.
-        first: row and column of the first value, counted from the corner of the first scale.
-        block: rows and columns that share a scale.
+        grid: float32 [block rows, block columns], of all blocks that the values touch.
+        first: row and column of the first value, counted from the corner of the first block.
+        block: rows and columns of a block.
     """
     import numpy as np
 
     rows, columns = values.shape
-    wide = (
-        np.take(scales, (first[1] + np.arange(columns)) // block[1], axis=1)
-        if scales.shape[1] > 1
-        else scales
-    )
+    wide = np.take(grid, (first[1] + np.arange(columns)) // block[1], axis=1) if grid.shape[1] > 1 else grid
     if block[0] == 1:
-        values *= wide[first[0] : first[0] + rows]
+        operation(values, wide[first[0] : first[0] + rows], out=values)
         return
     at = 0
     while at < rows:
         row = (first[0] + at) // block[0]
         end = min((row + 1) * block[0] - first[0], rows)
-        values[at:end] *= wide[row]
+        operation(values[at:end], wide[row], out=values[at:end])
         at = end
 
 
-def exact(code: str, scale: str, target: str) -> bool:
-    """Whether no product of a code and a scale, both element types, needs rounding in the target's element type."""
+def exact(code: str, scale: str, target: str, *, zeros: bool = False) -> bool:
+    """Whether no product of a code and a scale, both element types, needs rounding in the target's element type.
+
+    Args:
+        code: the name of the code.
+        scale: element type of the scales.
+        target: element type of the products.
+        zeros: whether a zero point is subtracted, which takes another bit.
+    """
     bits = 0 if scale in _EXPONENTS else significant(scale)
-    return target in _WIDE and _SIGNIFICANT[code] + bits <= significant(target)
+    return target in _WIDE and _SIGNIFICANT[code] + zeros + bits <= significant(target)

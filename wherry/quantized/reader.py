@@ -16,7 +16,7 @@ from wherry.errors import CorruptError
 from wherry.layout.losses import note
 from wherry.layout.transpose import permute
 from wherry.mover.parts import Parts
-from wherry.quantized.codes import decode, multiply, scale_values
+from wherry.quantized.codes import decode, multiply, scale_values, subtract, unpack_rows
 from wherry.quantized.computed_reader import ComputedReader
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DequantizedReader(ComputedReader):
         scales = math.prod(region_shape(_grid_region(found, _of_codes(found, region))))
         columns = region_shape(_of_codes(found, region))[-1]
         elements = min(max(_BAND, columns), math.prod(region_shape(region)))
-        return _WORKING * elements + 8 * scales
+        return _WORKING * elements + (8 if found.zeros is None else 32) * scales
 
     def absent(self) -> Iterable[Absent]:
         """Missing chunks, of a tensor that is dequantised under its own key path."""
@@ -93,6 +93,7 @@ class DequantizedReader(ComputedReader):
         self._require_shape(tensor)
         of_codes = _of_codes(tensor, region)
         scales, corner = self._scales(tensor, of_codes)
+        zeros = self._zeros(tensor, of_codes) if tensor.zeros is not None else None
         words = out.view(_WORDS[out.dtype.itemsize])
         words = words.swapaxes(-1, -2) if tensor.transposed else words
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -100,17 +101,18 @@ class DequantizedReader(ComputedReader):
                 values = self._values(tensor, band)
                 at = tuple(part.start - first.start for part, first in zip(band, of_codes, strict=True))
                 places = tuple(part.start - start for part, start in zip(band, corner, strict=True))
-                grid = scales[
-                    tuple(place // size for place, size in zip(places, tensor.block, strict=True))[:-2]
-                ]
-                multiply(values, grid, (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1]))
+                matrix = tuple(place // size for place, size in zip(places, tensor.block, strict=True))[:-2]
+                first, block = (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1])
+                if zeros is not None:
+                    subtract(values, zeros[matrix], first, block)
+                multiply(values, scales[matrix], first, block)
                 rows = slice(at[-2], at[-2] + values.shape[0])
                 made = np.ascontiguousarray(values.astype(out.dtype))
                 note(values, made)
                 permute(made.view(words.dtype), words[(*at[:-2], rows)])
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
-        """The codes of a band of one matrix as float32 [rows, columns], without their scales."""
+        """The codes of a band of one matrix as float32 [rows, columns], without zero points and scales."""
         rows, columns = region_shape(band)[-2:]
         unit = tensor.unit
         steps = slice(band[-1].start // unit, -(-band[-1].stop // unit))
@@ -128,6 +130,21 @@ class DequantizedReader(ComputedReader):
         values = scale_values(self._parts.read(stored.path, part), tensor.code).reshape(region_shape(grid))
         corner = tuple(one.start * size for one, size in zip(grid, tensor.block, strict=True))
         return values, corner
+
+    def _zeros(self, tensor: QuantizedTensor, region: Region) -> np.ndarray:
+        """The zero points of a region as float32, of the shape of its scales."""
+        import numpy as np
+
+        stored, grid, unit = tensor.zeros, _grid_region(tensor, region), tensor.unit
+        assert stored is not None
+        if unit == 1:
+            part = stored.whole if stored.size == 1 else grid[: len(stored.shape)]
+            return self._parts.read(stored.path, part).astype(np.float32).reshape(region_shape(grid))
+        rows = grid[-2]
+        words = slice(rows.start // unit, -(-rows.stop // unit))
+        packed = self._parts.read(stored.path, (*grid[:-2], words, grid[-1]))
+        first = words.start * unit
+        return unpack_rows(packed, tensor.code, slice(rows.start - first, rows.stop - first))
 
     def _require_shape(self, tensor: QuantizedTensor) -> None:
         """The shape that the checkpoint states for packed codes is theirs."""

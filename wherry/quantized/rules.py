@@ -67,8 +67,14 @@ def quantised_like(
 
     Raises:
         MismatchError: a tensor is missing, or of another shape than the codes that its scales belong to.
+        UnrepresentableError: the codes have zero points, which are not written.
     """
     for path, one in kept.quantized.items():
+        if one.zeros is not None:
+            raise UnrepresentableError(
+                f"the kept scales have zero points, {one.zeros.name}: asymmetric codes are read, not written",
+                uri=uri, path=one.plain.name, cure="leave scales out, and new ones are computed",
+            )  # fmt: skip
         if path not in tensors or tensors[path].shape != one.plain.shape:
             found = tensors[path].shape if path in tensors else "missing"
             raise MismatchError(

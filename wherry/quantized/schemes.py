@@ -3,13 +3,14 @@
     when         expression over a config's `quantization_config`, whether the checkpoint is of this scheme. As in all
                  expressions here, `group` is the one row of `config_groups`, and `form` is `format`, or that of the
                  row if `format` is mixed-precision
-    code         what one code means: a float type, or int{bits}, an integer stored with half of its range added; by
-                 default the element type of the tensor itself
+    code         what one code means: a float type; int{bits}, an integer stored with half of its range added; signed8,
+                 an integer as it is; by default the element type of the tensor itself
     bits         expression: the bits of an integer code
     dtypes       element types of the tensors that hold codes
     values       the name of such a tensor; {name} is any name, {module} one without `.weight`
     plain        the name of the tensor once it is dequantised
     scales       names that the scales of a tensor may have; one of them must exist
+    zeros        the name of the zero points of asymmetric integers: stored as the codes are, packed ones along rows
     shape        the name of a small tensor that states the shape
     dropped      names of tensors that only computing with codes needs: the scales of activations
     block        expression: rows and columns that share a scale; None: one scale for each row or tensor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 _MLX = "quantization"
+_SYMMETRIC = "group.weights.symmetric"  # true by default, as in compressed-tensors
 _MIXED = "mixed-precision"
 _TEXT = "text_config"  # of a model with other modalities: it may state the quantisation instead
 # Activations are quantised while the model computes; dequantised weights do not use it.
@@ -96,6 +98,7 @@ class Scheme:
     oracle: str
     code: str = ""
     bits: str = ""
+    zeros: str = ""
     shape: str = ""
     dropped: tuple[str, ...] = ()
     block: str = "None"
@@ -139,6 +142,7 @@ class StatedScheme:
         method: what the config calls it, for messages.
         code: the name of the code; empty for the tensor's own element type.
         block: rows and columns that share a scale; None for one scale for each row or tensor.
+        symmetric: whether blocks have no zero points.
         plain_modules: names of modules that the config states as not quantised.
     """
 
@@ -146,6 +150,7 @@ class StatedScheme:
     method: str
     code: str
     block: tuple[int, int] | None
+    symmetric: bool = True
     plain_modules: frozenset[str] = frozenset()
 
 
@@ -205,7 +210,8 @@ def stated_scheme(quantization: Mapping[str, Any], uri: str | None = None) -> St
     _require_attributes(scheme, quantization, uri)
     _require_groups(scheme, quantization, method, uri)
     code, block = _code(scheme, names, method, uri), _block(scheme, names, method, uri)
-    return StatedScheme(scheme, method, code, block, frozenset(_names(quantization)))
+    symmetric = evaluate(_SYMMETRIC, names) in (None, True)
+    return StatedScheme(scheme, method, code, block, symmetric, frozenset(_names(quantization)))
 
 
 def require_weights_unchanged(quantization: Mapping[str, Any], uri: str | None = None) -> None:

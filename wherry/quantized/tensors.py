@@ -1,8 +1,8 @@
 """tensors: pairs the codes of a checkpoint with their scales, from metadata alone.
 
 Codes, scales and what else describes them become one tensor of the dequantised checkpoint. A scale without codes, codes
-without a scale, and shapes that do not fit each other are errors that name the tensor. What has no scale and no type of
-codes is plain.
+without a scale, what else is named as part of their weight, and shapes that do not fit each other are errors that name
+the tensor. What has no scale and no type of codes is plain.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class QuantizedTensor:
         unit: codes that one step along the last axis of `codes` that counts them holds.
         transposed: whether `plain` has rows and columns exchanged.
         shape_tensor: a tensor that states the shape, if there is one.
+        zeros: the zero points of the blocks, if they have some: as `scales`, or packed along rows.
     """
 
     plain: TensorSpec
@@ -58,12 +59,13 @@ class QuantizedTensor:
     unit: int
     transposed: bool = False
     shape_tensor: TensorSpec | None = None
+    zeros: TensorSpec | None = None
 
     @property
     def made_of(self) -> tuple[KeyPath, ...]:
         """The stored tensors that it is made of."""
-        stated = (self.shape_tensor.path,) if self.shape_tensor else ()
-        return (self.codes.path, self.scales.path, *stated)
+        more = tuple(one.path for one in (self.shape_tensor, self.zeros) if one)
+        return (self.codes.path, self.scales.path, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def quantized_tensors(manifest: Manifest, stated: StatedScheme, dtype: str, uri:
             names.used.add(name)
             found[name] = pair
             ignored += _dropped_entries(stated.scheme, stem, names)
+    _require_no_part(found, stated, names)
     _require_no_rest(stated.scheme, names, uri)
     specs = dict(_replace_specs(manifest, names, found))
     return QuantizedTensors(specs, {one.plain.path: one for one in found.values()}, tuple(ignored))
@@ -186,9 +189,40 @@ def _pair_codes(
     plain = replace(codes, path=path, shape=turned, dtype=dtype, chunks=None)
     stated_shape = names.take((scheme.shape,), stem) if scheme.shape else None
     _require_extents(stated_shape, len(shape))
-    return QuantizedTensor(
+    pair = QuantizedTensor(
         plain, codes, scales, code, shape, grid, block, unit, scheme.transposed, stated_shape
     )
+    return pair if stated.symmetric else replace(pair, zeros=_zeros(pair, stem, scheme, names, uri))
+
+
+def _zeros(pair: QuantizedTensor, stem: str, scheme: Scheme, names: _Names, uri: str) -> TensorSpec:
+    """The zero points of the blocks: integers like the scales, or packed along rows into words like the codes."""
+    wanted = next(_spell_names((scheme.zeros,), stem))
+    zeros = names.take((scheme.zeros,), stem)
+    if zeros is None:
+        raise IncompleteError(
+            f"missing zero points {wanted} of the asymmetric {scheme.name} codes {pair.codes.name}", uri=uri,
+            path=pair.codes.name,
+            cure="restore the missing tensor, or correct symmetric in quantization_config of config.json",
+        )  # fmt: skip
+    if zeros.dtype != pair.codes.dtype:
+        raise UnrepresentableError(
+            f"unsupported element type {zeros.dtype} of the zero points {zeros.name}: {scheme.name} has them in "
+            f"{pair.codes.dtype}",
+            path=pair.codes.name,
+            cure="dequantise the checkpoint with the software that wrote it",
+        )
+    shape = pair.scales.shape
+    if pair.unit > 1:
+        shape = (*pair.grid[:-2], -(-pair.grid[-2] // pair.unit), pair.grid[-1])
+    if zeros.shape != shape:
+        raise MismatchError(
+            f"the zero points {zeros.name} of shape {zeros.shape} do not fit scales of shape {pair.scales.shape}: "
+            f"expected {shape}",
+            path=pair.codes.name,
+            cure="restore the tensor of zero points",
+        )
+    return zeros
 
 
 def _require_matrices(codes: TensorSpec, scales: TensorSpec, scheme: Scheme) -> None:
@@ -238,6 +272,13 @@ def _blocks(
     leading = tuple(
         1 if grid[axis : axis + 1] == (extent,) else extent for axis, extent in enumerate(shape[:-2])
     )
+    if stated.block and stated.block[0] == 1 and shape[-1] % stated.block[1]:
+        raise UnrepresentableError(
+            f"unsupported quantisation {stated.method}: rows of {shape[-1]} {stated.scheme.name} codes are not whole "
+            f"groups of {stated.block[1]}",
+            path=codes.name,
+            cure="correct group_size in quantization_config of config.json",
+        )
     for block in (stated.block, (1, shape[-1]), shape[-2:]):
         if block is not None and grid == _counts(shape, (*leading, *block)):
             return _within(shape, (*leading, *block))
@@ -266,9 +307,23 @@ def _dropped_entries(scheme: Scheme, stem: str, names: _Names) -> Iterator[Ignor
             yield IgnoredEntry(spec.path, _ACTIVATIONS, _UNUSED)
 
 
+def _require_no_part(found: Mapping[str, QuantizedTensor], stated: StatedScheme, names: _Names) -> None:
+    """Nothing else is a part of a weight by its name, such as zero points of which the config states nothing."""
+    modules = {one.plain.name.removesuffix(_MODULE) for one in found.values()}
+    for name in names.specs:
+        module, dot, _end = name.rpartition(f"{_MODULE}_")
+        if dot and module in modules and name not in names.used:
+            raise UnrepresentableError(
+                f"unsupported quantisation {stated.method} with a tensor {name}, of which quantization_config states "
+                "nothing",
+                path=f"{module}{_MODULE}",
+                cure="dequantise the checkpoint with the software that wrote it",
+            )
+
+
 def _require_no_rest(scheme: Scheme, names: _Names, uri: str) -> None:
     """No scale is left over: the codes that it belongs to are missing, or stored in another way."""
-    pairs = {*scheme.scales, *([scheme.shape] if scheme.shape else [])} - {"{module}.scale"}
+    pairs = {*scheme.scales, *filter(None, (scheme.shape, scheme.zeros))} - {"{module}.scale"}
     ends = tuple(re.sub(r"\{\w+\}", "", one) for one in pairs)
     rest = next((one for one in names.specs if one.endswith(ends) and one not in names.used), None)
     if rest is not None:

@@ -179,7 +179,7 @@ def _losses(contents: QuantizedTensors) -> dict[KeyPath, Bound]:
     return {
         path: rounding(one.plain.dtype)
         for path, one in contents.quantized.items()
-        if not exact(one.code, one.scales.dtype, one.plain.dtype)
+        if not exact(one.code, one.scales.dtype, one.plain.dtype, zeros=one.zeros is not None)
     }
 
 

@@ -3,7 +3,8 @@
 Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
 quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype unless they
 are dequantised. `header.py` has the facts of the header. The metadata state the model: they are shown as the companion
-`config.json` (`model_config.py`), so that families read them as they read a Hugging Face config.
+`config.json` (`model_config.py`), so that families read them as they read a Hugging Face config. The tokenizer that
+they state is made when a target needs it (`tokenizer.py`).
 
 `<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
 `split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.
@@ -24,8 +25,9 @@ from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header
-from wherry.integrations.formats.gguf.model_config import FACTORS, model_config
+from wherry.integrations.formats.gguf.model_config import EMBEDDING, FACTORS, model_config
 from wherry.integrations.formats.gguf.model_config import FILE as CONFIG
+from wherry.integrations.formats.gguf.tokenizer import tokenizer_files
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
-    from wherry.formats.reader import Extent
+    from wherry.formats.model_files import ModelFiles
+    from wherry.formats.reader import Extent, Reader
     from wherry.storage.location import Location
 
 _TOO_LONG = "manifests hold numbers and short texts"
@@ -75,10 +78,36 @@ def _open(location: Location, detection: Detection) -> Opened:
         format_version=f"GGUF v{first.version}, {_list_types(types)}",
         family=family if isinstance(family, str) else None,
     )
-    reader = CompanionsReader(FlatReader(location, places, tuple(_members(headers))), {CONFIG: config})
+    embedding = specs.get((EMBEDDING,))
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else None
+    reader = _GgufReader(
+        FlatReader(location, places, tuple(_members(headers))), {CONFIG: config}, first, rows
+    )
     seen = Evidence(location.name, f"{len(specs)} tensors, {len(first.metadata)} metadata values")
     ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in first.left)
     return Opened(precise.seen(seen), manifest, reader, ignored)
+
+
+class _GgufReader(CompanionsReader):
+    """Reads tensors, the config that the metadata state, and the tokenizer that they state."""
+
+    def __init__(
+        self, reader: Reader, files: Mapping[str, bytes], header: GgufHeader, rows: int | None
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            reader: of the tensors.
+            files: companion files, by name.
+            header: with the metadata.
+            rows: of the embedding; None if it is unknown.
+        """
+        super().__init__(reader, files)
+        self._header, self._rows = header, rows
+
+    def model_files(self) -> ModelFiles:
+        """The tokenizer; see `tokenizer_files`."""
+        return tokenizer_files(self._header, self._rows)
 
 
 def _read_parts(location: Location) -> list[GgufHeader]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
@@ -50,6 +50,26 @@ _PLAIN = {
 }  # fmt: skip
 
 
+class StoredList(NamedTuple):
+    """Where a list of the metadata is.
+
+    Attributes:
+        kind: the number of its elements' type.
+        length: the number of its elements.
+        offset: of the first one.
+    """
+
+    kind: int
+    length: int
+    offset: int
+
+
+class StoredText(NamedTuple):
+    """Where a long text of the metadata is: the offset of its length, which its bytes follow."""
+
+    offset: int
+
+
 @dataclass(slots=True)
 class GgufHeader:
     """Contents of a header.
@@ -59,7 +79,7 @@ class GgufHeader:
         version: version of the container.
         metadata: its scalars and short strings.
         left: keys of values that are not kept: arrays (the tokenizer's vocabulary) and long strings.
-        left_keys: the same, to look one up.
+        stored: the same keys → where the value is; None for a list of lists.
         specs: the tensors.
         places: the location of each tensor.
         types: ggml names of the types that occur, in the order of their numbers.
@@ -69,7 +89,9 @@ class GgufHeader:
     version: int
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     left: list[str] = field(default_factory=list[str])
-    left_keys: set[str] = field(default_factory=set[str])
+    stored: dict[str, StoredList | StoredText | None] = field(
+        default_factory=dict[str, "StoredList | StoredText | None"]
+    )
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
     places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", tuple[Extent, ...]])
     types: list[str] = field(default_factory=list[str])
@@ -98,20 +120,73 @@ def read_header(location: Location) -> GgufHeader:
             raise beyond("the GGUF header", scale_limit(most), what, uri=location.uri)
     for _ in range(cursor.plausible(pairs, 12)):
         key = cursor.text(_LONGEST_KEY)
-        _keep(header, key, cursor.value(cursor.number("I"), 0))
+        kind = cursor.number("I")
+        stored = cursor.peek(kind)
+        _keep(header, key, cursor.value(kind, 0), stored)
     rows = [_row(cursor) for _ in range(cursor.plausible(tensors, 24))]
     _place(header, rows, cursor, location)
     return header
 
 
-def _keep(header: GgufHeader, key: str, value: Any) -> None:
-    if key in header.metadata or key in header.left_keys:
+def _keep(header: GgufHeader, key: str, value: Any, stored: StoredList | StoredText | None) -> None:
+    if key in header.metadata or key in header.stored:
         raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
     if value is None:
         header.left.append(key)
-        header.left_keys.add(key)
+        header.stored[key] = stored
     else:
         header.metadata[key] = value
+
+
+def read_texts(header: GgufHeader, stored: StoredList, longest: int, most: int) -> list[str]:
+    """The texts of a list.
+
+    Args:
+        header: of the file.
+        stored: the list.
+        longest: bytes of one text.
+        most: bytes of all texts.
+
+    Raises:
+        CorruptError: the elements are no texts, or not valid UTF-8.
+        HostileError: they exceed a limit.
+    """
+    cursor = _Cursor(header.location, stored.offset, "I" if header.version == 1 else "Q")
+    if stored.kind != _STRING:
+        raise cursor.corrupt("a list of texts has elements of another type")
+    found: list[str] = []
+    rest = scale_limit(most)
+    for _ in range(stored.length):
+        text = cursor.text(scale_limit(longest))
+        rest -= len(text)
+        if rest < 0:
+            raise beyond("a list of the GGUF header", scale_limit(most), "bytes", uri=header.location.uri)
+        found.append(text)
+    return found
+
+
+def read_numbers(header: GgufHeader, stored: StoredList) -> list[int | float | bool]:
+    """The numbers of a list.
+
+    Raises:
+        CorruptError: the elements are no numbers.
+    """
+    cursor = _Cursor(header.location, stored.offset)
+    if stored.kind not in _NUMBERS:
+        raise cursor.corrupt("a list of numbers has elements of another type")
+    form = f"<{stored.length}{_NUMBERS[stored.kind]}"
+    return list(struct.unpack(form, cursor.take(struct.calcsize(form))))
+
+
+def read_text(header: GgufHeader, stored: StoredText, most: int) -> str:
+    """A long text.
+
+    Raises:
+        CorruptError: it is not valid UTF-8, or exceeds the limit.
+    """
+    return _Cursor(header.location, stored.offset, "I" if header.version == 1 else "Q").text(
+        scale_limit(most)
+    )
 
 
 def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -166,22 +241,22 @@ def _spec(name: str, shape: tuple[int, ...], number: int, cursor: _Cursor) -> Te
 class _Cursor:
     """The bytes of a file in order, read in pieces of 1 MiB; tracks its position and the size of the file."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, at: int = 0, size: str = "Q") -> None:
         self.location = location
         self.uri = location.uri
-        self.at = 0
-        self.size = "Q"
+        self.at = at
+        self.size = size
         self._texts = 0
         entry = location.stat()
         self.end = entry.size if entry else 0
-        self._piece, self._start = b"", 0
+        self._piece, self._start = b"", at
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
         if count > self.end - self.at:
             raise self.corrupt("truncated header")
         inside = self.at - self._start
-        if inside + count > len(self._piece):
+        if inside < 0 or inside + count > len(self._piece):
             self._piece = self.location.read(self.at, self.at + max(count, _PIECE))
             self._start, inside = self.at, 0
         data = self._piece[inside : inside + count]
@@ -212,8 +287,19 @@ class _Cursor:
         """The next string."""
         length = self.number(self.size)
         if length > most:
-            raise self.corrupt(f"name of {length} bytes exceeds the limit of {most}")
+            raise self.corrupt(f"text of {length} bytes exceeds the limit of {most}")
         return self._decode(self.take(length))
+
+    def peek(self, kind: int) -> StoredList | StoredText | None:
+        """Where the next metadata value of a kind is, if it is a text or a list of values that are no lists."""
+        if kind == _STRING:
+            return StoredText(self.at)
+        if kind != _ARRAY:
+            return None
+        start = self.at
+        inner, count = self.number("I"), self.number(self.size)
+        first, self.at = self.at, start
+        return StoredList(inner, count, first) if inner != _ARRAY else None
 
     def value(self, kind: int, depth: int) -> Any:
         """The next metadata value; None for a skipped one."""
@@ -265,7 +351,7 @@ class _Cursor:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise self.corrupt("a name is not valid UTF-8") from error
+            raise self.corrupt("a text is not valid UTF-8") from error
 
     def corrupt(self, reason: str) -> CorruptError:
         """An error about invalid contents of the file."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE = "config.json"
 FACTORS = "rope_freqs.weight"  # divisors of the frequencies of rotary positions, by Llama 3.1's rule
 _ARCHITECTURE = "general.architecture"
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _RULES = Path(__file__).with_name("architectures.toml")
 _NAMES = re.compile(r"'[^']*'|[a-z_][\w.]*")
 _OTHER_WORDS = {"if", "else", "or", "tokens", "head", "rotary"}
@@ -138,7 +138,7 @@ def _tables(own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_tensors(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
     """What tensors and sizes show: the rows of the embedding, the elements of a head."""
-    embedding = specs.get((_EMBEDDING,))
+    embedding = specs.get((EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
     return {"tokens": rows, "head": _head(own)}
 

@@ -1,0 +1,442 @@
+"""The tokenizer of a GGUF file as a Hugging Face `tokenizer.json` and `tokenizer_config.json`, from its metadata.
+
+It encodes and decodes as transformers does with the file itself (`AutoTokenizer.from_pretrained(…, gguf_file=…)`),
+which decides what the metadata do not state; `tokenizers.toml` has the rules, and decision 061 the reasons. What
+transformers and llama.cpp read differently is said in a note. Where they disagree about the whole text, or a rule is
+missing, no tokenizer is made, and the reason is stated.
+
+Metadata that contradict themselves are errors: token numbers beyond the vocabulary, merges of what is no token, lists
+of another length or type. A checkpoint whose tokenizer is stated with `--assets` is not read for one.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.units import plural
+from wherry.errors import CorruptError
+from wherry.formats.model_files import ModelFiles
+from wherry.integrations.formats.gguf.header import (
+    GgufHeader,
+    StoredList,
+    StoredText,
+    read_numbers,
+    read_text,
+    read_texts,
+)
+from wherry.text.limits import beyond, exceeds, scale_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_START, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
+_RULES = Path(__file__).with_name("tokenizers.toml")
+_BYTES, _PIECES = "gpt2", "llama"  # values of `model`: byte-level BPE, SentencePiece
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _LAST_KIND = 1, 2, 3, 4, 6
+_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
+_READ = {"model", "pre", "tokens", "token_type", "scores", "merges", *_FLAGS}
+_FALSE = ("remove_extra_whitespaces", "add_sep_token")  # metadata that only these values leave without effect
+_MOST_TOKENS, _MOST_MERGES = 1 << 20, 1 << 20
+_LONGEST_TOKEN, _LONGEST_MERGE = 1 << 10, 1 << 12
+_MOST_TOKEN_TEXT, _MOST_MERGE_TEXT, _LONGEST_TEMPLATE = 8 << 20, 32 << 20, 1 << 20
+_SPACE = "▁"
+
+
+class _NotMadeError(Exception):
+    """Why no tokenizer is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """What the metadata state, after it was checked.
+
+    Attributes:
+        model: `gpt2` or `llama`.
+        architecture: of the model.
+        pre: the name of the splits; empty if none is stated.
+        tokens: by their numbers; all are different.
+        kinds: the type of each token.
+        numbers: token → its number.
+        special: name of a special token → the token.
+        flags: add_bos_token, add_eos_token and add_space_prefix, as far as they are stated.
+    """
+
+    model: str
+    architecture: str
+    pre: str
+    tokens: Sequence[str]
+    kinds: Sequence[int]
+    numbers: Mapping[str, int]
+    special: Mapping[str, str]
+    flags: Mapping[str, bool]
+
+
+def tokenizer_files(header: GgufHeader, rows: int | None) -> ModelFiles:
+    """The files of the tokenizer that the metadata state.
+
+    Args:
+        header: of the file; of several, of the first one.
+        rows: of the embedding; None if it is unknown.
+
+    Returns:
+        The files, and notes: what transformers reads differently from llama.cpp, or why there are no files.
+
+    Raises:
+        CorruptError: the metadata contradict themselves, or have values of another type.
+        HostileError: they exceed a limit.
+    """
+    if f"{_START}model" not in header.metadata and f"{_START}model" not in header.stored:
+        return ModelFiles()
+    try:
+        return _files(header, rows)
+    except _NotMadeError as reason:
+        return ModelFiles(missing=f"no tokenizer is made from the metadata, because {reason}")
+    except CorruptError as error:
+        raise CorruptError(
+            error.what, uri=header.location.uri,
+            cure="pass the folder of the model's own tokenizer with --assets, or download the file again",
+        ) from error  # fmt: skip
+
+
+def _files(header: GgufHeader, rows: int | None) -> ModelFiles:
+    _require_known(header)
+    words = _vocabulary(header, rows)
+    merges = _merges(header, words)
+    document = _byte_level(words) if words.model == _BYTES else _sentence_piece(words)
+    template = _template(header)
+    config = {
+        **{name: words.special.get(name) for name in _IDS},
+        "add_bos_token": _begins(words), "add_eos_token": _ends(words),
+        **({"chat_template": template} if template is not None else {}),
+        "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # fmt: skip
+    files = {
+        "tokenizer.json": _render(document, words, merges),
+        "tokenizer_config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(),
+    }
+    return ModelFiles(files, notes=tuple(_notes(header, words, merges)))
+
+
+@cache
+def _rules() -> Mapping[str, Any]:
+    return tomllib.loads(_RULES.read_text(encoding="utf-8"))
+
+
+def _require_known(header: GgufHeader) -> None:
+    """Every value that the metadata have of a tokenizer is read, or has no influence on it."""
+    known = _READ | {f"{name}_token_id" for name in _IDS.values()} | set(_rules()["neutral"])
+    for key in (*header.metadata, *header.left):
+        name = key.removeprefix(_START)
+        if key.startswith(_TEMPLATE) or not key.startswith("tokenizer.") or name in known:
+            continue
+        if name not in _FALSE or header.metadata.get(key) is not False:
+            raise _NotMadeError(f"{key} is not read")
+
+
+def _vocabulary(header: GgufHeader, rows: int | None) -> _Vocabulary:
+    model, pre = _text(header, "model"), _text(header, "pre")
+    if model not in (_BYTES, _PIECES):
+        raise _NotMadeError(f"its kind, {model}, is none of {_BYTES} and {_PIECES}")
+    tokens = _texts(header, "tokens", _MOST_TOKENS, _LONGEST_TOKEN, _MOST_TOKEN_TEXT)
+    if not tokens or "" in tokens:
+        raise _NotMadeError("it has a token without text")
+    if rows is not None and len(tokens) > rows:
+        raise _corrupt("tokens", f"{plural(len(tokens), 'token')}, but the embedding has {rows} rows")
+    kinds = _numbers(header, "token_type", len(tokens))
+    if kinds is None:
+        raise _NotMadeError(f"{_START}token_type does not say which tokens are special")
+    if not all(type(one) is int and 0 <= one <= _LAST_KIND for one in kinds):
+        raise _corrupt("token_type", f"types of tokens that are no numbers from 0 to {_LAST_KIND}")
+    architecture = str(header.metadata.get("general.architecture", ""))
+    spelled = tokens
+    if _rules()["pieces"].get(architecture) == "no-prefix" and model == _PIECES:
+        spelled = [_SPACE * len(one) if one.isspace() and " " in one else one for one in tokens]
+        kinds = [
+            _NORMAL if new != old else kind for new, old, kind in zip(spelled, tokens, kinds, strict=True)
+        ]
+    numbers = {one: number for number, one in enumerate(spelled)}
+    if len(numbers) != len(tokens):
+        raise _corrupt("tokens", "a token more than once")
+    special = _special(header, spelled)
+    return _Vocabulary(model, architecture, pre, spelled, kinds, numbers, special, _flags(header))
+
+
+def _special(header: GgufHeader, tokens: Sequence[str]) -> dict[str, str]:
+    """The special tokens whose numbers are stated, by their names."""
+    found: dict[str, str] = {}
+    for name, word in _IDS.items():
+        key = f"{word}_token_id"
+        number = header.metadata.get(f"{_START}{key}")
+        if number is None and f"{_START}{key}" not in header.stored:
+            continue
+        if type(number) is not int or not 0 <= number < len(tokens):
+            shown = "a list or text" if number is None else number
+            raise _corrupt(key, f"{shown!r}, which is the number of none of {plural(len(tokens), 'token')}")
+        found[name] = tokens[number]
+    return found
+
+
+def _flags(header: GgufHeader) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for name in _FLAGS:
+        value = header.metadata.get(f"{_START}{name}")
+        if value is None and f"{_START}{name}" not in header.stored:
+            continue
+        if not isinstance(value, bool):
+            raise _corrupt(name, "a value that is neither true nor false")
+        found[name] = value
+    return found
+
+
+def _begins(words: _Vocabulary) -> bool:
+    """Whether a text begins with a token; SentencePiece's does by default."""
+    return "bos_token" in words.special and words.flags.get("add_bos_token", words.model == _PIECES)
+
+
+def _ends(words: _Vocabulary) -> bool:
+    return "eos_token" in words.special and words.flags.get("add_eos_token", False)
+
+
+def _merges(header: GgufHeader, words: _Vocabulary) -> list[tuple[str, str]]:
+    """The merges that the metadata state, or those that the scores of SentencePiece's tokens mean."""
+    stated = _texts(header, "merges", _MOST_MERGES, _LONGEST_MERGE, _MOST_MERGE_TEXT)
+    if stated is None and words.model == _BYTES:
+        raise _corrupt("merges", "no merges of a byte-level vocabulary")
+    if stated is None:
+        return _merges_of_scores(header, words)
+    merges: list[tuple[str, str]] = []
+    for one in stated:
+        left, space, right = one.partition(" ")
+        if not (left and space and right) or " " in right:
+            raise _corrupt("merges", f"a merge {one[:80]!r} that is not of two tokens")
+        if not (left in words.numbers and right in words.numbers and left + right in words.numbers):
+            raise _corrupt("merges", f"a merge {one[:80]!r} of what is no token")
+        merges.append((left, right))
+    return merges
+
+
+def _merges_of_scores(header: GgufHeader, words: _Vocabulary) -> list[tuple[str, str]]:
+    """Each way to make a token of two, the best token first; of Gemma's the first token, as transformers does.
+
+    Ways of equal tokens follow in the order of the lengths of their parts, the longer left part first.
+    """
+    scores = _numbers(header, "scores", len(words.tokens))
+    if scores is None:
+        raise _NotMadeError(f"{_START}scores does not say which tokens are made first")
+    if _rules()["pieces"].get(words.architecture) == "no-prefix":
+        scores = range(0, -len(words.tokens), -1)
+    if any(score != score for score in scores):  # noqa: PLR0124  not a number
+        raise _corrupt("scores", "scores that are not numbers")
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, score in zip(words.tokens, scores, strict=True):
+        own = [
+            (score, cut, len(token) - cut, token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in words.numbers and token[cut:] in words.numbers
+        ]
+        own.sort(key=lambda row: (words.numbers[row[3]], words.numbers[row[4]]))
+        found += own
+    found.sort(key=lambda row: row[:3], reverse=True)
+    return [(left, right) for _score, _left, _right, left, right in found]
+
+
+def _byte_level(words: _Vocabulary) -> dict[str, Any]:
+    """The parts of a tokenizer whose tokens spell bytes."""
+    rules = _rules()
+    split = rules["pre"].get(words.pre)
+    if split is None:
+        raise _NotMadeError(f"the pre-tokenizer {words.pre or 'that is not stated'} is not known")
+    if split not in rules["only"].get(words.architecture, [split]):
+        raise _NotMadeError(
+            f"transformers splits the text of {words.architecture} in another way than {words.pre}"
+        )
+    if words.flags.get("add_space_prefix"):
+        raise _NotMadeError(f"{_START}add_space_prefix is true, which transformers does not read")
+    alphabet = _alphabet()
+    raw = next((one for one in words.tokens if not alphabet.issuperset(one)), None)
+    if raw is not None:
+        raise _NotMadeError(f"the token {raw[:80]!r} is not spelled in bytes; transformers does not read it")
+    pattern = rules["splits"][split]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, level]} if pattern else level,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_token": None, "fuse_unk": False,
+            "byte_fallback": False,
+        },
+    }  # fmt: skip
+
+
+@cache
+def _alphabet() -> frozenset[str]:
+    """The characters that spell bytes: printable ones themselves, the others from 256 on, as in GPT-2."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    return frozenset(chr(one) for one in (*printable, *range(0x100, 0x100 + 256 - len(printable))))
+
+
+def _sentence_piece(words: _Vocabulary) -> dict[str, Any]:
+    """The parts of a tokenizer of SentencePiece's pieces, in which spaces are spelled."""
+    shape = _rules()["pieces"].get(words.architecture)
+    if shape is None:
+        raise _NotMadeError(f"transformers does not read SentencePiece's tokens of {words.architecture}")
+    prefixed = shape != "no-prefix"
+    if words.flags.get("add_space_prefix", prefixed) is not prefixed:
+        stated = str(words.flags["add_space_prefix"]).lower()
+        raise _NotMadeError(f"{_START}add_space_prefix is {stated}, which transformers does not read")
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    normalizer, cut = {
+        "metaspace": (
+            None, {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False},
+        ),
+        "prepended": (
+            {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, spaces]}, None,
+        ),
+        "no-prefix": (
+            spaces,
+            {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        ),
+    }[shape]  # fmt: skip
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []),
+    ]  # fmt: skip
+    return {
+        "normalizer": normalizer,
+        "pre_tokenizer": cut,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "unk_token": None if prefixed else words.special.get("unk_token"), "fuse_unk": True, "byte_fallback": True,
+        },
+    }  # fmt: skip
+
+
+def _render(document: Mapping[str, Any], words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> bytes:
+    """The bytes of `tokenizer.json`."""
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": list(_added_tokens(words)),
+        "normalizer": document["normalizer"], "pre_tokenizer": document["pre_tokenizer"],
+        "post_processor": _post_processor(words), "decoder": document["decoder"],
+        "model": {
+            "type": "BPE", "dropout": None, **document["model"], "ignore_merges": False, "vocab": words.numbers,
+            "merges": merges,
+        },
+    }  # fmt: skip
+    return (json.dumps(whole, ensure_ascii=False) + "\n").encode()
+
+
+def _added_tokens(words: _Vocabulary) -> Iterator[dict[str, Any]]:
+    """Tokens that are found in a text before it is split: control tokens, and those that users defined."""
+    special = set(words.special.values())
+    for number, (token, kind) in enumerate(zip(words.tokens, words.kinds, strict=True)):
+        is_special = kind == _CONTROL or token in special
+        if is_special or kind == _USER_DEFINED:
+            yield {
+                "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": is_special,
+            }  # fmt: skip
+
+
+def _post_processor(words: _Vocabulary) -> dict[str, Any]:
+    """The tokens around a text."""
+    first = [words.special["bos_token"]] if _begins(words) else []
+    last = [words.special["eos_token"]] if _ends(words) else []
+
+    def around(name: str, part: int) -> list[dict[str, Any]]:
+        return [
+            *({"SpecialToken": {"id": one, "type_id": part}} for one in first),
+            {"Sequence": {"id": name, "type_id": part}},
+            *({"SpecialToken": {"id": one, "type_id": part}} for one in last),
+        ]
+
+    used = {one: {"id": one, "ids": [words.numbers[one]], "tokens": [one]} for one in (*first, *last)}
+    return {
+        "type": "TemplateProcessing", "single": around("A", 0), "pair": [*around("A", 0), *around("B", 1)],
+        "special_tokens": used,
+    }  # fmt: skip
+
+
+def _template(header: GgufHeader) -> str | None:
+    if _TEMPLATE in header.metadata:
+        value = header.metadata[_TEMPLATE]
+        if not isinstance(value, str):
+            raise CorruptError(f"invalid GGUF: {_TEMPLATE} is no text")
+        return value
+    stored = header.stored.get(_TEMPLATE)
+    if isinstance(stored, StoredText):
+        return read_text(header, stored, _LONGEST_TEMPLATE)
+    if _TEMPLATE in header.stored:
+        raise CorruptError(f"invalid GGUF: {_TEMPLATE} is no text")
+    return None
+
+
+def _notes(header: GgufHeader, words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """What transformers reads differently from llama.cpp, and what is not carried."""
+    cure = "if the model was trained otherwise, pass the folder of its own tokenizer with --assets"
+    if words.pre in _rules()["begin"]["token"] and words.model == _BYTES:
+        if "add_bos_token" not in words.flags:
+            yield (
+                f"{_START}add_bos_token is not stated: texts begin without a token, as transformers reads the file; "
+                f"llama.cpp begins them with one; {cure}"
+            )
+        made = {left + right for left, right in merges}
+        whole = [
+            one for one, kind in zip(words.tokens, words.kinds, strict=True)
+            if len(one) > 1 and kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED) and one not in made
+        ]  # fmt: skip
+        if whole:
+            yield (
+                f"no merges make {plural(len(whole), 'token')}, such as {whole[0][:80]!r}: transformers does not use "
+                f"them; llama.cpp takes a word that is one whole; {cure}"
+            )
+    others = [
+        one for one in (*header.metadata, *header.left) if one.startswith(_TEMPLATE) and one != _TEMPLATE
+    ]
+    if others:
+        yield f"of the chat templates only the first is carried, not {', '.join(others)}"
+
+
+def _text(header: GgufHeader, name: str) -> str:
+    value = header.metadata.get(f"{_START}{name}", "")
+    if not isinstance(value, str) or f"{_START}{name}" in header.stored:
+        raise _corrupt(name, "a value that is no short text")
+    return value
+
+
+def _texts(header: GgufHeader, name: str, count: int, longest: int, most: int) -> list[str] | None:
+    stored = _list(header, name, count)
+    return None if stored is None else read_texts(header, stored, longest, most)
+
+
+def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[Any] | None:
+    stored = _list(header, name, _MOST_TOKENS)
+    if stored is None:
+        return None
+    if stored.length != count:
+        raise _corrupt(name, f"{plural(stored.length, 'value')} of {plural(count, 'token')}")
+    return read_numbers(header, stored)
+
+
+def _list(header: GgufHeader, name: str, most: int) -> StoredList | None:
+    key = f"{_START}{name}"
+    stored = header.stored.get(key)
+    if isinstance(stored, StoredList):
+        if exceeds(stored.length, most):
+            raise beyond(key, scale_limit(most), "entries", uri=header.location.uri)
+        return stored
+    if key in header.stored or key in header.metadata:
+        raise _corrupt(name, "a value that is no list of texts or numbers")
+    return None
+
+
+def _corrupt(name: str, what: str) -> CorruptError:
+    return CorruptError(f"invalid GGUF: {_START}{name} has {what}")
