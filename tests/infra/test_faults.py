@@ -66,4 +66,4 @@ def test_a_process_notes_the_test_of_the_process_that_started_it(tmp_path):
     line = "import fault_probe; fault_probe.hit(7); fault_probe.hit(7); fault_probe.hit(8)"
     subprocess.run([sys.executable, "-c", line], check=True, cwd=tmp_path, env={})
     [found] = notes.glob("hits-*")
-    assert found.read_text() == "7 tests/x/test_a.py\n8 tests/x/test_a.py\n"
+    assert found.read_text() == "7 tests/x/test_a.py::test_b\n8 tests/x/test_a.py::test_b\n"

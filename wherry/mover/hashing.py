@@ -69,7 +69,7 @@ class Hashes:
     algorithm: str
     digests: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
-    seen: SeenValues = field(default_factory=SeenValues)
+    seen: SeenValues = field(default_factory=SeenValues, compare=False)
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
         """The same digests under other key paths; digests do not depend on key paths."""
