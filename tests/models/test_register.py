@@ -14,7 +14,7 @@ import pytest
 
 import wherry
 from wherry.core.algorithms import digest_uri
-from wherry.errors import MissingExtraError, NotFoundError, StorageError, UsageError
+from wherry.errors import MismatchError, MissingExtraError, NotFoundError, StorageError, UsageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
 from wherry.storage.sidecar import sidecar_location
@@ -132,7 +132,8 @@ def test_without_a_sidecar_there_is_no_identity(receipt, name, tmp_path):
     wherry.inspect(tmp_path / "source.safetensors", digest=True, write=True)
     done = wherry.register(tmp_path / "source.safetensors", name)
     assert (done.created, done.checkpoint_digest) == (True, receipt.source.checkpoint_digest)
-    assert wherry.promote(f"models:/{name}/1", gates={"max_error": 0}).version == "1"
+    with pytest.raises(MismatchError, match="its conversion is not recorded"):
+        wherry.promote(f"models:/{name}/1", gates={"max_error": 0})
     Path(sidecar_location(locate(receipt.target.uri)).path).unlink()
     with pytest.raises(NotFoundError):
         wherry.register(receipt, name)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from flax.training.train_state import TrainState
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -311,6 +311,8 @@ TREES = st.dictionaries(
        where=st.sampled_from(["solver", "tx", "optimizer", "opt_state"]), named=st.booleans())  # fmt: skip
 def test_a_model_and_the_state_of_an_optimizer_are_separated(tree, chain, above, where, named):
     model = jax.tree.map(jnp.asarray, tree)
+    # Of a model of one tensor, muon's state is one tensor of the same name and shape: neither is known as the model.
+    assume(chain != "muon" or named or len(jax.tree.leaves(model)) > 1)
     state = CHAINS[chain].init(model)
     whole = {"params" if named else "weights": model, where: state}
     for word in above:

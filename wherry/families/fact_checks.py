@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.facts import assumed_facts, require_accepted
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
 
+_MOST_SHOWN = 80  # characters of a value in a message
 _ELSEWHERE = "choose another target"
 
 
@@ -100,8 +101,8 @@ def require_assumed(
     always = assumed_facts(target, names)
     for fact in different(family, names, always):
         raise UnrepresentableError(
-            f"{family.name}: {told_as(source, told, fact, names[fact])}, "
-            f"but {target.name} always uses {always[fact]!r}",
+            f"{family.name}: {told_as(source, told, fact, names[fact], always[fact])}, "
+            f"but {target.name} always uses {_shown(always[fact], names[fact])}",
             cure=_accepting(family, fact, always[fact]),
         )
 
@@ -162,7 +163,8 @@ def require_computed(family: Family, source: System, told: ConfigFacts, names: M
     for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{told.source} states another model than {source.name} computes: "
-            f"{told_as(source, told, fact, names[fact])}, but it always uses {always[fact]!r}",
+            f"{told_as(source, told, fact, names[fact], always[fact])}, "
+            f"but it always uses {_shown(always[fact], names[fact])}",
             cure="correct the config to the model that was trained, or state it with "
             f"--set {shlex.quote(f'{fact}={_stated_as(family, fact, always[fact])}')}",
         )
@@ -215,26 +217,37 @@ def require_carried(
         value = names.get(fact)
         if value is None or fact in target.absorbs or theirs.get(fact) == value:
             continue
-        other = f"would use {theirs[fact]!r}" if fact in theirs else "has no attribute for it"
+        kept = theirs.get(fact)
+        other = f"would use {_shown(kept, value)}" if fact in theirs else "has no attribute for it"
         raise UnrepresentableError(
-            f"{family.name}: {told_as(source, told, fact, value)}, but {target.name} {other}: "
+            f"{family.name}: {told_as(source, told, fact, value, kept)}, but {target.name} {other}: "
             f"{target.write.file} cannot state it",
-            cure=_accepting(family, fact, theirs.get(fact)),
+            cure=_accepting(family, fact, kept),
         )
 
 
-def told_as(system: System, told: ConfigFacts, fact: str, value: object) -> str:
-    """A fact in the words of the config that states it, for messages."""
+def told_as(system: System, told: ConfigFacts, fact: str, value: object, other: object) -> str:
+    """A fact in the words of the config that states it, for messages, where it differs from another value."""
+    shown = _shown(value, other)
     if fact in told.stated:
-        return f"{fact} is {value!r} as stated"
+        return f"{fact} is {shown} as stated"
     text = system.config.facts.get(fact)
     if text is not None and told.config:
         names = sorted(name for name in names_in(text) if told.config.get(name) is not None)
         if len(names) == 1:
-            return f"{names[0]} is {told.config[names[0]]!r} in {told.source}"
+            return f"{names[0]} is {_shown(told.config[names[0]], other)} in {told.source}"
         if names:
-            return f"{fact} is {value!r} according to {', '.join(names)} in {told.source}"
-    return f"{fact} is {value!r} in this model"
+            return f"{fact} is {shown} according to {', '.join(names)} in {told.source}"
+    return f"{fact} is {shown} in this model"
+
+
+def _shown(value: object, other: object) -> str:
+    """A value in a message that compares it with another one: of two tables, the entries that differ; cut if long."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        table, rest = cast("dict[str, object]", value), cast("dict[str, object]", other)
+        value = {key: one for key, one in table.items() if key not in rest or rest[key] != one}
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
 def _accepting(family: Family, fact: str, value: object) -> str:

@@ -336,8 +336,9 @@ def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | No
 
 
 def all_rows(ledger: Ledger, query: str, **values: str) -> list[tuple[Any, ...]]:
-    """The rows of a query in SQL that every database of the ledger understands."""
+    """The rows of a query in SQL that every database of the ledger understands, with `{schema}` before each table."""
     with ledger.read() as connection:
+        query = query.format(schema=ledger.backend.prefix)
         return [tuple(row) for row in connection.execute(text(query), values)]
 
 

@@ -13,6 +13,7 @@ import re
 import stat
 import time
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,8 @@ _OF_TARGET = re.compile(rf"(.+)\.{_HEX}(?:\.[a-z]+)?")
 _OWN = re.compile(
     rf"\{PREFIX}(?:(.+)\.(?:lease|reading|draft|job|{_HEX}(?:\.[a-z]+)?)|(?:spill-|audit-|dask-|ray-|logits\.)\w{{8,16}})"
 )
+# The files of a spool folder of a live state; `wherry.live`.
+_SPOOLED = re.compile(r"(?:part|share|seen)-\d+(?:\.json)?")
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 _HELD = "a running job holds its lease"
 _YOUNG = "changed within the hour; may be in use"
@@ -125,7 +128,7 @@ def _is_own(area: Path) -> bool:
     """Whether wherry made what has the name of a staging area.
 
     Its whole name has a form that wherry gives, and a folder is empty or holds one of wherry's files: the target under
-    its name, a file with wherry's prefix, or the record of a job.
+    its name, a file with wherry's prefix, the record of a job, or a part of a live state.
     """
     named = _OWN.fullmatch(area.name)
     if named is None:
@@ -135,8 +138,13 @@ def _is_own(area: Path) -> bool:
         return True
     with suppress(FileNotFoundError):
         names = [child.name for child in area.iterdir()]
-        return not names or any(name in (target, _JOB) or name.startswith(PREFIX) for name in names)
+        return not names or any(map(partial(_is_of_target, target), names))
     return False  # removed by another process
+
+
+def _is_of_target(target: str, name: str) -> bool:
+    own = name in (target, _JOB) or name.startswith(PREFIX)
+    return own or _SPOOLED.fullmatch(name) is not None
 
 
 def _look(path: Path, min_age: float) -> _Area | None:

@@ -191,7 +191,7 @@ def _with_the_ledger(
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
     recorded = sidecar is not None
     failed = list(replacement(entry, digest, same_weights=same_weights, tensors_recorded=recorded))
-    if sidecar is not None and not failed:
+    if sidecar is not None and not failed and entry.unread is None:
         failed += receipt_difference(sidecar, checkpoint.uri)
     return (DIFFERENT if failed else EQUAL), failed
 

@@ -51,7 +51,7 @@ _PLACE = f"""
 
 _CONVERSIONS = ("conversion", "statement")
 _MADE = """
-    SELECT told.body FROM conversion AS done JOIN statement AS told ON told.seq = done.statement
+    SELECT told.body FROM {schema}conversion AS done JOIN {schema}statement AS told ON told.seq = done.statement
     WHERE done.target = :digest AND done.target_uri = :uri ORDER BY done.statement
 """
 _PASSING = ("already", "lineage", "schema")  # fields of a receipt that do not describe the conversion
@@ -144,7 +144,7 @@ def _made_at(sidecar: Sidecar, uri: str) -> list[str]:
         return []
     if file is not None:
         with suppress(sqlite3.Error), sqlite_to_read(file, _CONVERSIONS) as connection:
-            return [body for (body,) in connection.execute(_MADE, values)]
+            return [body for (body,) in connection.execute(_MADE.format(schema=""), values)]
     from wherry.ledger.nodes import all_rows
     from wherry.ledger.record import open_ledger
 
