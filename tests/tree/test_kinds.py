@@ -306,8 +306,8 @@ TREES = st.dictionaries(
 )
 
 
-# The first example compiles. Derandomized, since longer searches find trees that are refused, as nothing tells the model
-# from the state: modules called mu and nu with nothing else, below a word that is no name of a model.
+# The first example compiles. Derandomized, since longer searches find trees that are refused, as nothing tells the
+# model from the state: modules called mu and nu with nothing else, below a word that is no name of a model.
 @settings(deadline=None, derandomize=True)
 @given(tree=TREES, chain=st.sampled_from(sorted(CHAINS)), above=st.lists(st.sampled_from("abc"), max_size=3),
        where=st.sampled_from(["solver", "tx", "optimizer", "opt_state"]), named=st.booleans())  # fmt: skip

@@ -44,6 +44,9 @@ _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
 _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
+_GETATTR = frozenset(
+    {("builtins", "getattr"), ("__builtin__", "getattr")}
+)  # of the protocols from 3, and before
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 
 
@@ -215,17 +218,30 @@ class Machine:
             self.rules.survey(Global(str(module)[:_MAX_NAME], str(name)[:_MAX_NAME]), self.position)
         elif type(module) is not str or type(name) is not str:
             raise CorruptError("invalid pickle: the name of a global is not a string", cure=_AGAIN)
+        elif wanted in _GETATTR and self.rules.members:
+            pass  # `call` requires that it names a member of an enumeration
         elif wanted not in self.rules.allowed and str(wanted) not in self.rules.opaque:
-            raise (
-                self.rules.refusal(wanted)
-                or self._refused_within(wanted)
-                or HostileError(
-                    f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
-                    cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
-                    " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
-                )
-            )
+            raise self.rules.refusal(wanted) or self._refused_within(wanted) or self._not_allowed(wanted)
         self.stack.append(wanted)
+
+    def _not_allowed(self, wanted: Global) -> HostileError:
+        return HostileError(
+            f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
+            cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
+            " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
+        )
+
+    def _member(self, wanted: Global, args: tuple[Any, ...]) -> CallRecord:
+        """The member of an enumeration that `getattr` names.
+
+        Raises:
+            HostileError: it names anything else.
+        """
+        match args:
+            case (Global() as kind, str() as name) if name in self.rules.members.get(kind, {}):
+                return CallRecord(kind, (self.rules.members[kind][name],))
+            case _:
+                raise self._not_allowed(wanted)
 
     def _refused_within(self, wanted: Global) -> WherryError | None:
         """The error of a global that is not allowed, from the function to whose arguments it belongs."""
@@ -243,6 +259,9 @@ class Machine:
             return
         if type(wanted) is not Global or type(args) is not tuple:
             raise CorruptError("invalid pickle: it calls something other than a global", cure=_AGAIN)
+        if wanted in _GETATTR and wanted not in self.rules.allowed:
+            self.stack.append(self._member(wanted, args))
+            return
         maker = self.rules.allowed.get(wanted)
         if args:
             self._charge(args)

@@ -133,6 +133,8 @@ class Rules:
         within: the same for a global among the arguments of a function, by that function; it also gets the argument
             before it.
         far: byte strings and texts of at least this many bytes stay in the file, as `Far`; None for no limit.
+        members: enumerations whose members may be named: class → name → value. CPython 3.11.0 to 3.11.3 pickles a
+            member as `getattr(class, name)`, every other version as `class(value)`; the record is that of the latter.
         opaque: names of further classes whose objects become opaque values.
         survey: called with every global; if given, all globals are allowed and all calls are recorded, to list
             the imports of a hostile pickle.
@@ -145,6 +147,9 @@ class Rules:
         default_factory=dict["tuple[str, str]", "Callable[[Global, Any], WherryError | None]"]
     )
     far: int | None = None
+    members: Mapping[tuple[str, str], Mapping[str, int]] = field(
+        default_factory=dict["tuple[str, str]", "Mapping[str, int]"]
+    )
     opaque: frozenset[str] = frozenset()
     survey: Callable[[Global, int], None] | None = None
 

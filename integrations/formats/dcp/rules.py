@@ -67,7 +67,14 @@ _MAKERS: dict[tuple[str, str], Maker | None] = {
     ("collections", "OrderedDict"): dict_of,
     **{(module, name): _path for module in ("pathlib", "pathlib._local") for name in _PATHS},
 }
+# Source: torch.distributed.checkpoint.metadata and planner (torch 2.13).
+_FORMATS = {"TORCH_CONTIGUOUS_FORMAT": 0, "TORCH_CHANNELS_LAST": 1, "TORCH_PRESERVE_FORMAT": 2}
 METADATA_RULES = Rules(
+    members={
+        (METADATA, "_MEM_FORMAT_ENCODING"): _FORMATS,
+        (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"): _FORMATS,
+        (PLANNER, "WriteItemType"): {"TENSOR": 1, "SHARD": 2, "BYTE_IO": 3},
+    },
     allowed={
         **dict.fromkeys(_RECORDS),
         **{("torch", torch): None for torch, _, _ in DTYPES},
