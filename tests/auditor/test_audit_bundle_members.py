@@ -304,3 +304,16 @@ def test_a_program_in_one_file_has_no_import_of_wherry(bundle):
     assert "\nfrom wherry" not in program
     compile(program, "__main__.py", "exec")
     assert io.StringIO(program).readline().startswith('"""')
+
+
+def test_sizes_that_python_before_3_11_4_states_twice_are_valid(bundle):
+    """Its zipfile writes the sizes of a file that may become large before the wide ones too, if they fit."""
+    data = bytearray(bundle.read_bytes())
+    with zipfile.ZipFile(bundle) as archive:
+        infos = archive.infolist()
+    wide = [info for info in infos if data[info.header_offset + 18 : info.header_offset + 26] == b"\xff" * 8]
+    for info in wide:
+        struct.pack_into("<II", data, info.header_offset + 18, info.compress_size, info.file_size)
+    bundle.write_bytes(data)
+    assert wide or sys.version_info < (3, 11, 4)
+    assert check_bundle(bundle).problems == []

@@ -132,7 +132,8 @@ def _begin(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
     if version not in _VERSIONS or version > info.extract_version:
         return None
     wide = _EXTRA.pack(1, 16, info.file_size, info.compress_size) if extra else b""
-    same = stated == ([_MOST, _MOST] if extra else [*sizes]) and extra == len(wide)
+    # Before Python 3.11.4, zipfile states sizes that fit a second time in front of the wide ones.
+    same = (stated == [*sizes] or (bool(extra) and stated == [_MOST, _MOST])) and extra == len(wide)
     return info.header_offset + _LOCAL.size + named + extra if (
         same and head[_LOCAL.size :].startswith(name + wide)
     ) else None  # fmt: skip
