@@ -148,10 +148,11 @@ def no_layout(
     else:
         known = ", ".join(families_of_system(row.system)) or "no family"
         why = _reason(checkpoint, wish.config)
-        what = f"{row.name} has no layout for {seen}{why}: it has layouts for {known}{form}"
+        what = f"{row.name} has no layout for {seen}{why}{form}"
         cure = f"{_CONTAIN}, or {_DECLARE}"
         if row.names_needed and not system_of(checkpoint.detection.format):
             cure = f"pass the model's --config, {_DECLARE}, or keep the names with --family {NONE}"
+        cure += f"; {row.name} has layouts for {known}"
     return UnrepresentableError(what, uri=checkpoint.uri, cure=cure)
 
 
