@@ -66,9 +66,7 @@ def serve(file: Path, *, limit: int = 2) -> None:
         StorageError: the file cannot be read, or the configured server does not answer.
     """
     answering_server()
-    os.environ.setdefault(
-        *_HEARTBEAT
-    )  # what the runs inherit, as from the pools: without one, a run counts as crashed
+    os.environ.setdefault(*_HEARTBEAT)  # for the runs: a run without heartbeats counts as crashed
     carry_out(*deployments(file), limit=limit)
 
 

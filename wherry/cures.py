@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
-COMMANDS_ONLY = frozenset(("--pickles", "--tree"))  # options of those commands that the functions have not
+COMMANDS_ONLY = frozenset(
+    ("--help", "--pickles", "--tree")
+)  # options of those commands that the functions have not
 KEYWORDS = {
     "allow-opaque": "opaque",
     "as": "as_",

@@ -150,7 +150,7 @@ def stated_formats(uris: Sequence[str], formats: Sequence[str]) -> Sequence[str]
     if None in found:
         raise UsageError(
             "missing option '--to'",
-            cure=f"state the format of each TARGET, see `wherry formats`; only names that end in "
+            cure=f"state the format of each TARGET, see `wherry convert --help`; only names that end in "
             f"{', '.join(_BY_NAME)} need none",
         )
     return [name for name in found if name is not None]

@@ -45,7 +45,7 @@ def counts(file: Path) -> bool:
 
 def counts_in_home(file: Path) -> bool:
     """Whether the configuration of `WHERRY_HOME` is trusted: nobody but its user can write it or its folder."""
-    reason = "it is not a regular file" if not file.is_file() else _foreign(file)
+    reason = _foreign(file)
     if reason:
         _warn(file, reason)
     return not reason

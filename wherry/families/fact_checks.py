@@ -102,7 +102,7 @@ def require_assumed(
     for fact in different(family, names, always):
         raise UnrepresentableError(
             f"{family.name}: {told_as(source, told, fact, names[fact], always[fact])}, "
-            f"but {target.name} always uses {_shown(always[fact], names[fact])}",
+            f"but {target.name} always uses {_excerpt(always[fact], names[fact])}",
             cure=_accepting(family, fact, always[fact]),
         )
 
@@ -164,7 +164,7 @@ def require_computed(family: Family, source: System, told: ConfigFacts, names: M
         raise UnrepresentableError(
             f"{told.source} states another model than {source.name} computes: "
             f"{told_as(source, told, fact, names[fact], always[fact])}, "
-            f"but it always uses {_shown(always[fact], names[fact])}",
+            f"but it always uses {_excerpt(always[fact], names[fact])}",
             cure="correct the config to the model that was trained, or state it with "
             f"--set {shlex.quote(f'{fact}={_stated_as(family, fact, always[fact])}')}",
         )
@@ -218,7 +218,7 @@ def require_carried(
         if value is None or fact in target.absorbs or theirs.get(fact) == value:
             continue
         kept = theirs.get(fact)
-        other = f"would use {_shown(kept, value)}" if fact in theirs else "has no attribute for it"
+        other = f"would use {_excerpt(kept, value)}" if fact in theirs else "has no attribute for it"
         raise UnrepresentableError(
             f"{family.name}: {told_as(source, told, fact, value, kept)}, but {target.name} {other}: "
             f"{target.write.file} cannot state it",
@@ -228,20 +228,20 @@ def require_carried(
 
 def told_as(system: System, told: ConfigFacts, fact: str, value: object, other: object) -> str:
     """A fact in the words of the config that states it, for messages, where it differs from another value."""
-    shown = _shown(value, other)
+    shown = _excerpt(value, other)
     if fact in told.stated:
         return f"{fact} is {shown} as stated"
     text = system.config.facts.get(fact)
     if text is not None and told.config:
         names = sorted(name for name in names_in(text) if told.config.get(name) is not None)
         if len(names) == 1:
-            return f"{names[0]} is {_shown(told.config[names[0]], other)} in {told.source}"
+            return f"{names[0]} is {_excerpt(told.config[names[0]], other)} in {told.source}"
         if names:
             return f"{fact} is {shown} according to {', '.join(names)} in {told.source}"
     return f"{fact} is {shown} in this model"
 
 
-def _shown(value: object, other: object) -> str:
+def _excerpt(value: object, other: object) -> str:
     """A value in a message that compares it with another one: of two tables, the entries that differ; cut if long."""
     if isinstance(value, dict) and isinstance(other, dict):
         table, rest = cast("dict[str, object]", value), cast("dict[str, object]", other)

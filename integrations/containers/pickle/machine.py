@@ -44,9 +44,7 @@ _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
 _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
-_GETATTR = frozenset(
-    {("builtins", "getattr"), ("__builtin__", "getattr")}
-)  # of the protocols from 3, and before
+_GETATTR = (Global("builtins", "getattr"), Global("__builtin__", "getattr"))  # from protocol 3, and before
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 
 
@@ -74,6 +72,7 @@ class Machine:
         self._most = scale_limit(_MOST_BYTES)
         self._far = rules.far or MAX_PIECE
         self._work = 0
+        self._open_getattr: Global | None = None  # was imported, and has named no member so far
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
         """Interpret opcodes up to STOP; return the one value that is then on the stack."""
@@ -139,6 +138,8 @@ class Machine:
     def _result(self) -> Any:
         if len(self.stack) != 1 or self.marks:
             raise CorruptError("invalid pickle: several values at STOP", cure=_AGAIN)
+        if self._open_getattr:
+            raise self._not_allowed(self._open_getattr)
         return self.stack.pop()
 
     def push(self, value: Any) -> None:
@@ -218,8 +219,8 @@ class Machine:
             self.rules.survey(Global(str(module)[:_MAX_NAME], str(name)[:_MAX_NAME]), self.position)
         elif type(module) is not str or type(name) is not str:
             raise CorruptError("invalid pickle: the name of a global is not a string", cure=_AGAIN)
-        elif wanted in _GETATTR and self.rules.members:
-            pass  # `call` requires that it names a member of an enumeration
+        elif wanted in _GETATTR and self.rules.members and not self._open_getattr:
+            self._open_getattr = wanted
         elif wanted not in self.rules.allowed and str(wanted) not in self.rules.opaque:
             raise self.rules.refusal(wanted) or self._refused_within(wanted) or self._not_allowed(wanted)
         self.stack.append(wanted)
@@ -232,16 +233,18 @@ class Machine:
         )
 
     def _member(self, wanted: Global, args: tuple[Any, ...]) -> CallRecord:
-        """The member of an enumeration that `getattr` names.
+        """The member of an enumeration that `getattr` names; nothing else is called between its import and that.
 
         Raises:
             HostileError: it names anything else.
         """
         match args:
-            case (Global() as kind, str() as name) if name in self.rules.members.get(kind, {}):
+            case (Global() as kind, str() as name) if wanted in _GETATTR and name in self.rules.members.get(
+                kind, {}
+            ):
                 return CallRecord(kind, (self.rules.members[kind][name],))
             case _:
-                raise self._not_allowed(wanted)
+                raise self._not_allowed(self._open_getattr or wanted)
 
     def _refused_within(self, wanted: Global) -> WherryError | None:
         """The error of a global that is not allowed, from the function to whose arguments it belongs."""
@@ -259,8 +262,9 @@ class Machine:
             return
         if type(wanted) is not Global or type(args) is not tuple:
             raise CorruptError("invalid pickle: it calls something other than a global", cure=_AGAIN)
-        if wanted in _GETATTR and wanted not in self.rules.allowed:
+        if wanted.name == _GETATTR[0].name or self._open_getattr:
             self.stack.append(self._member(wanted, args))
+            self._open_getattr = None
             return
         maker = self.rules.allowed.get(wanted)
         if args:
