@@ -44,7 +44,8 @@ _LAST_PROTOCOL = 5
 _HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = b".\x94hjK)\x85\x86"
 _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
-_GETATTR = (Global("builtins", "getattr"), Global("__builtin__", "getattr"))  # from protocol 3, and before
+# By its name from protocol 3, and before.
+_GETATTR = frozenset(Global(module, "getattr") for module in ("builtins", "__builtin__"))
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 
 
@@ -262,7 +263,7 @@ class Machine:
             return
         if type(wanted) is not Global or type(args) is not tuple:
             raise CorruptError("invalid pickle: it calls something other than a global", cure=_AGAIN)
-        if wanted.name == _GETATTR[0].name or self._open_getattr:
+        if wanted.name == "getattr" or self._open_getattr:
             self.stack.append(self._member(wanted, args))
             self._open_getattr = None
             return
