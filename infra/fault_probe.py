@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 NOTES = Path(__file__).with_name("fault-notes")
 _SEEN: set[int] = set()
@@ -42,3 +43,10 @@ def pytest_runtest_logstart(nodeid: str) -> None:
     """Another test begins in this process."""
     _SEEN.clear()
     (NOTES / f"test-{os.getpid()}").write_text(nodeid)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """A test that fails without a fault finds none."""
+    if report.failed:
+        with (NOTES / f"failed-{os.getpid()}").open("a") as notes:
+            notes.write(f"{report.nodeid}\n")
