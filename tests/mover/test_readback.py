@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.forms import options_for
@@ -139,14 +139,15 @@ def test_without_verification_nothing_is_read_back(source, tmp_path, proved):
     assert not proved["read"]
 
 
-def damaging(monkeypatch, folder, pattern, offset):
-    """Storage that alters a byte of a staged file as soon as the first group of writes is durable."""
+def damaging(monkeypatch, folder, pattern, values):
+    """Storage that alters a byte of a staged file as soon as these values in it are durable."""
     real, done = FlatFiles.sync, []
 
     def sync(self):
+        there = [(file, file.read_bytes().find(values)) for file in folder.glob(pattern) if not done]
         real(self)
-        for file in folder.glob(pattern):
-            if not done and file.stat().st_size > 16 * MIB:
+        for file, offset in there:
+            if offset >= 0:
                 done.append(file)
                 flip(file, offset)
 
@@ -163,9 +164,8 @@ def flip(file, offset):
 
 def test_what_storage_altered_is_found_at_once_and_named(source, tmp_path, monkeypatch):
     monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", MIB)
-    header = json.loads(source.read_bytes()[8 : 8 + int.from_bytes(source.read_bytes()[:8], "little")])
-    at = header["large"]["data_offsets"][0]
-    damaging(monkeypatch, tmp_path, ".wherry-*/out", offset=at + LEAF + 5000)
+    values = load_file(source)["large"][LEAF + 5000 :][:64].tobytes()
+    damaging(monkeypatch, tmp_path, ".wherry-*/out", values)
     finished = []
     monkeypatch.setattr("wherry.converter.job.finish", finished.append)
     with pytest.raises(
