@@ -74,7 +74,8 @@ BENCH = Purpose("bench", "bench", first=("torch",))
 
 
 def take_over() -> None:
-    """Restart under a Python that is new enough, if this one is not."""
+    """Restart under a Python that is new enough, if this one is not; let the processes that it starts keep bytecode."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles every package that it imports
     if sys.version_info[:2] < OLDEST:
         python = find_python()
         os.execv(python, [python, *sys.argv])
@@ -215,7 +216,7 @@ def _uv(folder: Path) -> list[str]:
     if "cert" in settings:
         os.environ.setdefault("SSL_CERT_FILE", settings["cert"])
     python = ["--python", str(folder / "bin" / "python")]
-    return [str(folder / "bin" / "uv"), "pip", "install", "-q", "--compile-bytecode", *python, *options]
+    return [str(folder / "bin" / "uv"), "pip", "install", "-q", *python, *options]
 
 
 def pip_settings(listing: str) -> dict[str, str]:
