@@ -3,7 +3,8 @@
 The ledger, not the storage, determines which checkpoints are checked, so that missing ones are found. The ledger is
 replayed once (as of a date, if given), the registry is queried once in pages, and metadata is read in parallel. Bytes
 are read one checkpoint after the other at the speed of `verify`, which uses the whole machine for each. A sample takes
-the checkpoints with the oldest verification first, so that successive audits reach every checkpoint.
+the checkpoints with the oldest verification first, so that successive audits reach every checkpoint. The statements
+that were appended meanwhile are read last: a registration that was in flight is no finding.
 
 Findings name the tensor and the damaged leaf, the cure, and what was derived from the damaged checkpoint. The result is
 recorded in the ledger and, with everything that a third party needs to check it offline, in one evidence bundle.
@@ -167,10 +168,11 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     if asked.key is not None:
         check_signatures(looked, asked.key)
     chain, faults = _chain(ledger, found, asked.anchor)
+    later = replay(ledger, after=found.statements)
     findings = [
         *faults,
         *(finding for one in looked.values() for finding in one.findings),
-        *compare_registry(registry, found, looked, as_of=as_of is not None),
+        *compare_registry(registry, found, later, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
         *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]
