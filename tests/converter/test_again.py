@@ -199,7 +199,7 @@ def test_secrets_and_what_may_pass(tmp_path):
     }  # fmt: skip
     receipt = receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", "asked": asked})
     assert json.loads(json.dumps(receipt.to_json()))["asked"] == asked
-    assert command(receipt).endswith("--allow-opaque a.A --allow-opaque b.B")
+    assert command(receipt).endswith("--opaque a.A --opaque b.B")
 
 
 NODE = {

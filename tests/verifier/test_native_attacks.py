@@ -237,12 +237,12 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     assert not marker.exists()
 
 
-def test_allow_opaque_of_the_command_line_ends_with_2(tmp_path):
+def test_opaque_of_the_command_line_ends_with_2(tmp_path):
     from click.testing import CliRunner
 
     from wherry.cli import cli
 
-    words = ["verify", str(tmp_path), "--level", "native", "--allow-opaque", "posix.system"]
+    words = ["verify", str(tmp_path), "--level", "native", "--opaque", "posix.system"]
     done = CliRunner().invoke(cli, words)
     assert isinstance(done.exception, UsageError) or done.exit_code == 2
 

@@ -102,7 +102,7 @@ class SourceRequest:
     )
     opaque: tuple[str, ...] = option(
         (), "Accept objects of the class NAME (package.module.Class) in pickles as opaque values; nothing is called.",
-        spelled="--allow-opaque", metavar="NAME",
+        metavar="NAME",
         form="Classes (package.module.Class) to accept in pickles as opaque values.",
         route="Classes (package.module.Class) to accept in pickles as opaque values.", planned=True,
     )  # fmt: skip

@@ -234,7 +234,7 @@ def open_checkpoint(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    allow_opaque: Iterable[str] = (),
+    opaque: Iterable[str] = (),
 ) -> Checkpoint:
     """Open a checkpoint; `wherry.open`.
 
@@ -243,7 +243,7 @@ def open_checkpoint(
         format: the format, a name or alias, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
-        allow_opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
+        opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
             nothing is ever imported or called.
 
     Raises:
@@ -252,7 +252,7 @@ def open_checkpoint(
             of the reader and `verify` report them.
         HostileError: the checkpoint tries to reach outside its folder or to run code.
     """
-    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
+    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(opaque)))
 
 
 def open_source(source: SourceRequest) -> Checkpoint:

@@ -242,7 +242,7 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
         raise UsageError(
             f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
             "call what the pickle names",
-            cure="leave out --allow-opaque, or pass --level digest",
+            cure="leave out --opaque, or pass --level digest",
         )
 
 

@@ -1,0 +1,48 @@
+"""names: one concept has one name on the command line, in `wherry.toml`, in Python, in forms and in receipts.
+
+A name is written with `_`, on the command line with `-` (`read_back`, `--read-back`). Names that were used for a concept
+before, or that a user may expect for it, are refused everywhere, with the name as the cure. docs/reference/names.md is
+made of this table; `tests/house/test_names.py` compares it with all commands, sections, functions and forms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+@dataclass(frozen=True, slots=True)
+class Concept:
+    """Something that a user states by name.
+
+    Attributes:
+        name: its name.
+        meaning: what is stated.
+        refused: other names for it, which nothing takes.
+        exceptions: where it still has another name: the door (`command line`, `wherry.toml`, `Python`, `form`) → name.
+    """
+
+    name: str
+    meaning: str
+    refused: tuple[str, ...]
+    exceptions: tuple[tuple[str, str], ...] = ()
+
+
+CONCEPTS = (
+    Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
+)
+
+
+def meant_names(name: str, known: Collection[str]) -> list[str]:
+    """The names, of those that are known in a place, of the concepts for which another name is used.
+
+    Args:
+        name: a name that the place does not take, with `_` or `-`.
+        known: the names that it takes, with `_` or `-`.
+    """
+    plain = name.strip("-_").replace("-", "_")
+    names = {one.strip("-_").replace("-", "_"): one for one in known}
+    return [names[one.name] for one in CONCEPTS if plain in one.refused and one.name in names]
