@@ -13,6 +13,7 @@ from pydantic import Field
 from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
+from wherry.core.units import DEFAULT_UNIT
 from wherry.flows.form import FormModel
 from wherry.formats.registry import formats
 
@@ -71,7 +72,7 @@ class ConvertSpec(_Conversion):
     )  # fmt: skip
 
     engine: Engine = Field(default="threads", description=ENGINE)
-    unit: Size = Field(default="1GiB", description=UNIT)
+    unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: VerifyLevel = Field(
         default="present",

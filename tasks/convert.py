@@ -8,13 +8,15 @@ from prefect import task
 
 from wherry.carriers.convert_on import convert_on
 from wherry.core.request import ConvertRequest
-from wherry.core.units import parse_size
+from wherry.core.units import DEFAULT_UNIT, parse_size
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
 @task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)
-def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB") -> list[dict[str, Any]]:
+def convert(
+    request: dict[str, Any], engine: str = "threads", unit: str = DEFAULT_UNIT
+) -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 
     A run that was killed can be run again: a target appears complete or not at all, and if it already exists as the
@@ -23,7 +25,7 @@ def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB"
 
     Args:
         request: the JSON form of a ConvertRequest.
-        engine: what makes the target, as `wherry convert --on` takes it.
+        engine: what makes the target, as `wherry convert --engine` takes it.
         unit: size of a unit of an engine.
 
     Returns:

@@ -128,7 +128,7 @@ def test_an_argument_that_a_function_does_not_take_is_an_error_of_the_call(verb,
 
 @pytest.mark.parametrize(
     ("option", "keyword"),
-    [("set", "options"), ("from_", "format"), ("opaque", "opaque"), ("no_lineage", "lineage")],
+    [("set", "options"), ("from_", "format"), ("allow_opaque", "opaque"), ("no_lineage", "lineage")],
 )
 def test_an_option_of_the_command_line_leads_to_its_keyword(option, keyword):
     with pytest.raises(UsageError) as caught:

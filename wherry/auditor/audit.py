@@ -34,11 +34,10 @@ from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.config.settings import audits_are_recorded
 from wherry.core.receipt import utc_now
-from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
-from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.full_read import ReadOptions
 from wherry.version import __version__
 
@@ -96,8 +95,8 @@ def audit(
     key: str | None = None,
     record: bool | None = None,
     progress: OnProgress | None = None,
-    on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    engine: str = THREADS,
+    unit: str | int = DEFAULT_UNIT,
 ) -> AuditReport:
     """Audit checkpoints, registrations and the ledger itself.
 
@@ -118,7 +117,7 @@ def audit(
             Without a key, signatures are not checked.
         record: whether to write the outcome to the ledger, and on model versions; `audit.record` by default.
         progress: called a few times a second while bytes are read.
-        on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
+        engine, unit: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -128,10 +127,14 @@ def audit(
     """
     from wherry.ledger.record import open_ledger
 
-    _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
-    asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
-                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key),
-                   audits_are_recorded() if record is None else record, progress)  # fmt: skip
+    _require_sensible(
+        level, engine, {"--sample": sample is not None, "--deep": deep, "--engine": engine != THREADS}
+    )
+    how = ReadOptions(parse_budget(memory), progress, engine, parse_size(unit))
+    asked = _AuditRequest(
+        scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
+        required_key(key), audits_are_recorded() if record is None else record, progress,
+    )  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -142,15 +145,15 @@ def audit(
         return _record(report, ledger, sha256) if asked.record else report
 
 
-def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
+def _require_sensible(level: str, engine: str, given: Mapping[str, bool]) -> None:
     """Refuse an unknown level or engine, and options that are given without the level that they are for."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
     for name, is_given in given.items():
         if is_given and level != "digest":
             raise UsageError(f"{name} requires level digest", cure="add --level digest")
-    if on != THREADS:
-        carrier_of(on)
+    if engine != THREADS:
+        carrier_of(engine)
 
 
 def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_at, lines_of, where
 from wherry.config.values import origin, stated_fields
+from wherry.core.names import meant_names
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
@@ -355,7 +356,8 @@ def _advice(fault: Any) -> str:
 def _cure_of_field(name: str) -> str:
     from wherry.config.schema import Section
 
-    near = similar(name, {field for section in _kinds(Section) for field in section.model_fields} - {name})
+    names = {field for section in _kinds(Section) for field in section.model_fields} - {name}
+    near = meant_names(name, names) or similar(name, names)
     start = (
         f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
     )

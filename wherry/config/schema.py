@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.values import Select, require_template, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
-from wherry.core.units import duration, parse_size
+from wherry.core.units import DEFAULT_UNIT, duration, parse_size
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Route(Section):
         default=None, description="Memory budget for data in flight; the setting `memory` by default."
     )
     engine: Engine = Field(default="threads", description=ENGINE)
-    unit: Size = Field(default="1GiB", description=UNIT)
+    unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
     verify: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(

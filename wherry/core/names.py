@@ -1,8 +1,8 @@
 """names: one concept has one name on the command line, in `wherry.toml`, in Python, in forms and in receipts.
 
-A name is written with `_`, on the command line with `-` (`read_back`, `--read-back`). Names that were used for a concept
-before, or that a user may expect for it, are refused everywhere, with the name as the cure. docs/reference/names.md is
-made of this table; `tests/house/test_names.py` compares it with all commands, sections, functions and forms.
+A name is written with `_`, on the command line with `-` (`as_step`, `--as-step`). Other names for a concept are refused
+everywhere, with the name as the cure. docs/reference/names.md is made of this table; `tests/house/test_names.py`
+compares it with all commands, sections, functions and forms.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Concept:
 
 CONCEPTS = (
     Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
+    Concept("engine", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("on",)),
+    Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),
 )
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
+from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -42,7 +42,6 @@ from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
 from wherry.text.html import html_table
-from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, ReadOptions, read_all
 from wherry.verifier.records import known_node
 
@@ -171,8 +170,8 @@ def verify(
     item: str | None = None,
     family_file: str | None = None,
     record: bool = False,
-    on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    engine: str = THREADS,
+    unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -185,11 +184,11 @@ def verify(
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
-        on: the carrier whose workers read the bytes at level `digest`; see `wherry.carriers.carrier`.
-        unit_bytes: what one worker reads at a time.
+        engine: what reads the bytes at level `digest`; see `wherry.carriers.carrier`.
+        unit: what one worker reads at a time, for example `1GiB`.
 
     Raises:
-        UsageError: the level is unknown, another level or `against` is combined with `on`, or it is `native` or
+        UsageError: the level is unknown, another level or `against` is combined with `engine`, or it is `native` or
              `logits` and opaque classes are allowed.
         NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
             verdicts here, not errors.
@@ -199,7 +198,7 @@ def verify(
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
         source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record,
-        on=on, unit_bytes=unit_bytes,
+        engine=engine, unit=unit,
     )  # fmt: skip
 
 
@@ -212,14 +211,17 @@ def verify_source(
     progress: OnProgress | None = None,
     family_file: str | None = None,
     record: bool = False,
-    on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    engine: str = THREADS,
+    unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
     _require_sensible(source, level, against)
-    if on != THREADS:
-        _require_one_reading(level, against, on)
-    clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress, on, unit_bytes, source)
+    if engine != THREADS:
+        _require_one_reading(level, against, engine)
+    clock, how = (
+        time.monotonic(),
+        ReadOptions(parse_budget(memory), progress, engine, parse_size(unit), source),
+    )
     other = None if against is None else Other(source.beside(against), family_file)
     try:
         found = (
@@ -246,13 +248,13 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
         )
 
 
-def _require_one_reading(level: str, against: object, on: str) -> None:
+def _require_one_reading(level: str, against: object, engine: str) -> None:
     """Refuse an engine where it would have nothing to do, or only half of the reading."""
-    carrier_of(on)
+    carrier_of(engine)
     if level != "digest" or against is not None:
         raise UsageError(
             "an engine reads one checkpoint at level digest",
-            cure="pass --level digest without --against, or leave out --on",
+            cure="pass --level digest without --against, or leave out --engine",
         )
 
 
