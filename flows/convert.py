@@ -136,8 +136,8 @@ def _after(
             done["verification"] = _verify(uri, how, refused)
     proved = spec.verify == "none" or done["verification"] is not None
     with _collecting(refused):
-        if target.model_name is not None and proved:
-            done["registration"] = _register(spec, uri, target.model_name)
+        if target.model is not None and proved:
+            done["registration"] = _register(spec, uri, target.model)
     asset_events(receipt)
     with _collecting(refused):
         done["lineage"] = lineage(receipt)

@@ -39,9 +39,9 @@ class _TargetFields(FormModel):
 class TargetSpec(_TargetFields):
     """One target: location, format, and all options that the files do not determine."""
 
-    FIRST: ClassVar[tuple[str, ...]] = ("target", "to", "only", "family", "options", "model_name")
+    FIRST: ClassVar[tuple[str, ...]] = ("target", "to", "only", "family", "options", "model")
 
-    model_name: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
+    model: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
 
     @property
     def asked(self) -> TargetRequest:
@@ -68,7 +68,7 @@ class ConvertSpec(_Conversion):
     """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "source", "target", "to", "only", "family", "options", "step", "verify", "model_name", "alias", "further",
+        "source", "target", "to", "only", "family", "options", "step", "verify", "model", "alias", "further",
     )  # fmt: skip
 
     engine: Engine = Field(default="threads", description=ENGINE)

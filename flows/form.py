@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from wherry.core.names import meant_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -79,7 +81,7 @@ class FormModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _ungroup(cls, data: Any) -> Any:
-        """Take fields from the group `advanced`."""
+        """Take fields from the group `advanced`, and refuse other names of a concept with its name."""
         if not isinstance(data, dict) or not isinstance(data.get(ADVANCED), dict | None):
             return data
         fields = cast("dict[str, Any]", dict(data))
@@ -87,4 +89,7 @@ class FormModel(BaseModel):
         twice = sorted(fields.keys() & group.keys())
         if twice:
             raise ValueError(f"{twice[0]} is stated twice, once in `{ADVANCED}`")
+        for name in (fields | group).keys() - cls.model_fields.keys():
+            if meant := meant_names(name, cls.model_fields):
+                raise ValueError(f"unknown field {name!r}: did you mean {' or '.join(meant)}?")
         return {**fields, **group}

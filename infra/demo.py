@@ -121,10 +121,10 @@ def use(models: str) -> bool:
 
     tell.title(f"5. Two more teams need {CHAMPION}, for PyTorch and for Flax: both converted in one read")
     flax = TargetSpec(
-        target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model_name=site.FLAX_MODEL
+        target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model=site.FLAX_MODEL
     )
     spec = ConvertSpec(
-        source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model_name=site.TORCH_MODEL, further=(flax,),
+        source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model=site.TORCH_MODEL, further=(flax,),
         verify="digest", alias="candidate", ignore=("companions",),
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)

@@ -39,7 +39,7 @@ LINES = {
     "lineage show 1": "lineage show HOME/converted",
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
-    "promote URI --name 1": "promote HOME/converted --name pasted",
+    "promote URI --model 1": "promote HOME/converted --model pasted",
     "resolve URI": "resolve models:/pasted",
 }
 # Verb → what was typed before it.

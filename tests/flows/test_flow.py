@@ -76,7 +76,7 @@ def test_the_whole_chain_and_again(server, source, tmp_path):
         target=str(tmp_path / "orbax"),
         to="orbax",
         verify="digest",
-        model_name="m",
+        model="m",
         alias="c",
     )
     state = convert_checkpoint(spec, return_state=True)
@@ -161,14 +161,12 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
 
     monkeypatch.setattr(task, "enter", gone)
     monkeypatch.setattr(module, "register", task.register.with_options(retries=0))
-    spec = ConvertSpec(
-        source=str(source), target=str(tmp_path / "o"), to="orbax", model_name="m", verify="none"
-    )
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", model="m", verify="none")
     state = convert_checkpoint(spec, return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, NotRecordedError), error
     assert error.what == "done, but not registered: MLflow cannot be reached"
-    assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --name m")
+    assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --model m")
     assert len(error.result["lineage"]["edges"]) == 1, "the ledger was told nevertheless"
 
 

@@ -142,7 +142,7 @@ def test_what_the_story_leaves_is_true(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     champion = folder / "models" / "minilm-l6-v2" / "orbax"
     with pytest.raises(MismatchError):
-        wherry.promote("models:/minilm-jax@champion", to_alias="production")
+        wherry.promote("models:/minilm-jax@champion", alias="production")
     answer = wherry.impact(str(champion))
     assert {Path(uri).name for uri in answer.places} == {"minilm-torch", "minilm-flax.msgpack"}
     assert all(name in " ".join(answer.versions) for name in ("minilm-jax", "minilm-torch", "minilm-flax"))

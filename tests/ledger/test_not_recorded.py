@@ -364,7 +364,7 @@ def test_a_night_that_cannot_register_says_how(night, tmp_path, monkeypatch):
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
     assert "not registered: MLflow cannot be reached" in error.what
     made = tmp_path / "out" / "a-1.npz"
-    line = f"wherry register {made} --name m --alias candidate --tag 'team=a b'"
+    line = f"wherry register {made} --model m --alias candidate --tag 'team=a b'"
     assert error.cure == f"start it; then run `{line}`"
     with open_ledger() as ledger:
         assert [one.kind for one in statements(ledger)][:1] == ["conversion"]
@@ -383,4 +383,4 @@ def test_only_the_registry_and_the_ledger_are_excused():
         raise MismatchError("other bytes")
     with pytest.raises(NotRecordedError) as caught, outcomes.registration_of("u", "m"):
         raise UsageError("MLflow does not take this")
-    assert cure_of(caught.value.cure) == "wherry register u --name m"
+    assert cure_of(caught.value.cure) == "wherry register u --model m"

@@ -190,7 +190,7 @@ def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
     report = night(more='model = "m"').run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
-    assert cure_of(error.cure) == f"wherry register {tmp_path / 'out' / 'a-1.npz'} --name m"
+    assert cure_of(error.cure) == f"wherry register {tmp_path / 'out' / 'a-1.npz'} --model m"
 
 
 @pytest.mark.parametrize("targets", [(NPZ,), (NPZ, ORBAX)])
@@ -239,7 +239,7 @@ def after(monkeypatch):
     monkeypatch.setattr(module, "register", register)
     monkeypatch.setattr(module, "lineage", lambda _: {})
     monkeypatch.setattr(module, "asset_events", lambda _: None)
-    target = module.TargetSpec(target="t", to="npz", model_name="m")
+    target = module.TargetSpec(target="t", to="npz", model="m")
     spec = module.ConvertSpec(source="s", verify="roundtrip", **target.model_dump(exclude_none=True))
     receipt = {"target": {"uri": "t"}, "source": {"uri": "s"}}
 

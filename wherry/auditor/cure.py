@@ -51,7 +51,7 @@ _CURES = {
     "anchor-lost": "restore the ledger from a backup that has the anchor: it was truncated or replaced",
     "unrecorded": "run `wherry ledger check --anchor HASH` to see whether the ledger was truncated, or `wherry ledger "
     "record URI` to record it",
-    "registration-gone": "register it again: `wherry register URI --name NAME`",
+    "registration-gone": "register it again: `wherry register URI --model NAME`",
     "registration-unknown": "find out who registered it; `wherry ledger rebuild ROOT` records it in a new ledger",
     "registration-pending": "run `wherry register` again; it resumes where it was interrupted",
     "registration-altered": "register it again under the recorded digest, and find out who changed the tags",

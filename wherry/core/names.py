@@ -32,6 +32,14 @@ class Concept:
 
 
 CONCEPTS = (
+    Concept("model", "registered model in MLflow", ("model_name", "name")),
+    Concept("alias", "alias of a model version", ("to_alias",)),
+    Concept(
+        "policy",
+        "gates that a promotion must pass",
+        ("gates",),
+        exceptions=(("form", "policy_name"),),
+    ),
     Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
     Concept("engine", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("on",)),
     Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),

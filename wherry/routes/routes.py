@@ -363,7 +363,7 @@ def spec_of(
     first, *further = (
         {
             **one.rule.model_dump(exclude={"format", "uri", "model"}),
-            "target": one.uri, "to": one.rule.format, "model_name": one.model,
+            "target": one.uri, "to": one.rule.format, "model": one.model,
         }
         for one in targets
     )  # fmt: skip
