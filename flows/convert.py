@@ -131,10 +131,10 @@ def _after(
         "receipt": receipt, "verification": None, "registration": None, "lineage": None,
     }  # fmt: skip
     with _collecting(refused):
-        if spec.verify != "none":
-            how = comparison(spec.verify, receipt["source"]["uri"], target.asked.layout.family_file)
+        if spec.level != "none":
+            how = comparison(spec.level, receipt["source"]["uri"], target.asked.layout.family_file)
             done["verification"] = _verify(uri, how, refused)
-    proved = spec.verify == "none" or done["verification"] is not None
+    proved = spec.level == "none" or done["verification"] is not None
     with _collecting(refused):
         if target.model is not None and proved:
             done["registration"] = _register(spec, uri, target.model)

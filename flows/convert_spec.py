@@ -68,13 +68,13 @@ class ConvertSpec(_Conversion):
     """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "source", "target", "to", "only", "family", "options", "step", "verify", "model", "alias", "further",
+        "source", "target", "to", "only", "family", "options", "step", "level", "model", "alias", "further",
     )  # fmt: skip
 
     engine: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
-    verify: VerifyLevel = Field(
+    level: VerifyLevel = Field(
         default="present",
         description="Verification level of the committed target; `digest` reads it again.",
     )

@@ -125,7 +125,7 @@ def use(models: str) -> bool:
     )
     spec = ConvertSpec(
         source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model=site.TORCH_MODEL, further=(flax,),
-        verify="digest", alias="candidate", ignore=("companions",),
+        level="digest", alias="candidate", ignore=("companions",),
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
     tell.print_final_state(state)

@@ -33,7 +33,7 @@ _WHERRY_TOML = f"""\
 [routes.pretrained]                     # Hugging Face models, for the JAX team
 root = "runs/huggingface"
 min_age = 0                             # the demo does not wait for files to settle
-verify = "digest"
+level = "digest"
 model = "{JAX_MODEL}"
 alias = "candidate"
 
@@ -45,7 +45,7 @@ uri = "MODELS/{{run}}/{{format}}"
 root = "runs/orbax"
 select = "latest"                       # the newest step of each run
 min_age = 0
-verify = "digest"
+level = "digest"
 model = "{SERVING_MODEL}"
 alias = "candidate"
 

@@ -18,7 +18,7 @@ ROUTES = """
 [routes.r]
 root = "{bucket}/runs"
 min_age = 0
-verify = "digest"
+level = "digest"
 model = "night"
 alias = "candidate"
 

@@ -75,7 +75,7 @@ def test_the_whole_chain_and_again(server, source, tmp_path):
         source=str(source),
         target=str(tmp_path / "orbax"),
         to="orbax",
-        verify="digest",
+        level="digest",
         model="m",
         alias="c",
     )
@@ -135,7 +135,7 @@ def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_sho
     monkeypatch.setattr(module, "lineage", lineage.with_options(retries=0))
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
     target = tmp_path / "orbax"
-    spec = ConvertSpec(source=str(source), target=str(target), to="orbax", verify="none")
+    spec = ConvertSpec(source=str(source), target=str(target), to="orbax", level="none")
     state = convert_checkpoint(spec, return_state=True)
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
@@ -161,7 +161,7 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
 
     monkeypatch.setattr(task, "enter", gone)
     monkeypatch.setattr(module, "register", task.register.with_options(retries=0))
-    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", model="m", verify="none")
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", model="m", level="none")
     state = convert_checkpoint(spec, return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, NotRecordedError), error
@@ -173,7 +173,7 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
 def test_unknown_fields_and_levels_are_refused():
     good = {"source": "/a", "target": "/b", "to": "orbax"}
     assert ConvertSpec(**good).memory == "128MiB"
-    for bad in ({"sauce": "/a"}, {"verify": "thorough"}, {"if_exists": "overwrite"}):
+    for bad in ({"sauce": "/a"}, {"level": "thorough"}, {"if_exists": "overwrite"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ConvertSpec(**good, **bad)
 

@@ -157,7 +157,7 @@ class Route(Section):
     engine: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
-    verify: VerifyLevel = Field(default="present", description="Verification level after the commit.")
+    level: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(
         default=None, description="Registered model in MLflow, for example {run}; none by default."
     )

@@ -40,6 +40,7 @@ CONCEPTS = (
         ("gates",),
         exceptions=(("form", "policy_name"),),
     ),
+    Concept("level", "level of a verification", ("verify",)),
     Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
     Concept("engine", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("on",)),
     Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),

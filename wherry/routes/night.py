@@ -241,10 +241,10 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
 def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, alias: str | None) -> None:
     """Verify and register one target after its commit."""
     uri = receipt.target.uri
-    if route.verify != "none":
+    if route.level != "none":
         with verification_of(uri):
             family_file = one.rule.at(one.uri).layout.family_file
-            verify_and_record(uri, **comparison(route.verify, receipt.source.uri, family_file))
+            verify_and_record(uri, **comparison(route.level, receipt.source.uri, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):

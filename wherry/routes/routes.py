@@ -367,7 +367,7 @@ def spec_of(
         }
         for one in targets
     )  # fmt: skip
-    same = {*given_names("route", SourceRequest, ConvertRequest), "engine", "unit", "read_back", "verify", "alias",
+    same = {*given_names("route", SourceRequest, ConvertRequest), "engine", "unit", "read_back", "level", "alias",
             "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
