@@ -25,7 +25,6 @@ COMMANDS_ONLY = frozenset(
 KEYWORDS = {
     "allow-opaque": "opaque",
     "as": "as_",
-    "from": "format",
     "no-lineage": "lineage",
     "set": "options",
     "tag": "tags",

@@ -23,7 +23,7 @@ model = "night"
 alias = "candidate"
 
 [[routes.r.targets]]
-format = "dcp"
+to = "dcp"
 uri = "{bucket}/out/{{run}}/{{step}}/{{format}}"
 
 [routes.r.retention]

@@ -72,9 +72,9 @@ MISTAKES = [
     Mistake("plan HOME/one.safetensors HOME/out --to tensorflow", 2, "unknown format", "choose one of: dcp",
             "plan HOME/one.safetensors HOME/out --to dcp"),
     Mistake("formats torch-dpc", 2, "unknown format 'torch-dpc'", "did you mean", "formats dcp"),
-    Mistake("detect file://HOME/one.safetensors --from orbx", 2, "unknown format 'orbx'", "did you mean orbax",
-            "detect file://HOME/one.safetensors --from safetensors"),
-    Mistake("verify HOME/one.safetensors --from orbax", 4, "not a checkpoint of format orbax", "remove --from",
+    Mistake("detect file://HOME/one.safetensors --format orbx", 2, "unknown format 'orbx'", "did you mean orbax",
+            "detect file://HOME/one.safetensors --format safetensors"),
+    Mistake("verify HOME/one.safetensors --format orbax", 4, "not a checkpoint of format orbax", "remove --format",
             "verify HOME/one.safetensors"),
     Mistake("layouts lama", 2, "unknown family 'lama'", "did you mean llama or llama4?", "layouts llama"),
     Mistake("plan HOME/model HOME/out --to maxtext --family lama", 2, "unknown family 'lama'",
@@ -172,7 +172,7 @@ MISTAKES = [
 
 CONFIG = """[routes.llama]
 root = "HOME/nested"
-targets = [{ format = "orbax", uri = "HOME/converted/{run}/{step|0}/{name}" }]
+targets = [{ to = "orbax", uri = "HOME/converted/{run}/{step|0}/{name}" }]
 """
 
 
@@ -346,7 +346,7 @@ def test_detect_says_where_the_checkpoint_is(home, capfd):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("convert a b --to orb", "orbax"), ("detect a --from safe", "safetensors"),
+    [("convert a b --to orb", "orbax"), ("detect a --format safe", "safetensors"),
      ("plan a b --to d --family gem", "gemma2"), ("lin", "lineage")],
 )  # fmt: skip
 def test_a_shell_completes_commands_formats_and_families(words, expected):

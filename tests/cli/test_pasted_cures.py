@@ -53,7 +53,7 @@ ELSEWHERE = {
     "lineage serve": "tests/site", "deploy": "tests/infra/test_deployments.py",
     "ledger deliver openlineage": "tests/ledger",
     "merge BASE ADAPTER DST --to FORMAT": "tests/merger/test_adapter.py",
-    "rewrite 1 TARGET --as 1 --from orbax": "tests/formats/orbax/test_orbax_commits.py",
+    "rewrite 1 TARGET --as 1 --format orbax": "tests/formats/orbax/test_orbax_commits.py",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def folder(tmp_path_factory, own_home):
     save_tiny(folder / "llama", "llama")
     (folder / "wherry.toml").write_text(
         f'[routes.r]\nroot = "{folder}/llama"\nmin_age = 0\n'
-        f'targets = [{{ format = "orbax", uri = "{folder}/out/{{name}}" }}]\n'
+        f'targets = [{{ to = "orbax", uri = "{folder}/out/{{name}}" }}]\n'
     )
     key = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(folder / "key.pem")]
     subprocess.run(key, check=True, capture_output=True)

@@ -257,10 +257,10 @@ ROUTE = """
 root = "{root}"
 {more}
 [[routes.run.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{out}/other"
 [[routes.run.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{out}/{{name}}"
 rename = ["layers.{{n}}.w -> blocks/{{n}}/{leaf}"]
 """

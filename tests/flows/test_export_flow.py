@@ -34,12 +34,12 @@ alias = "candidate"
 level = "digest"
 
 [[routes.main.targets]]
-format = "safetensors"
+to = "safetensors"
 uri = "{root}/out/{{run}}-{{step}}.safetensors"
 options = {{ join = "." }}
 
 [[routes.main.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{root}/out/{{run}}-{{step}}-orbax"
 only = "params"
 
@@ -48,14 +48,14 @@ root = "{root}/runs"
 select = "best(loss)"
 
 [[routes.nightly.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{root}/best/{{run}}"
 
 [routes.elsewhere]
 root = "{root}/others"
 
 [[routes.elsewhere.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{root}/others-out/{{run}}"
 """
 

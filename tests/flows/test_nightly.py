@@ -38,11 +38,11 @@ level = "digest"
 {more}
 
 [[routes.night.targets]]
-format = "safetensors"
+to = "safetensors"
 uri = "out/{{run}}/{{step}}.safetensors"
 
 [[routes.night.targets]]
-format = "orbax"
+to = "orbax"
 uri = "out/{{run}}/{{step}}-orbax"
 """
 

@@ -297,7 +297,7 @@ concurrency = 1
 level = "{level}"
 {more}
 [[routes.r.targets]]
-format = "npz"
+to = "npz"
 uri = "out/{{run}}-{{step}}.npz"
 """
 

@@ -92,7 +92,7 @@ ROUTE = """
 [routes.run]
 root = "{root}"
 [[routes.run.targets]]
-format = "orbax"
+to = "orbax"
 uri = "{root}/out"
 options = {{ compression = "{compression}" }}
 """

@@ -18,7 +18,7 @@ min_age = 0
 select = "all"
 
 [[routes.r.targets]]
-format = "npz"
+to = "npz"
 uri = "out/{run}-{step}.npz"
 """
 

@@ -29,7 +29,7 @@ min_age = 0
 {fields}
 
 [[routes.r.targets]]
-format = "{format}"
+to = "{format}"
 uri = "out/{{run}}/{{step}}{suffix}"
 
 [routes.r.retention]

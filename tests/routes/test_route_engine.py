@@ -13,7 +13,7 @@ from wherry.routes import night as nights
 from wherry.routes.routes import RouteTarget, load_config, spec_of
 from wherry.storage.stores import locate
 
-TARGET = '[[routes.r.targets]]\nformat = "hf"\nuri = "out/{run}-{step}"\n'
+TARGET = '[[routes.r.targets]]\nto = "hf"\nuri = "out/{run}-{step}"\n'
 
 
 def config(folder, more, targets=1):

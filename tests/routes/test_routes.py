@@ -27,7 +27,7 @@ min_age = 0
 {fields}
 
 [[routes.{name}.targets]]
-format = "{format}"
+to = "{format}"
 uri = "{uri}"
 {more}
 """
@@ -85,8 +85,8 @@ def problems(loaded):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"format": "safetensor"}, ("error", "routes.r.targets[0].format")),
-        ({"format": "torch-legacy"}, ("error", "routes.r.targets[0].format")),
+        ({"format": "safetensor"}, ("error", "routes.r.targets[0].to")),
+        ({"format": "torch-legacy"}, ("error", "routes.r.targets[0].to")),
         ({"more": "options = { ropes = 'half' }"}, ("error", "routes.r.targets[0].options")),
         ({"more": "family = 'lama'"}, ("error", "routes.r.targets[0].family")),
         ({"more": "assets = 'nowhere'"}, ("error", "routes.r.targets[0].assets")),
@@ -150,7 +150,7 @@ def test_chosen_routes(tmp_path):
 def test_a_night_without_prefect(tmp_path):
     for step in (1, 2):
         checkpoint(tmp_path, "a", step)
-    more = '[[routes.r.targets]]\nformat = "orbax"\nuri = "out/{run}"\ninto = true'
+    more = '[[routes.r.targets]]\nto = "orbax"\nuri = "out/{run}"\ninto = true'
     loaded = config(tmp_path, fields='level = "digest"', more=more)
     report = run_night(loaded, loaded.routes)
     assert dict(report.counts) == {"converted": 2}, report.to_json()
@@ -243,7 +243,7 @@ into = true
 options = { scan_layers = true }
 
 [[routes.r.targets]]
-format = "huggingface"
+to = "huggingface"
 uri = "out/{run}/{step}/hf"
 family = "llama"
 dtype = "bfloat16"

@@ -23,7 +23,7 @@ select = "all"
 min_age = 0
 
 [[routes.r.targets]]
-format = "torch-zip"
+to = "torch-zip"
 uri = "{uri}"
 """
 

@@ -148,7 +148,7 @@ def _request(
         return {"to": name}
     asked = dict(made.asked or _resolve_options(name, made.options))
     if source != made.source_uri:
-        asked.pop("from", None)
+        asked.pop("format", None)
         asked.pop("in_place", None)  # the copy stays as it is
     if target != made.target_uri:
         asked.pop("into", None)

@@ -64,7 +64,7 @@ class Section(BaseModel):
 
 @with_options("route", TargetRequest)
 class _Target(Section):
-    format: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
+    to: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
     uri: Template = Field(
         description="URI to write, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
         "{step|final} gives a default for an unknown field. A relative path is relative to the folder of wherry.toml."
@@ -82,7 +82,7 @@ class TargetRule(_Target):
 
     def at(self, uri: str) -> TargetRequest:
         """The target of a request, with the template filled in."""
-        return target_of("route", self, uri, self.format)
+        return target_of("route", self, uri, self.to)
 
 
 class Retention(Section):
@@ -125,7 +125,7 @@ class Route(Section):
         default=(), description="Patterns of runs to include, for example t5x-*; all by default."
     )
     formats: tuple[str, ...] = Field(default=(), description="Source formats to include; all by default.")
-    source_format: str | None = Field(default=None, description="Source format, if none is detected.")
+    format: str | None = Field(default=None, description="Format of the checkpoints, if none is detected.")
     select: Selection = Field(
         default="latest",
         description="Steps to convert: latest, best(METRIC[, min|max]), every N, all or since DATE.",
@@ -185,9 +185,7 @@ class Route(Section):
 
     def source(self, found: Detection) -> SourceRequest:
         """The source of a request for a checkpoint below the root."""
-        return SourceRequest(
-            found.uri, self.source_format or found.format, opaque=self.opaque, below=self.root
-        )
+        return SourceRequest(found.uri, self.format or found.format, opaque=self.opaque, below=self.root)
 
     def place(self, uri: str) -> Location:
         """A location below the root, where the classes in `opaque` may be read as opaque values."""

@@ -22,18 +22,22 @@ class Concept:
         name: its name.
         meaning: what is stated.
         refused: other names for it, which nothing takes.
+        hints: names of other concepts that stand for it where only this one can be meant.
         exceptions: where it still has another name: the door (`command line`, `wherry.toml`, `Python`, `form`) → name.
     """
 
     name: str
     meaning: str
     refused: tuple[str, ...]
+    hints: tuple[str, ...] = ()
     exceptions: tuple[tuple[str, str], ...] = ()
 
 
 CONCEPTS = (
+    Concept("format", "format of the checkpoint that is read", ("from", "source_format")),
+    Concept("to", "format of the checkpoint that is written", ("target_format",), ("format",)),
     Concept("model", "registered model in MLflow", ("model_name", "name")),
-    Concept("alias", "alias of a model version", ("to_alias",)),
+    Concept("alias", "alias of a model version", ("to_alias",), ("to",)),
     Concept(
         "policy",
         "gates that a promotion must pass",
@@ -56,4 +60,4 @@ def meant_names(name: str, known: Collection[str]) -> list[str]:
     """
     plain = name.strip("-_").replace("-", "_")
     names = {one.strip("-_").replace("-", "_"): one for one in known}
-    return [names[one.name] for one in CONCEPTS if plain in one.refused and one.name in names]
+    return [names[one.name] for one in CONCEPTS if plain in (*one.refused, *one.hints) and one.name in names]

@@ -91,7 +91,7 @@ class SourceRequest:
 
     uri: str
     format: str | None = option(
-        None, "Source format; overrides detection.", spelled="--from", metavar="FORMAT", route=None, planned=True,
+        None, "Format of the checkpoint; overrides detection.", metavar="FORMAT", route=None, planned=True,
     )  # fmt: skip
     step: int | None = option(
         None, "Step of the run; the newest complete one by default.", route=None, planned=True,

@@ -303,7 +303,7 @@ def made_notes(
     return [
         {
             "about": PRODUCT, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
-            "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.format).name,
+            "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.to).name,
             "score": score,
         }
         for one in targets

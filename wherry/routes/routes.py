@@ -75,7 +75,7 @@ class RouteTarget:
 
     def to_json(self) -> dict[str, Any]:
         """As `routes explain --json` prints it."""
-        return {"format": self.rule.format, "uri": self.place, "model": self.model, "request": self.request}
+        return {"format": self.rule.to, "uri": self.place, "model": self.model, "request": self.request}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def _too_old(route: Route, found: Detection) -> str | None:
 
 
 def _wanted_target(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
-    row = find_format(rule.format)
+    row = find_format(rule.to)
     values = {
         "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,
         "name": where.name, "route": route.name, "family": found.family or rule.at("").layout.family,
@@ -362,8 +362,8 @@ def spec_of(
     """Targets of a route for one checkpoint, as the fields of a ConvertSpec."""
     first, *further = (
         {
-            **one.rule.model_dump(exclude={"format", "uri", "model"}),
-            "target": one.uri, "to": one.rule.format, "model": one.model,
+            **one.rule.model_dump(exclude={"to", "uri", "model"}),
+            "target": one.uri, "to": one.rule.to, "model": one.model,
         }
         for one in targets
     )  # fmt: skip
@@ -378,7 +378,7 @@ def spec_of(
 def request_of(route: Route, rule: TargetRule) -> str:
     """Digest of everything that determines the result of a conversion, except its URI."""
     stated = rule.model_dump(exclude={"uri", "model", "into"})
-    return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.source_format})
+    return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.format})
 
 
 def _step_part(parts: Sequence[str], step: int | None) -> int | None:
