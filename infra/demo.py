@@ -120,9 +120,7 @@ def use(models: str) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
     tell.title(f"5. Two more teams need {CHAMPION}, for PyTorch and for Flax: both converted in one read")
-    flax = TargetSpec(
-        target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model=site.FLAX_MODEL
-    )
+    flax = TargetSpec(target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model=site.FLAX_MODEL)
     spec = ConvertSpec(
         source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model=site.TORCH_MODEL, further=(flax,),
         level="digest", alias="candidate", ignore=("companions",),

@@ -42,8 +42,7 @@ _SHOWN = 50  # findings on a terminal
     help="Also read objects whose generation or ETag has not changed since they were verified.",
 )
 @click.option(
-    "--native",
-    "native_sample",
+    "--native-sample",
     type=click.IntRange(0),
     default=0,
     metavar="N",

@@ -23,7 +23,7 @@ class Concept:
         meaning: what is stated.
         refused: other names for it, which nothing takes.
         hints: names of other concepts that stand for it where only this one can be meant.
-        exceptions: where it still has another name: the door (`command line`, `wherry.toml`, `Python`, `form`) → name.
+        exceptions: where it has another name still: door (`command line`, `wherry.toml`, `Python`, `form`) and name.
     """
 
     name: str
@@ -32,23 +32,31 @@ class Concept:
     hints: tuple[str, ...] = ()
     exceptions: tuple[tuple[str, str], ...] = ()
 
+    def written(self, door: str) -> str:
+        """Its name at a door."""
+        plain = f"--{self.name.replace('_', '-')}" if door == "command line" else self.name
+        return dict(self.exceptions).get(door, plain)
+
 
 CONCEPTS = (
     Concept("format", "format of the checkpoint that is read", ("from", "source_format")),
-    Concept("to", "format of the checkpoint that is written", ("target_format",), ("format",)),
-    Concept("model", "registered model in MLflow", ("model_name", "name")),
-    Concept("alias", "alias of a model version", ("to_alias",), ("to",)),
+    Concept("to", "format of the checkpoint that is written", ("target_format",), hints=("format",)),
     Concept(
-        "policy",
-        "gates that a promotion must pass",
-        ("gates",),
-        exceptions=(("form", "policy_name"),),
+        "options", "options of the target's format and layout, and facts of the model", ("option", "set"),
+        exceptions=(("command line", "--set"),),
+    ),
+    Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
+    Concept(
+        "read_back", "how a target is read back before its commit", ("readback",),
+        exceptions=(("command line", "--verify"), ("Python", "verify")),
     ),
     Concept("level", "level of a verification", ("verify",)),
-    Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
     Concept("engine", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("on",)),
     Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),
-)
+    Concept("model", "registered model in MLflow", ("model_name", "name")),
+    Concept("alias", "alias of a model version", ("to_alias",), hints=("to",)),
+    Concept("policy", "gates that a promotion must pass", ("gates", "policy_name")),
+)  # fmt: skip
 
 
 def meant_names(name: str, known: Collection[str]) -> list[str]:
@@ -60,4 +68,10 @@ def meant_names(name: str, known: Collection[str]) -> list[str]:
     """
     plain = name.strip("-_").replace("-", "_")
     names = {one.strip("-_").replace("-", "_"): one for one in known}
-    return [names[one.name] for one in CONCEPTS if plain in (*one.refused, *one.hints) and one.name in names]
+    meant = [
+        one.strip("-_")
+        for concept in CONCEPTS
+        if plain in (concept.name, *concept.refused, *concept.hints)
+        for one in (concept.name, *dict(concept.exceptions).values())
+    ]
+    return [names[one] for one in dict.fromkeys(meant) if one in names]
