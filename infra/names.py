@@ -1,6 +1,7 @@
 """The names that a user states: of options, settings, arguments and fields of forms; and the table of them.
 
-`infra/docs.py` writes the table to docs/reference/names.md; `tests/house/test_names.py` compares every name with `wherry/core/names.py`.
+`infra/docs.py` writes the table to docs/reference/names.md; `tests/house/test_names.py` compares every name with
+`wherry/core/names.py`.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def _absolute(text: str) -> str:
 
 
 Folder = Annotated[str, AfterValidator(_absolute)]
-Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
-Size = Annotated[str, BeforeValidator(_check_size)]
+Duration = Annotated[float, Field(ge=0), BeforeValidator(duration, json_schema_input_type=float | str)]
+Size = Annotated[str, BeforeValidator(_check_size, json_schema_input_type=int | str)]
 Engine = Annotated[
     str, Field(pattern=r"^(threads|(processes|dask|ray)(:[1-9][0-9]*)?|(dask|ray)://[^\s/].*)$")
 ]
@@ -284,7 +284,9 @@ class Settings(Section):
         "ledger, SHA-256 on a host in FIPS mode.",
     )
     memory: Size = Field(default="128MiB", description="Memory budget for data in flight.")
-    storage_timeout: Annotated[float, BeforeValidator(duration), Field(gt=0)] = Field(
+    storage_timeout: Annotated[
+        float, Field(gt=0), BeforeValidator(duration, json_schema_input_type=float | str)
+    ] = Field(
         default=60.0,
         description="Time without progress, in seconds or as 5m, after which a request to a remote store fails. It is "
         "repeated until twice this time has passed, at most 12 times.",
