@@ -1,8 +1,8 @@
 """form: how the parameters of a flow appear as a form in the Prefect UI.
 
 The fields that most runs need come first, the others are in one group `advanced`; a field that may be left empty has no
-second type "None", a size is text, and a choice is a list. This concerns only the schema that Prefect makes of the
-model: in Python all fields stand beside each other, and a model is validated from both forms.
+second type "None", a size has the type of its default, and a choice is a list. This concerns only the schema that
+Prefect makes of the model: in Python all fields stand beside each other, and a model is validated from both forms.
 
 Facts (Prefect 3.8):
 - The form sorts fields by `position`; a database may not keep the order of the schema.
@@ -56,8 +56,10 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
     """A field without the type "None", and with a single value as a list of choices."""
     kinds: Iterable[dict[str, Any]] = field.get("anyOf", ())
     some = [kind for kind in kinds if kind != {"type": "null"}]
-    if {kind.get("type") for kind in some} == {"integer", "string"}:  # a size is text in a form: 1GiB
-        some = [kind for kind in some if kind["type"] == "string"]
+    if (
+        len(some) > 1 and "default" in field
+    ):  # a size or a duration, as a number or as text: as the default is
+        some = [kind for kind in some if (kind.get("type") == "string") == isinstance(field["default"], str)]
     if len(some) == 1:
         field = {
             **{name: value for name, value in field.items() if name != "anyOf" and value is not None},
