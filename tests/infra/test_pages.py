@@ -19,7 +19,8 @@ NEEDED = {
 }  # fmt: skip
 # Everyday words, and words of the code, that pages use as anybody does.
 PLAIN = {
-    "region", "way", "checksum", "upload", "part", "option", "request", "pass", "place", "work", "outcome", "verification",
+    "region", "way", "checksum", "upload", "part", "option", "request", "pass", "place", "work", "outcome",
+    "verification",
 }  # fmt: skip
 
 
