@@ -76,11 +76,11 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     """
     asked = spec.request
     found = detect(**asked.to_json()["source"])
-    chosen = SourceRequest(found["uri"], asked.source.format, opaque=asked.source.opaque)
+    chosen = SourceRequest(found["uri"], asked.source.format, allow_opaque=asked.source.allow_opaque)
     request = replace(asked, source=chosen)
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
     with _turn([chosen.uri, *(one.uri for one in request.targets)]):
-        receipts = convert(request.to_json(), spec.engine, spec.unit)
+        receipts = convert(request.to_json(), spec.on, spec.unit)
     refused: list[NotRecordedError] = []
     made = [
         {"plan": planned, **_after(spec, one, receipt, refused)}

@@ -71,7 +71,7 @@ class ConvertSpec(_Conversion):
         "source", "target", "to", "only", "family", "options", "step", "level", "model", "alias", "further",
     )  # fmt: skip
 
-    engine: Engine = Field(default="threads", description=ENGINE)
+    on: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     level: VerifyLevel = Field(

@@ -38,7 +38,7 @@ model = "{JAX_MODEL}"
 alias = "candidate"
 
 [[routes.pretrained.targets]]
-to = "orbax"
+format = "orbax"
 uri = "MODELS/{{run}}/{{format}}"
 
 [routes.tuned]                          # Orbax runs of the JAX team, for serving
@@ -50,7 +50,7 @@ model = "{SERVING_MODEL}"
 alias = "candidate"
 
 [[routes.tuned.targets]]
-to = "huggingface"
+format = "huggingface"
 uri = "MODELS/{{run}}/{{step}}/{{format}}"
 """
 

@@ -14,9 +14,7 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
 @task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)
-def convert(
-    request: dict[str, Any], engine: str = "threads", unit: str = DEFAULT_UNIT
-) -> list[dict[str, Any]]:
+def convert(request: dict[str, Any], on: str = "threads", unit: str = DEFAULT_UNIT) -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 
     A run that was killed can be run again: a target appears complete or not at all, and if it already exists as the
@@ -25,7 +23,7 @@ def convert(
 
     Args:
         request: the JSON form of a ConvertRequest.
-        engine: what makes the target, as `wherry convert --engine` takes it.
+        on: what makes the target, as `wherry convert --on` takes it.
         unit: size of a unit of an engine.
 
     Returns:
@@ -35,7 +33,7 @@ def convert(
     asked = ConvertRequest.from_json(request)
     try:
         progress = progress_artifact("convert", asked.source.uri)
-        group = convert_on(asked, engine, unit_bytes=parse_size(unit), progress=progress)
+        group = convert_on(asked, on, unit_bytes=parse_size(unit), progress=progress)
     except NotRecordedError as error:
         group = error.result
     for receipt in group.receipts:

@@ -23,7 +23,6 @@ COMMANDS_ONLY = frozenset(
     ("--help", "--pickles", "--tree")
 )  # options of those commands that the functions have not
 KEYWORDS = {
-    "allow-opaque": "opaque",
     "as": "as_",
     "no-lineage": "lineage",
     "set": "options",

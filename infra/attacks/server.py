@@ -174,7 +174,7 @@ root = "{folder}"
 min_age = 0
 max_bytes = "1GiB"
 [[routes.attacked.targets]]
-to = "torch-zip"
+format = "torch-zip"
 uri = "{home}/night/{{run}}-{{step}}.pt"
 [routes.attacked.retention]
 keep_last = 1

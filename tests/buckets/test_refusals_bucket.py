@@ -42,7 +42,7 @@ root = "{bucket}/runs"
 min_age = 0
 
 [[routes.r.targets]]
-to = "npz"
+format = "npz"
 uri = "{bucket}/out/{{run}}.npz"
 """
 

@@ -23,7 +23,7 @@ model = "night"
 alias = "candidate"
 
 [[routes.r.targets]]
-to = "dcp"
+format = "dcp"
 uri = "{bucket}/out/{{run}}/{{step}}/{{format}}"
 
 [routes.r.retention]

@@ -71,12 +71,12 @@ def pools(monkeypatch):
     return use
 
 
-def hashed(model, engine="dask", unit=UNIT, algorithm="blake3"):
+def hashed(model, on="dask", unit=UNIT, algorithm="blake3"):
     source = SourceRequest(str(model))
     with open_source(source) as checkpoint:
         expected = hash_checkpoint(checkpoint, algorithm, memory=64 * MIB)
         how = hash_on.ReadOrder(hash_on.source_of(source), unit, algorithm, 64 * MIB)
-        return hash_on.hash_on(checkpoint, how, engine), expected
+        return hash_on.hash_on(checkpoint, how, on), expected
 
 
 @pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
@@ -126,7 +126,7 @@ def test_a_worker_that_answers_with_other_hashes_does_not_get_through(model, poo
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hash_on, "read_unit", lies)
-        outcome = wherry.verify(model, level="digest", engine="dask:1", unit=UNIT)
+        outcome = wherry.verify(model, level="digest", on="dask:1", unit=UNIT)
     assert outcome.verdict == "altered"
     assert pool.units_of("a")
 
@@ -135,7 +135,7 @@ def test_damage_that_workers_find_is_the_verdict_of_one_process(model, pools, tm
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     pools(_Pool("ab"))
-    assert wherry.verify(copy, level="digest", engine="dask:2", unit=UNIT).ok
+    assert wherry.verify(copy, level="digest", on="dask:2", unit=UNIT).ok
     file = max((copy / "d").iterdir(), key=lambda path: path.stat().st_size)
     stat = file.stat()
     with file.open("r+b") as opened:
@@ -143,7 +143,7 @@ def test_damage_that_workers_find_is_the_verdict_of_one_process(model, pools, tm
         opened.write(b"damage")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     alone = wherry.verify(copy, level="digest")
-    spread = wherry.verify(copy, level="digest", engine="dask:2", unit=UNIT)
+    spread = wherry.verify(copy, level="digest", on="dask:2", unit=UNIT)
     assert spread.verdict == alone.verdict == "altered"
     assert spread.failed == alone.failed
     assert spread.failed[0].leaf is not None
@@ -162,7 +162,7 @@ def test_without_workers_there_is_no_verdict(model, pools, monkeypatch):
     monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.1")
     pools(_Pool(""))
     with pytest.raises(StorageError, match="no worker can make units"):
-        wherry.verify(model, level="digest", engine="dask:1")
+        wherry.verify(model, level="digest", on="dask:1")
 
 
 def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model, monkeypatch, caplog):
@@ -185,7 +185,7 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
         return Killing()
 
     monkeypatch.setattr(child_pool.child, "child_process", started)
-    outcome = wherry.verify(model, level="digest", engine="processes:2", unit=16 * MIB)
+    outcome = wherry.verify(model, level="digest", on="processes:2", unit=16 * MIB)
     assert outcome.ok
     assert len(killed) == 1
     assert "was lost while it wrote unit" in caplog.text
@@ -193,14 +193,14 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
 
 @pytest.mark.slow
 def test_a_dask_cluster_reads(model):
-    outcome = wherry.verify(model, level="digest", engine="dask:2", unit=UNIT)
+    outcome = wherry.verify(model, level="digest", on="dask:2", unit=UNIT)
     assert outcome.ok
     assert outcome.nbytes > 3 * UNIT
 
 
 def test_the_command_reads_with_an_engine(model):
     done = command(
-        "verify", str(model), "--level", "digest", "--engine", "processes:2", "--unit", "32MiB", "--json"
+        "verify", str(model), "--level", "digest", "--on", "processes:2", "--unit", "32MiB", "--json"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"]
@@ -210,7 +210,7 @@ def test_an_audit_reads_with_an_engine(model, pools, tmp_path):
     target = tmp_path / "out"
     wherry.convert(model, target, to="orbax")
     pool = pools(_Pool("ab"))
-    report = audit([str(tmp_path)], level="digest", engine="dask:2", unit=UNIT)
+    report = audit([str(tmp_path)], level="digest", on="dask:2", unit=UNIT)
     assert report.exit_code == 0
     assert [row.level for row in report.checkpoints if row.uri == str(target)] == ["digest"]
     assert len([title for _worker, title in pool.calls if title.startswith("unit-")]) > 3
@@ -218,13 +218,13 @@ def test_an_audit_reads_with_an_engine(model, pools, tmp_path):
 
 @pytest.mark.parametrize(
     "more",
-    [{"level": "present"}, {"level": "digest", "against": "x"}, {"level": "digest", "engine": "spark"}],
+    [{"level": "present"}, {"level": "digest", "against": "x"}, {"level": "digest", "on": "spark"}],
 )
 def test_an_engine_is_refused_where_it_would_not_read(model, more):
     with pytest.raises(UsageError):
-        wherry.verify(model, **{"engine": "processes:2", **more})
-    with pytest.raises(UsageError, match="--engine requires level digest"):
-        audit(engine="processes:2")
+        wherry.verify(model, **{"on": "processes:2", **more})
+    with pytest.raises(UsageError, match="--on requires level digest"):
+        audit(on="processes:2")
 
 
 @given(

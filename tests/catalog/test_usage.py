@@ -23,7 +23,7 @@ select = "all"
 min_age = 0
 
 [[routes.r.targets]]
-to = "npz"
+format = "npz"
 uri = "out/{run}/{step}.npz"
 
 [routes.r.retention]

@@ -41,7 +41,7 @@ def test_options_write_a_configuration_that_works_and_nothing_is_converted(place
     assert done.exit_code == 0, done.output
     route = only_route(place)
     assert (route.root, route.model) == (str(place / "runs"), None)
-    assert [(one.to, one.uri) for one in route.targets] == [("huggingface", f"{place}/out/{{name}}")]
+    assert [(one.format, one.uri) for one in route.targets] == [("huggingface", f"{place}/out/{{name}}")]
     assert "runs/small/1000" in done.output
     assert "next: run `wherry nightly` when the checkpoints are settled, or set min_age = 0 in" in done.output
     assert sorted(path.name for path in place.iterdir()) == ["runs", "wherry.toml"]

@@ -172,7 +172,7 @@ MISTAKES = [
 
 CONFIG = """[routes.llama]
 root = "HOME/nested"
-targets = [{ to = "orbax", uri = "HOME/converted/{run}/{step|0}/{name}" }]
+targets = [{ format = "orbax", uri = "HOME/converted/{run}/{step|0}/{name}" }]
 """
 
 

@@ -68,7 +68,7 @@ def folder(tmp_path_factory, own_home):
     save_tiny(folder / "llama", "llama")
     (folder / "wherry.toml").write_text(
         f'[routes.r]\nroot = "{folder}/llama"\nmin_age = 0\n'
-        f'targets = [{{ to = "orbax", uri = "{folder}/out/{{name}}" }}]\n'
+        f'targets = [{{ format = "orbax", uri = "{folder}/out/{{name}}" }}]\n'
     )
     key = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(folder / "key.pem")]
     subprocess.run(key, check=True, capture_output=True)

@@ -19,7 +19,7 @@ from wherry.core.units import duration
 from wherry.errors import NotFoundError, UsageError
 from wherry.storage import home
 
-ROUTE = '[routes.a]\nroot = "runs"\n[[routes.a.targets]]\nto = "hf"\nuri = "out/{run}/{step}"\n'
+ROUTE = '[routes.a]\nroot = "runs"\n[[routes.a.targets]]\nformat = "hf"\nuri = "out/{run}/{step}"\n'
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_env_sections_reach_into_routes(toml):
     path = toml(ROUTE + '[env.prod.routes.a]\nselect = "all"\n[env.prod.routes.a.retention]\nkeep_last = 2\n')
     assert load_config(path).routes[0].select == "latest"
     (route,) = load_config(path, "prod").routes
-    assert (route.select, route.retention.keep_last, route.targets[0].to) == ("all", 2, "hf")
+    assert (route.select, route.retention.keep_last, route.targets[0].format) == ("all", 2, "hf")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_env_sections_reach_into_routes(toml):
         (ROUTE + "[routes.a.retention]\nkeep_best = 1\n", "line 6, routes.a.retention", "wherry config example"),
         (ROUTE.replace("{run}", "{rn}"), "line 5, routes.a.targets[0].uri: unknown field {rn}", "{run}"),
         (ROUTE.replace("{run}", "{run"), "unmatched brace", "{run}"),
-        (ROUTE.replace('to = "hf"\n', ""), "line 3, routes.a.targets[0].to", "to"),
+        (ROUTE.replace('format = "hf"\n', ""), "line 3, routes.a.targets[0].format", "format"),
         (ROUTE.replace('root = "runs"', 'root = "r"\nselect = "some"'), "line 3, routes.a.select", "every N"),
         (ROUTE + '[env.p.routes.a]\nmin_age = "soon"\n', "line 7, routes.a.min_age", "15m"),
         ("# a note\n[concurrency]\nfile = 0\n", "line 3, concurrency.file", "wherry config example"),
@@ -170,20 +170,20 @@ def test_what_routes_state_is_shown_with_its_origin(toml, tmp_path):
         ROUTE.replace(
             'root = "runs"', 'root = "s3://key:secret@bucket/runs?token=secret"\nruns = ["a*", "b"]'
         )
-        + 'options = { scan_layers = true }\n[[routes.a.targets]]\nto = "orbax"\nuri = "more/{run}/{step}"\n'
+        + 'options = { scan_layers = true }\n[[routes.a.targets]]\nformat = "orbax"\nuri = "more/{run}/{step}"\n'
         + '[routes.a.retention]\nkeep_last = 3\n[env.prod.routes.a]\nselect = "all"\n'
         + "[env.prod.routes.a.retention]\nkeep_last = 9\n[env.dev.routes.a]\n"
-        + 'targets = [{ to = "dcp", uri = "dev/{run}/{step}" }]\n'
+        + 'targets = [{ format = "dcp", uri = "dev/{run}/{step}" }]\n'
     )
     rows = {one["setting"]: one for one in json.loads(shown(path, "--json"))["settings"]}
     stated = {name: (row["value"], row["origin"]) for name, row in rows.items() if name.startswith("routes.")}
     assert stated == {
         "routes.a.root": ("s3://bucket/runs", f"{path}:2"),
         "routes.a.runs": ("a*, b", f"{path}:3"),
-        "routes.a.targets[0].to": ("hf", f"{path}:5"),
+        "routes.a.targets[0].format": ("hf", f"{path}:5"),
         "routes.a.targets[0].uri": (str(tmp_path / "out/{run}/{step}"), f"{path}:6"),
         "routes.a.targets[0].options.scan_layers": ("True", f"{path}:7"),
-        "routes.a.targets[1].to": ("orbax", f"{path}:9"),
+        "routes.a.targets[1].format": ("orbax", f"{path}:9"),
         "routes.a.targets[1].uri": (str(tmp_path / "more/{run}/{step}"), f"{path}:10"),
         "routes.a.retention.keep_last": ("3", f"{path}:12"),
     }
@@ -195,7 +195,7 @@ def test_what_routes_state_is_shown_with_its_origin(toml, tmp_path):
     assert f"s3://bucket/runs  ({path}:2)" in text
     assert "secret" not in text
     dev = shown(path, "--env", "dev")
-    assert re.search(r"^routes.a.targets\[0\].to +dcp +\(.*:18 \[env.dev\]\)$", dev, re.MULTILINE)
+    assert re.search(r"^routes.a.targets\[0\].format +dcp +\(.*:18 \[env.dev\]\)$", dev, re.MULTILINE)
     assert "targets[1]" not in dev
     assert "options" not in dev
 

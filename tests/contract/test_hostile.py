@@ -1,7 +1,7 @@
 """Every hostile, torn or strange pickle of the corpus and those made here: its verdict, quickly, and nothing is run.
 
 `detect` and `convert` must both say no in the way that `expected.json` accepts, each within a second; no marker file
-may appear. Also the caps of the machine, `--opaque`, and the list of globals that `inspect --pickles` makes.
+may appear. Also the caps of the machine, `--allow-opaque`, and the list of globals that `inspect --pickles` makes.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def test_a_class_of_the_users_own_is_named_and_can_be_read_around(tmp_path, lega
     path = torch_file(tmp_path / "a.pt", {"config": Config()}, legacy=legacy)
     with pytest.raises(HostileError, match="Config"):
         wherry.open(path)
-    with wherry.open(path, opaque=[NAME]) as found:
+    with wherry.open(path, allow_opaque=[NAME]) as found:
         assert found.read("w").tolist() == list(range(6))
         assert found.manifest.custom["pickle"]["types"]["config"] == NAME
         assert found.manifest.values["config", "state", "lr"] == 0.5
@@ -237,7 +237,7 @@ def test_a_class_of_the_users_own_is_named_and_can_be_read_around(tmp_path, lega
     with pytest.raises(HostileError, match="Config"):
         wherry.open(path)
     with pytest.raises(UsageError):
-        wherry.open(path, opaque=["*"])
+        wherry.open(path, allow_opaque=["*"])
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -245,7 +245,7 @@ def test_even_an_allowed_function_is_not_called(tmp_path, monkeypatch, legacy):
     path = torch_file(tmp_path / "a.pt", {"x": Runs()}, legacy=legacy)
     monkeypatch.chdir(tmp_path)
     name = f"{os.system.__module__}.system"
-    with wherry.open(path, opaque=[name]) as found:
+    with wherry.open(path, allow_opaque=[name]) as found:
         assert found.manifest.values["x", "args", "0"] == "touch EVIL_MARKER"
         assert found.read("w").tolist() == list(range(6))
     assert not (tmp_path / "EVIL_MARKER").exists()
@@ -271,10 +271,10 @@ def test_opaque_values_are_not_written_but_can_be_left(tmp_path):
         )
 
     assert run().returncode == 6
-    refused = run("--opaque", NAME)
+    refused = run("--allow-opaque", NAME)
     assert refused.returncode == 7, refused.stderr
     assert "Config" in refused.stderr
-    done = run("--opaque", NAME, "--ignore", "values,empties")
+    done = run("--allow-opaque", NAME, "--ignore", "values,empties")
     assert done.returncode == 0, done.stderr
     with wherry.open(tmp_path / "b.pt") as found:
         assert set(found.manifest.tensors) == {("w",)}
@@ -284,7 +284,7 @@ def test_a_source_with_opaque_values_is_looked_at_again_on_the_same_terms(tmp_pa
     (tmp_path / "hf").mkdir()
     torch_file(tmp_path / "hf" / "pytorch_model.bin", {"config": Config()}, legacy=False)
     (tmp_path / "hf" / "config.json").write_text("{}")
-    with wherry.open(tmp_path / "hf", opaque=[NAME]) as found:
+    with wherry.open(tmp_path / "hf", allow_opaque=[NAME]) as found:
         pin = take_pin(found)
         (tmp_path / "hf" / "notes.txt").write_text("a companion more")
         with pytest.raises(MismatchError, match="a file was added"):  # and not that it does not open

@@ -191,15 +191,15 @@ def test_a_training_state_has_no_command_but_from_another_source(flat, tmp_path)
 def test_secrets_and_what_may_pass(tmp_path):
     target = TargetRequest("t", "dcp", {"x": None, "y": ("p", 1), "z": False})
     assets = "s3://user:secret@bucket/tokens?key=1"
-    request = convert_request("s", [target], assets=assets, opaque=("b.B", "a.A"))
+    request = convert_request("s", [target], assets=assets, allow_opaque=("b.B", "a.A"))
     asked = stated_options(request, request.targets[0])
     assert asked == {
-        "to": "dcp", "assets": "s3://bucket/tokens", "opaque": ["a.A", "b.B"],
+        "to": "dcp", "assets": "s3://bucket/tokens", "allow_opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},
     }  # fmt: skip
     receipt = receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", "asked": asked})
     assert json.loads(json.dumps(receipt.to_json()))["asked"] == asked
-    assert command(receipt).endswith("--opaque a.A --opaque b.B")
+    assert command(receipt).endswith("--allow-opaque a.A --allow-opaque b.B")
 
 
 NODE = {
@@ -257,10 +257,10 @@ ROUTE = """
 root = "{root}"
 {more}
 [[routes.run.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{out}/other"
 [[routes.run.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{out}/{{name}}"
 rename = ["layers.{{n}}.w -> blocks/{{n}}/{leaf}"]
 """

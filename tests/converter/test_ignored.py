@@ -155,7 +155,7 @@ def test_a_route_says_so(tmp_path):
         min_age = "0s"
         IGNORE
         [[routes.night.targets]]
-        to = "orbax"
+        format = "orbax"
         uri = "{tmp_path}/out/{{name}}"
     """
     for word in ("", 'ignore = ["others"]'):

@@ -34,12 +34,12 @@ alias = "candidate"
 level = "digest"
 
 [[routes.main.targets]]
-to = "safetensors"
+format = "safetensors"
 uri = "{root}/out/{{run}}-{{step}}.safetensors"
 options = {{ join = "." }}
 
 [[routes.main.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{root}/out/{{run}}-{{step}}-orbax"
 only = "params"
 
@@ -48,14 +48,14 @@ root = "{root}/runs"
 select = "best(loss)"
 
 [[routes.nightly.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{root}/best/{{run}}"
 
 [routes.elsewhere]
 root = "{root}/others"
 
 [[routes.elsewhere.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{root}/others-out/{{run}}"
 """
 

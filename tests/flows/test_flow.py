@@ -56,7 +56,7 @@ def artifacts(flow_run_id):
 def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source, tmp_path):
     spec = ConvertSpec(
         source=str(source), target=str(tmp_path / "out"), to="dcp", options={"shard_size": "1B"},
-        engine="processes:1", unit="1B",
+        on="processes:1", unit="1B",
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
     receipt = state.result()["receipt"]
@@ -67,7 +67,7 @@ def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source
     assert float(bar.data) == 100.0
     assert re.search(r": 2 of 2 units, \S+ \S+ of .*, \d workers?, 0 failed attempts$", bar.description)
     with pytest.raises(ValueError, match="engine"):
-        ConvertSpec(source="a", target="b", to="hf", engine="horses")
+        ConvertSpec(source="a", target="b", to="hf", on="horses")
 
 
 def test_the_whole_chain_and_again(server, source, tmp_path):

@@ -38,11 +38,11 @@ level = "digest"
 {more}
 
 [[routes.night.targets]]
-to = "safetensors"
+format = "safetensors"
 uri = "out/{{run}}/{{step}}.safetensors"
 
 [[routes.night.targets]]
-to = "orbax"
+format = "orbax"
 uri = "out/{{run}}/{{step}}-orbax"
 """
 

@@ -81,19 +81,19 @@ def test_a_command_and_its_function_take_the_same_names(stated):
 
 # What a command does with other functions: `convert --engine` (of a job), readers of a pickle; and what a plan ignores.
 _MORE = {
-    "convert": {"engine", "unit"}, "plan": {"unit"}, "detect": {"opaque"}, "inspect": {"opaque"},
-    "verify": {"opaque"},
+    "convert": {"on", "unit"}, "plan": {"unit"}, "detect": {"allow_opaque"}, "inspect": {"allow_opaque"},
+    "verify": {"allow_opaque"},
 }  # fmt: skip
 _FEWER = {
-    "merge": {"opaque"},
+    "merge": {"allow_opaque"},
     "plan": {"as_step", "if_exists", "into", "lineage", "meta", "sign"},
     "prune": {"dry_run"},
 }
 
 REFUSED = [
     ("convert a b --to dcp --from hf", "--format"),
-    ("convert a b --to dcp --on dask:2", "--engine"),
-    ("verify a --allow-opaque x.Y", "--opaque"),
+    ("convert a b --to dcp --engine dask:2", "--on"),
+    ("verify a --opaque x.Y", "--allow-opaque"),
     ("verify a --unit-bytes 1GiB", "--unit"),
     ("register a --name m", "--model"),
     ("promote models:/m@c --to champion", "--alias"),
@@ -114,9 +114,9 @@ def test_the_command_line_refuses_another_name_with_the_cure(line, cure, tmp_pat
     ("call", "cure"),
     [
         (lambda: wherry.convert("a", "b", to="dcp", source_format="hf"), "format"),
-        (lambda: wherry.verify("a", on="dask:2"), "engine"),
+        (lambda: wherry.verify("a", engine="dask:2"), "on"),
         (lambda: wherry.verify("a", unit_bytes=1), "unit"),
-        (lambda: wherry.open("a", allow_opaque=["x.Y"]), "opaque"),
+        (lambda: wherry.open("a", opaque=["x.Y"]), "allow_opaque"),
         (lambda: wherry.register("a", name="m"), "model"),
         (lambda: wherry.promote("a", to_alias="champion"), "alias"),
         (lambda: wherry.promote("a", gates="release"), "policy"),
@@ -135,13 +135,13 @@ ROUTE = '[routes.a]\nroot = "runs"\n{route}\n[[routes.a.targets]]\nuri = "out/{{
 @pytest.mark.parametrize(
     ("route", "target", "cure"),
     [
-        ('source_format = "hf"', 'to = "dcp"', "format"),
-        ('verify = "digest"', 'to = "dcp"', "level"),
-        ('on = "dask:2"', 'to = "dcp"', "engine"),
-        ('unit_size = "1GiB"', 'to = "dcp"', "unit"),
-        ('model_name = "m"', 'to = "dcp"', "model"),
-        ("", 'format = "dcp"', "to"),
-        ("", 'to = "dcp"\nset = { join = "." }', "options"),
+        ('source_format = "hf"', 'format = "dcp"', "format"),
+        ('verify = "digest"', 'format = "dcp"', "level"),
+        ('engine = "dask:2"', 'format = "dcp"', "on"),
+        ('unit_size = "1GiB"', 'format = "dcp"', "unit"),
+        ('model_name = "m"', 'format = "dcp"', "model"),
+        ("", 'to = "dcp"', "format"),
+        ("", 'format = "dcp"\nset = { join = "." }', "options"),
     ],
 )
 def test_wherry_toml_refuses_another_name_with_the_cure(route, target, cure, tmp_path):

@@ -171,7 +171,7 @@ def test_preflight_refuses_containers_that_keep_things_to_themselves(monkeypatch
     with pytest.raises(UsageError, match="target of convert /out"):
         deploy.check([entry(parameters={"spec": {"target": "/out"}})], pools)
     (tmp_path / "wherry.toml").write_text(
-        '[routes.a]\nroot = "gs://runs"\n[[routes.a.targets]]\nto = "orbax"\nuri = "/out/{run}/{step}"\n'
+        '[routes.a]\nroot = "gs://runs"\n[[routes.a.targets]]\nformat = "orbax"\nuri = "/out/{run}/{step}"\n'
     )
     monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
     with pytest.raises(UsageError, match="target 1 of route a"):

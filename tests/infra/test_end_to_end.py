@@ -43,7 +43,7 @@ first_night = "convert"
 concurrency = 1
 {t5x_model}
 [[routes.t5x.targets]]
-to = "orbax"
+format = "orbax"
 uri = "out/{{run}}/{{step}}"
 family = "none"
 
@@ -52,7 +52,7 @@ root = "runs/committed"
 min_age = 0
 {model}
 [[routes.committed.targets]]
-to = "orbax"
+format = "orbax"
 uri = "out/{{run}}/{{step|final}}"
 family = "none"
 only = "params"

@@ -121,7 +121,7 @@ def test_the_first_bad_night_is_what_its_page_says(place, caplog):
 
     whole = save({"w": np.ones((8, 4), np.float32)})
     Path("wherry.toml").write_text(
-        '[routes.all]\nroot = "runs"\nmin_age = 0\n\n[[routes.all.targets]]\nto = "dcp"\nuri = "out/{run}/{step}"\n'
+        '[routes.all]\nroot = "runs"\nmin_age = 0\n\n[[routes.all.targets]]\nformat = "dcp"\nuri = "out/{run}/{step}"\n'
     )
     bad, good = Path("runs/base/checkpoint-2000"), Path("runs/small/checkpoint-1000")
     for folder, data in ((bad, whole[:-8]), (good, whole)):

@@ -66,7 +66,7 @@ def test_some_seconds_without_it_change_no_exit_code(line, postgres, tmp_path, m
     save_file({"w": np.ones(3, np.float32)}, tmp_path / "runs" / "a" / "1" / "model.safetensors")
     (tmp_path / "wherry.toml").write_text(
         '[routes.a]\nroot = "runs"\nselect = "all"\nmin_age = "0s"\n'
-        '[[routes.a.targets]]\nto = "dcp"\nuri = "out/{run}/{step}"\n'
+        '[[routes.a.targets]]\nformat = "dcp"\nuri = "out/{run}/{step}"\n'
     )
     door = _Door(target)
     monkeypatch.setenv("WHERRY_LEDGER", door.url)

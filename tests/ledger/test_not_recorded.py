@@ -297,7 +297,7 @@ concurrency = 1
 level = "{level}"
 {more}
 [[routes.r.targets]]
-to = "npz"
+format = "npz"
 uri = "out/{{run}}-{{step}}.npz"
 """
 

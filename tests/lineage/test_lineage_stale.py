@@ -92,7 +92,7 @@ ROUTE = """
 [routes.run]
 root = "{root}"
 [[routes.run.targets]]
-to = "orbax"
+format = "orbax"
 uri = "{root}/out"
 options = {{ compression = "{compression}" }}
 """

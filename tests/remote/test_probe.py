@@ -147,7 +147,7 @@ def dead(request, tmp_path, monkeypatch):
     small(tmp_path / "runs" / "a.safetensors")
     (tmp_path / "wherry.toml").write_text(
         '[routes.all]\nroot = "runs"\nmin_age = "0s"\nmodel = "m"\n'
-        'targets = [{ to = "orbax", uri = "out/{run}/{name}" }]\n'
+        'targets = [{ format = "orbax", uri = "out/{run}/{name}" }]\n'
     )
     return url
 

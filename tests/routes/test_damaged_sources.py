@@ -21,7 +21,7 @@ min_age = {min_age}
 select = "{select}"
 
 [[routes.r.targets]]
-to = "npz"
+format = "npz"
 uri = "out/{{run}}-{{step}}.npz"
 """
 

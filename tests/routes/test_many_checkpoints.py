@@ -61,7 +61,7 @@ def night(folder, count):
     sources(folder / "runs", count)
     (folder / "wherry.toml").write_text(
         f'[routes.r{count}]\nroot = "{folder}/runs"\n[[routes.r{count}.targets]]\n'
-        f'to = "orbax"\nuri = "{folder}/out/{{run}}/{{step}}"\n'
+        f'format = "orbax"\nuri = "{folder}/out/{{run}}/{{step}}"\n'
     )
     loaded = load_config(folder / "wherry.toml")
     began = time.process_time()

@@ -43,7 +43,7 @@ concurrency = {concurrency}
 level = "{level}"
 {more}
 """
-TARGET = '[[routes.r.targets]]\nto = "{format}"\nuri = "out/{{run}}-{{step}}{end}"\n'
+TARGET = '[[routes.r.targets]]\nformat = "{format}"\nuri = "out/{{run}}-{{step}}{end}"\n'
 NPZ, ORBAX = TARGET.format(format="npz", end=".npz"), TARGET.format(format="orbax", end="")
 
 

@@ -29,7 +29,7 @@ min_age = 0
 {fields}
 
 [[routes.r.targets]]
-to = "{format}"
+format = "{format}"
 uri = "out/{{run}}/{{step}}{suffix}"
 
 [routes.r.retention]

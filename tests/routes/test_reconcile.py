@@ -24,7 +24,7 @@ from wherry.version import __version__
 
 
 def route(root, out="/out", **fields):
-    rule = {"to": "safetensors", "uri": f"{out}/{{name}}.safetensors"}
+    rule = {"format": "safetensors", "uri": f"{out}/{{name}}.safetensors"}
     targets = fields.pop("targets", [rule])
     return Route(name="r", root=str(root), min_age=0, targets=targets, **fields)
 
@@ -191,7 +191,7 @@ def test_every_standing_of_a_target(one):
     assert standing(way, found, LedgerState(failures=failed), there=False) == ["failed"]
     assert standing(way, found, LedgerState(failures=failed), there=False, retry_failed=True) == ["new"]
     nameless = replace(found, where=replace(found.where, step=None))
-    blocked = route(way.root, targets=[{"to": "safetensors", "uri": "/out/{step}"}])
+    blocked = route(way.root, targets=[{"format": "safetensors", "uri": "/out/{step}"}])
     assert standing(blocked, nameless, LedgerState()) == ["blocked"]
 
 

@@ -27,7 +27,7 @@ min_age = 0
 {fields}
 
 [[routes.{name}.targets]]
-to = "{format}"
+format = "{format}"
 uri = "{uri}"
 {more}
 """
@@ -75,7 +75,7 @@ def test_the_example_is_good():
         assert problems == []
         assert done.exit_code == 0
     commented = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines() if " = " in line]
-    assert any(line.startswith("opaque =") for line in commented)
+    assert any(line.startswith("allow_opaque =") for line in commented)
 
 
 def problems(loaded):
@@ -85,13 +85,13 @@ def problems(loaded):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"format": "safetensor"}, ("error", "routes.r.targets[0].to")),
-        ({"format": "torch-legacy"}, ("error", "routes.r.targets[0].to")),
+        ({"format": "safetensor"}, ("error", "routes.r.targets[0].format")),
+        ({"format": "torch-legacy"}, ("error", "routes.r.targets[0].format")),
         ({"more": "options = { ropes = 'half' }"}, ("error", "routes.r.targets[0].options")),
         ({"more": "family = 'lama'"}, ("error", "routes.r.targets[0].family")),
         ({"more": "assets = 'nowhere'"}, ("error", "routes.r.targets[0].assets")),
         ({"more": "into = true"}, ("error", "routes.r.targets[0].into")),
-        ({"fields": "opaque = ['*']"}, ("error", "routes.r")),
+        ({"fields": "allow_opaque = ['*']"}, ("error", "routes.r")),
         ({"fields": "formats = ['t5']\nsign = 'no.pem'"}, ("error", "routes.r.sign")),
         ({"uri": "out/{step}"}, ("warning", "routes.r.targets[0].uri")),
         ({"uri": "out/{run}"}, ("warning", "routes.r.targets[0].uri")),
@@ -150,7 +150,7 @@ def test_chosen_routes(tmp_path):
 def test_a_night_without_prefect(tmp_path):
     for step in (1, 2):
         checkpoint(tmp_path, "a", step)
-    more = '[[routes.r.targets]]\nto = "orbax"\nuri = "out/{run}"\ninto = true'
+    more = '[[routes.r.targets]]\nformat = "orbax"\nuri = "out/{run}"\ninto = true'
     loaded = config(tmp_path, fields='level = "digest"', more=more)
     report = run_night(loaded, loaded.routes)
     assert dict(report.counts) == {"converted": 2}, report.to_json()
@@ -243,7 +243,7 @@ into = true
 options = { scan_layers = true }
 
 [[routes.r.targets]]
-to = "huggingface"
+format = "huggingface"
 uri = "out/{run}/{step}/hf"
 family = "llama"
 dtype = "bfloat16"

@@ -23,7 +23,7 @@ select = "all"
 min_age = 0
 
 [[routes.r.targets]]
-to = "torch-zip"
+format = "torch-zip"
 uri = "{uri}"
 """
 

@@ -19,7 +19,7 @@ select = "{select}"
 min_age = {min_age}
 
 [[routes.r.targets]]
-to = "safetensors"
+format = "safetensors"
 uri = "out/{{run}}/{{name}}.safetensors"
 """
 

@@ -16,9 +16,9 @@ root = "~/runs"
 selct = "latest"
 select = "newest"
 [[routes.t5x.target]]
-to = "hugingface"
+format = "hugingface"
 [[routes.t5x.targets]]
-to = "hugingface"
+format = "hugingface"
 uri = "models/{run}/{stp}"
 famly = "t5"
 family = "t6"
@@ -34,7 +34,7 @@ EXPECTED = {
     7: ("routes.t5x.selct: unknown field", "did you mean select?"),
     8: ("routes.t5x.select: invalid selection 'newest'", "latest"),
     9: ("routes.t5x.target: unknown field", "did you mean targets"),
-    12: ("routes.t5x.targets[0].to: unknown format 'hugingface'", "did you mean huggingface"),
+    12: ("routes.t5x.targets[0].format: unknown format 'hugingface'", "did you mean huggingface"),
     13: ("routes.t5x.targets[0].uri: unknown field {stp}", "{step}"),
     14: ("routes.t5x.targets[0].famly: unknown field", "did you mean family"),
     15: ("routes.t5x.targets[0].family: unknown family 't6'", "t5"),
@@ -48,11 +48,11 @@ model = "m"
 alias = "candidate"
 
 [[routes.a.targets]]
-to = "npz"
+format = "npz"
 uri = "out/{run}-{step}.npz"
 
 [[routes.a.targets]]
-to = "orbax"
+format = "orbax"
 uri = "out/{run}-{step}"
 """
 

@@ -28,7 +28,7 @@ def test_a_conversion_reads_and_writes_there(home):
 
 
 def test_a_request_for_other_processes_names_the_same_place(home, capfd):
-    code, text = typed("convert '~/a.safetensors' '~/b' --to dcp --engine processes:2", home, capfd)
+    code, text = typed("convert '~/a.safetensors' '~/b' --to dcp --on processes:2", home, capfd)
     assert code == 0, text
     assert (home / "b").is_dir()
 

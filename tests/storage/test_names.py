@@ -43,7 +43,7 @@ root = "%s"
 min_age = 0
 model = "night"
 [[routes.r.targets]]
-to = "npz"
+format = "npz"
 uri = "%s/{run}-{step}.npz"
 """
 

@@ -1,4 +1,4 @@
-"""The commands: `split`, `work` and `commit`, and `convert --engine`, also when a worker is killed."""
+"""The commands: `split`, `work` and `commit`, and `convert --on`, also when a worker is killed."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_convert_takes_an_engine(source, tmp_path):
     shards = [f"{name}={value}" for name, value in SIZES["hf"].items()]
     target = str(tmp_path / "out")
     done_ = command("convert", source, target, "--to", "hf", "--set", *shards, "--no-lineage", "--json",
-                    "--engine", "processes:2", "--unit", "300KB")  # fmt: skip
+                    "--on", "processes:2", "--unit", "300KB")  # fmt: skip
     assert done_.returncode == 0, done_.stderr
     assert json.loads(done_.stdout)["resumed_bytes"] > 0
     two = command(
-        "convert", source, f"{target}-1", f"{target}-2", "--to", "hf", "--to", "hf", "--engine", "processes:2"
+        "convert", source, f"{target}-1", f"{target}-2", "--to", "hf", "--to", "hf", "--on", "processes:2"
     )
     assert two.returncode == 2

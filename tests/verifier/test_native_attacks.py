@@ -230,19 +230,19 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     name, level, checkpoint, marker, monkeypatch
 ):
     ATTACKS[name]["metadata"](checkpoint, marker)
-    source = SourceRequest(str(checkpoint), opaque=("posix.system",))
+    source = SourceRequest(str(checkpoint), allow_opaque=("posix.system",))
     with pytest.raises(UsageError, match=r"cannot skip posix\.system") as caught:
         verify_source(source, level=level, against=checkpoint if level == "logits" else None)
     assert caught.value.exit_code == 2
     assert not marker.exists()
 
 
-def test_opaque_of_the_command_line_ends_with_2(tmp_path):
+def test_allow_opaque_of_the_command_line_ends_with_2(tmp_path):
     from click.testing import CliRunner
 
     from wherry.cli import cli
 
-    words = ["verify", str(tmp_path), "--level", "native", "--opaque", "posix.system"]
+    words = ["verify", str(tmp_path), "--level", "native", "--allow-opaque", "posix.system"]
     done = CliRunner().invoke(cli, words)
     assert isinstance(done.exception, UsageError) or done.exit_code == 2
 

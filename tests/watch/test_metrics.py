@@ -89,9 +89,9 @@ def test_what_waits_by_the_routes(tmp_path, monkeypatch):
     config = tmp_path / "wherry.toml"
     config.write_text(
         f'[routes.all]\nroot = "{runs}"\nselect = "all"\nmin_age = "0s"\n'
-        f'[[routes.all.targets]]\nto = "safetensors"\nuri = "{tmp_path}/out/{{run}}.safetensors"\n'
+        f'[[routes.all.targets]]\nformat = "safetensors"\nuri = "{tmp_path}/out/{{run}}.safetensors"\n'
         f'[routes.gone]\nroot = "{tmp_path}/gone"\n'
-        f'[[routes.gone.targets]]\nto = "safetensors"\nuri = "{tmp_path}/out/{{run}}.safetensors"\n'
+        f'[[routes.gone.targets]]\nformat = "safetensors"\nuri = "{tmp_path}/out/{{run}}.safetensors"\n'
     )
     monkeypatch.setenv("WHERRY_CONFIG", str(config))
     found = measure()

@@ -95,7 +95,7 @@ def audit(
     key: str | None = None,
     record: bool | None = None,
     progress: OnProgress | None = None,
-    engine: str = THREADS,
+    on: str = THREADS,
     unit: str | int = DEFAULT_UNIT,
 ) -> AuditReport:
     """Audit checkpoints, registrations and the ledger itself.
@@ -117,7 +117,7 @@ def audit(
             Without a key, signatures are not checked.
         record: whether to write the outcome to the ledger, and on model versions; `audit.record` by default.
         progress: called a few times a second while bytes are read.
-        engine, unit: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
+        on, unit: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -127,10 +127,8 @@ def audit(
     """
     from wherry.ledger.record import open_ledger
 
-    _require_sensible(
-        level, engine, {"--sample": sample is not None, "--deep": deep, "--engine": engine != THREADS}
-    )
-    how = ReadOptions(parse_budget(memory), progress, engine, parse_size(unit))
+    _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
+    how = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
     asked = _AuditRequest(
         scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
         required_key(key), audits_are_recorded() if record is None else record, progress,
@@ -145,15 +143,15 @@ def audit(
         return _record(report, ledger, sha256) if asked.record else report
 
 
-def _require_sensible(level: str, engine: str, given: Mapping[str, bool]) -> None:
+def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
     """Refuse an unknown level or engine, and options that are given without the level that they are for."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
     for name, is_given in given.items():
         if is_given and level != "digest":
             raise UsageError(f"{name} requires level digest", cure="add --level digest")
-    if engine != THREADS:
-        carrier_of(engine)
+    if on != THREADS:
+        carrier_of(on)
 
 
 def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:

@@ -155,7 +155,7 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
             found, state = _without_sidecar(row, subject, how)
         else:
             outcome = verify(
-                row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, engine=how.engine,
+                row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
                 unit=how.unit_bytes,
             )  # fmt: skip
             found = list(_failures(row, outcome))
@@ -238,7 +238,7 @@ def _without_sidecar(
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
         algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
-        if gone or how.engine == THREADS:
+        if gone or how.on == THREADS:
             found = hash_checkpoint(
                 checkpoint, algorithm, memory=how.memory, progress=how.progress, paths=paths
             )

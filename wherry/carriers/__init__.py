@@ -1,6 +1,6 @@
 """Carriers: how the units of a job are distributed over workers.
 
-- Carrier: a name for `--engine`, and a function that makes workers make every unit and yields each receipt (`carrier`).
+- Carrier: a name for `--on`, and a function that makes workers make every unit and yields each receipt (`carrier`).
 - Engine: software that runs functions on workers: Dask. Its adapter lies in `wherry.integrations.engines`.
 - Worker pool: the workers of an engine, as the coordinator sees them (`worker_pool`).
 - Coordinator: gives one unit at a time to each worker that has proved itself (`coordinator`).

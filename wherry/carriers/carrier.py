@@ -59,14 +59,14 @@ CARRIERS: Mapping[str, UnitCarrier] = {
 }
 
 
-def carrier_of(engine: str) -> tuple[UnitCarrier, Workplace]:
+def carrier_of(on: str) -> tuple[UnitCarrier, Workplace]:
     """The carrier of a name, and where its workers are.
 
     Raises:
         UsageError: there is no such carrier, or what follows its name is invalid.
         MissingExtraError: its engine is not installed.
     """
-    name, _, rest = engine.partition(":")
+    name, _, rest = on.partition(":")
     carrier = CARRIERS.get(name)
     if carrier is None:
         raise UsageError(f"unknown engine {name!r}", cure=f"choose one of: {CHOICES}")
@@ -76,7 +76,7 @@ def carrier_of(engine: str) -> tuple[UnitCarrier, Workplace]:
     if address == rest:
         return carrier, Workplace(workers=_count(name, rest))
     if not carrier.remote or not address:
-        raise UsageError(f"invalid engine {engine!r}", cure=f"choose one of: {CHOICES}")
+        raise UsageError(f"invalid engine {on!r}", cure=f"choose one of: {CHOICES}")
     return carrier, Workplace(address)
 
 

@@ -61,7 +61,7 @@ class ChildPool:
             raise StorageError(
                 f"{title} ended with exit code {done.code}: {done.errors[-200:]}",
                 retryable=True,
-                cure="run the command again; if it ends so again, with --engine threads",
+                cure="run the command again; if it ends so again, with --on threads",
             )
         return json.loads(done.output)
 

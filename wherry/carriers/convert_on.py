@@ -27,13 +27,13 @@ _ROUNDS = 3  # a file that was changed or removed after its receipt is made agai
 
 
 def convert_on(
-    request: ConvertRequest, engine: str, *, unit_bytes: int = UNIT_BYTES, progress: OnProgress | None = None
+    request: ConvertRequest, on: str, *, unit_bytes: int = UNIT_BYTES, progress: OnProgress | None = None
 ) -> GroupReceipt:
     """Convert a checkpoint to one target with a carrier; see `convert_all`.
 
     Args:
         request: with one target, unless the carrier is `threads`.
-        engine: the carrier; `wherry.carriers.carrier` lists them.
+        on: the carrier; `wherry.carriers.carrier` lists them.
         unit_bytes: size of a unit.
         progress: called a few times a second; while units are made, and read back, for each of them with its name.
 
@@ -42,12 +42,12 @@ def convert_on(
         StorageError: units are left; the same call goes on with them.
         WherryError: what `split` and `commit` raise.
     """
-    if engine == THREADS:
+    if on == THREADS:
         return convert_all(request, progress=progress)
-    carrier, where = carrier_of(engine)
+    carrier, where = carrier_of(on)
     if len(request.targets) != 1:
         raise UsageError(
-            "an engine writes only one target at a time", cure="give one TARGET, or leave out --engine"
+            "an engine writes only one target at a time", cure="give one TARGET, or leave out --on"
         )
     try:
         made = split(request, unit_bytes)

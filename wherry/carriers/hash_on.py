@@ -110,14 +110,14 @@ class ReadWork:
 
 
 def hash_on(
-    checkpoint: Checkpoint, reading: ReadOrder, engine: str, *, progress: OnProgress | None = None
+    checkpoint: Checkpoint, reading: ReadOrder, on: str, *, progress: OnProgress | None = None
 ) -> Hashes:
     """Read every tensor of a checkpoint with a carrier; see `hash_checkpoint`.
 
     Args:
         checkpoint: the checkpoint, as this process sees it.
         reading: how it is read.
-        engine: the carrier; not `threads`.
+        on: the carrier; not `threads`.
         progress: called a few times a second.
 
     Raises:
@@ -130,7 +130,7 @@ def hash_on(
         path: [b""] * leaf_count(spec.nbytes) for path, spec in specs.items()
     }
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
-    with _pool(engine) as pool:
+    with _pool(on) as pool:
         for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
             unit = units[number]
             for (path, rows), own in zip(
@@ -140,7 +140,7 @@ def hash_on(
                     raise MismatchError(
                         "a worker returned hashes of another unit",
                         uri=checkpoint.uri,
-                        cure="run the same command again without --engine",
+                        cure="run the same command again without --on",
                     )
                 leaves[path][rows.start : rows.stop] = own
             meter.add(unit.nbytes(specs), f"unit {number}")
@@ -165,9 +165,9 @@ def _hashes(
     return [[one[at : at + HASH_BYTES] for at in range(0, len(one), HASH_BYTES)] for one in raw]
 
 
-def _pool(engine: str) -> AbstractContextManager[WorkerPool]:
-    name = engine.partition(":")[0]
-    _carrier, where = carrier_of(engine)
+def _pool(on: str) -> AbstractContextManager[WorkerPool]:
+    name = on.partition(":")[0]
+    _carrier, where = carrier_of(on)
     return child_pool(where.workers) if name == PROCESSES else service(name).pool(where)
 
 
@@ -222,5 +222,5 @@ def end_reading() -> dict[str, Any]:
 
 
 def _reading(row: Mapping[str, Any]) -> ReadOrder:
-    source: dict[str, Any] = {**row["source"], "opaque": tuple(row["source"]["opaque"])}
+    source: dict[str, Any] = {**row["source"], "allow_opaque": tuple(row["source"]["allow_opaque"])}
     return ReadOrder(SourceRequest(**source), row["unit_bytes"], row["algorithm"], row["memory"])

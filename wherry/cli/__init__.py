@@ -219,7 +219,7 @@ def convert(
     json_: bool,
     quiet: bool,
     dry_run: bool,
-    engine: str,
+    on: str,
     unit: str,
     given: dict[str, Any],
 ) -> None:
@@ -247,7 +247,7 @@ def convert(
         tables.show_before_error(results.show_receipts, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
-        group = convert_on(request, engine, unit_bytes=parse_size(unit), progress=progress)
+        group = convert_on(request, on, unit_bytes=parse_size(unit), progress=progress)
     results.show_receipts(group, json_=json_)
 
 

@@ -103,7 +103,7 @@ def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -
         say(f"{row.route}: {'takes it' if row.takes else 'does not take it'}: {row.reason}")
         for one in row.targets:
             model = f", registered as {one.model}" if one.model else ""
-            say(f"  {one.rule.to} → {one.place}{model}")
+            say(f"  {one.rule.format} → {one.place}{model}")
 
 
 @click.group("config")

@@ -26,7 +26,7 @@ unit_size = click.option(
 )
 
 on_engine = click.option(
-    "--engine",
+    "--on",
     metavar="ENGINE",
     default="threads",
     show_default=True,
@@ -35,11 +35,11 @@ on_engine = click.option(
 )
 
 on_readers = click.option(
-    "--engine",
+    "--on",
     metavar="ENGINE",
     default="threads",
     show_default=True,
-    help="What reads the bytes at level digest: threads of this process, or workers as for `convert --engine`.",
+    help="What reads the bytes at level digest: threads of this process, or workers as for `convert --on`.",
 )
 
 

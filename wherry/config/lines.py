@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]
 
 
 def where(lines: Mapping[Path, int], at: Path, env: str | None) -> str:
-    """A field for display: `line 12, routes.night.targets[0].to`.
+    """A field for display: `line 12, routes.night.targets[0].format`.
 
     Args:
         lines: those of the file; see `lines_of`.

@@ -64,7 +64,7 @@ class Section(BaseModel):
 
 @with_options("route", TargetRequest)
 class _Target(Section):
-    to: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
+    format: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
     uri: Template = Field(
         description="URI to write, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
         "{step|final} gives a default for an unknown field. A relative path is relative to the folder of wherry.toml."
@@ -82,7 +82,7 @@ class TargetRule(_Target):
 
     def at(self, uri: str) -> TargetRequest:
         """The target of a request, with the template filled in."""
-        return target_of("route", self, uri, self.to)
+        return target_of("route", self, uri, self.format)
 
 
 class Retention(Section):
@@ -144,7 +144,7 @@ class Route(Section):
         "bytes and hours (estimate), or convert.",
     )
     first_night_items: int = Field(default=20, ge=0, description="Threshold for `first_night`.")
-    opaque: tuple[str, ...] = option_field("route", SourceRequest, "opaque")
+    allow_opaque: tuple[str, ...] = option_field("route", SourceRequest, "allow_opaque")
     ignore: tuple[Literal["values", "empties", "companions", "others"], ...] = option_field(
         "route", ConvertRequest, "ignore"
     )
@@ -154,7 +154,7 @@ class Route(Section):
     memory: Size | None = Field(
         default=None, description="Memory budget for data in flight; the setting `memory` by default."
     )
-    engine: Engine = Field(default="threads", description=ENGINE)
+    on: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
     level: VerifyLevel = Field(default="present", description="Verification level after the commit.")
@@ -174,7 +174,7 @@ class Route(Section):
 
     @model_validator(mode="after")
     def _one_target(self) -> Route:
-        if self.engine != "threads" and len(self.targets) != 1:
+        if self.on != "threads" and len(self.targets) != 1:
             raise ValueError("an engine writes only one target at a time: make a route for each target")
         return self
 
@@ -185,11 +185,13 @@ class Route(Section):
 
     def source(self, found: Detection) -> SourceRequest:
         """The source of a request for a checkpoint below the root."""
-        return SourceRequest(found.uri, self.format or found.format, opaque=self.opaque, below=self.root)
+        return SourceRequest(
+            found.uri, self.format or found.format, allow_opaque=self.allow_opaque, below=self.root
+        )
 
     def place(self, uri: str) -> Location:
         """A location below the root, where the classes in `opaque` may be read as opaque values."""
-        return locate(uri, frozenset(SourceRequest(uri, opaque=self.opaque).opaque))
+        return locate(uri, frozenset(SourceRequest(uri, allow_opaque=self.allow_opaque).allow_opaque))
 
     def request(self, source: SourceRequest, targets: Sequence[TargetRequest], memory: str) -> ConvertRequest:
         """The request for a conversion.

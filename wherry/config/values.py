@@ -156,7 +156,7 @@ class FieldStatement(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The printed form: `routes.t5x.targets[0].to`."""
+        """The printed form: `routes.t5x.targets[0].format`."""
         return dotted_name(self.at)
 
 

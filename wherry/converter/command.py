@@ -8,7 +8,7 @@ stated:
     into                                 the run in which the step was made
     family_file, config                  {name, sha256} of the file
     as, in_place                         as `wherry rewrite` takes them
-    format, step, item, opaque           which checkpoint of the source, and its opaque classes
+    format, step, item, allow_opaque     which checkpoint of the source, and its opaque classes
     merge                                {kind, sources} of `wherry merge`: URI, format, fingerprint and weight of each
 
 Fields that do not affect the result (memory, progress) and the key of a signature are left out. `to` or `as` is always
@@ -104,7 +104,7 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
         for name, value in asked.items()
         if name in _OPTIONS and name not in (*_CHOSEN, "into")
     }
-    given |= {"format": source.format, "opaque": (*source.opaque, *given.get("opaque", ()))}
+    given |= {"format": source.format, "allow_opaque": (*source.allow_opaque, *given.get("allow_opaque", ()))}
     return convert_request(source.uri, [target], **given)
 
 

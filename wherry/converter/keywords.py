@@ -46,7 +46,7 @@ class RestoreKeywords(TypedDict, total=False):
     progress: OnProgress | None
     format: str | None
     item: str | None
-    opaque: Iterable[str]
+    allow_opaque: Iterable[str]
 
 
 # Options of a conversion that concern files, which a live state has not.

@@ -5,7 +5,7 @@ the source; else it is a usage error. Who reads an option says so: a view of the
 made by (`Checkpoint.uses`), a format takes its own by name, and forms and rules of a tree must change it. What is
 left was read by nobody. A value that would have been taken without the option is used all the same.
 
-`--ignore` and `--opaque` are permissions, not statements: what they permit need not occur. `--only`, `--family
+`--ignore` and `--allow-opaque` are permissions, not statements: what they permit need not occur. `--only`, `--family
 none`, `split` and `join` state what the target is, and the source may be that already. Of several targets with the same
 statement, one must use it.
 """

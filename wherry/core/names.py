@@ -40,18 +40,21 @@ class Concept:
 
 CONCEPTS = (
     Concept("format", "format of the checkpoint that is read", ("from", "source_format")),
-    Concept("to", "format of the checkpoint that is written", ("target_format",), hints=("format",)),
+    Concept(
+        "to", "format of the checkpoint that is written", ("target_format",), hints=("format",),
+        exceptions=(("wherry.toml", "format"),),
+    ),
     Concept(
         "options", "options of the target's format and layout, and facts of the model", ("option", "set"),
         exceptions=(("command line", "--set"),),
     ),
-    Concept("opaque", "class whose objects in pickles are read as opaque values", ("allow_opaque",)),
+    Concept("allow_opaque", "class whose objects in pickles are read as opaque values", ("opaque",)),
     Concept(
         "read_back", "how a target is read back before its commit", ("readback",),
         exceptions=(("command line", "--verify"), ("Python", "verify")),
     ),
     Concept("level", "level of a verification", ("verify",)),
-    Concept("engine", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("on",)),
+    Concept("on", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("engine",)),
     Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),
     Concept("model", "registered model in MLflow", ("model_name", "name")),
     Concept("alias", "alias of a model version", ("to_alias",), hints=("to",)),

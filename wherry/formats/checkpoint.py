@@ -234,7 +234,7 @@ def open_checkpoint(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    opaque: Iterable[str] = (),
+    allow_opaque: Iterable[str] = (),
 ) -> Checkpoint:
     """Open a checkpoint; `wherry.open`.
 
@@ -243,7 +243,7 @@ def open_checkpoint(
         format: the format, a name or alias, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
-        opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
+        allow_opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
             nothing is ever imported or called.
 
     Raises:
@@ -252,7 +252,7 @@ def open_checkpoint(
             of the reader and `verify` report them.
         HostileError: the checkpoint tries to reach outside its folder or to run code.
     """
-    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(opaque)))
+    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
 
 
 def open_source(source: SourceRequest) -> Checkpoint:
@@ -266,7 +266,7 @@ def open_source(source: SourceRequest) -> Checkpoint:
     if isinstance(store, ObjectView):
         files = store
     place = replace(location, store=files or store)
-    return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque)
+    return Checkpoint(find_format(detection.format).open(place, detection), files, source.allow_opaque)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

@@ -115,7 +115,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    opaque = frozenset(source.opaque)
+    opaque = frozenset(source.allow_opaque)
     named = (
         locate(source.uri, opaque) if source.below is None else locate_below(source.below, source.uri, opaque)
     )

@@ -59,7 +59,7 @@ def rules_at(source: Detection, routes: Sequence[Route]) -> tuple[RuleForSource,
             continue
         places, depth = _places(route, source, where), len(locate(route.root).uri)
         found += [
-            RuleForSource(RouteRule(route, rule), find_format(rule.to).name, depth, places.get(rule.uri))
+            RuleForSource(RouteRule(route, rule), find_format(rule.format).name, depth, places.get(rule.uri))
             for rule in route.targets
         ]
     return tuple(found)
@@ -93,5 +93,5 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
 def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
     """The request of a nightly run for a target."""
     target = replace(rule.at(row.target_uri), into=False)
-    source = SourceRequest(row.source_uri, route.format, opaque=route.opaque)
+    source = SourceRequest(row.source_uri, route.format, allow_opaque=route.allow_opaque)
     return stated_options(route.request(source, [target], DEFAULT_MEMORY), target)

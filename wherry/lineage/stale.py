@@ -173,7 +173,7 @@ def _by_source(
     groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
     for row in rows:
         said = _recorded_request(row)
-        how = said.get("format", nodes[row.source_digest].format), *said.get("opaque", ()), "as" in said
+        how = said.get("format", nodes[row.source_digest].format), *said.get("allow_opaque", ()), "as" in said
         groups[row.source_digest, row.source_uri, how].append(row)
     return list(groups.values())
 
@@ -263,7 +263,9 @@ def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
     """Its source, with the request's options for reading it."""
-    return SourceRequest(row.source_uri, format, opaque=tuple(_recorded_request(row).get("opaque", ())))
+    return SourceRequest(
+        row.source_uri, format, allow_opaque=tuple(_recorded_request(row).get("allow_opaque", ()))
+    )
 
 
 def _by_route(

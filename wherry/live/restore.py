@@ -97,7 +97,7 @@ def restore(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    opaque: Iterable[str] = (),
+    allow_opaque: Iterable[str] = (),
 ) -> Restored:
     """Fill a live state from a checkpoint; `wherry.restore`.
 
@@ -117,7 +117,7 @@ def restore(
         memory: bytes of shards that are held in memory at a time; a larger shard is read alone.
         progress: called a few times a second.
         format, step, item: which checkpoint of `uri`.
-        opaque: as for `wherry.open`.
+        allow_opaque: as for `wherry.open`.
 
     Raises:
         UnrepresentableError: names are unmatched and `strict` is set; all of them are named.
@@ -132,7 +132,7 @@ def restore(
         raise UsageError(
             "the template contains no arrays", cure="pass a state with arrays or stand-ins for them"
         )
-    opened = open_named(uri, format=format, step=step, item=item, opaque=opaque)
+    opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
         seen, rest = _view(source, to, dict(options or {}), wish or LayoutRequest(), only)
         named = seen is source or to == "penzai"

@@ -110,9 +110,9 @@ def _unknown_names(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, .
         for number, rule in enumerate(rules):
             stated: dict[str, Any] = rule if isinstance(rule, dict) else {}
             at = ("routes", name, "targets", number)
-            if "to" in stated:
-                for problem in _failing("", lambda stated=stated: find_format(str(stated["to"]))):
-                    yield (*at, "to"), problem.what, problem.cure
+            if "format" in stated:
+                for problem in _failing("", lambda stated=stated: find_format(str(stated["format"]))):
+                    yield (*at, "format"), problem.what, problem.cure
             family = stated.get("family")
             if isinstance(family, str) and "family_file" not in stated and family not in (NONE, *families()):
                 yield (*at, "family"), *_unknown_family(family)
@@ -146,7 +146,7 @@ def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
 
 def _of_route(route: Route, looks: _Looks) -> Iterator[Problem]:
     where = f"routes.{route.name}"
-    yield from _failing(where, lambda: SourceRequest(route.root, opaque=route.opaque))
+    yield from _failing(where, lambda: SourceRequest(route.root, allow_opaque=route.allow_opaque))
     names = [*route.formats, *([route.format] if route.format else [])]
     for name in names:
         yield from _failing(f"{where}.formats", lambda name=name: find_format(name))
@@ -167,19 +167,19 @@ def _of_models(route: Route, where: str) -> Iterator[Problem]:
         template = rule.model or route.model
         if template is None:
             continue
-        name = template.replace("{format}", rule.to)
+        name = template.replace("{format}", rule.format)
         first = seen.setdefault(name, f"targets[{index}]")
         if first != f"targets[{index}]":
             what = (
                 f"it registers versions of the model {name} that {first} also does, so the alias {route.alias} ends on "
                 "the version that is registered last"
             )
-            cure = f'give each target a model of its own, for example model = "{template}-{rule.to}"'
+            cure = f'give each target a model of its own, for example model = "{template}-{rule.format}"'
             yield Problem("warning", f"{where}.targets[{index}].model", what, cure)
 
 
 def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Iterator[Problem]:
-    found = list(_failing(f"{where}.to", lambda: _require_writer(rule.to)))
+    found = list(_failing(f"{where}.format", lambda: _require_writer(rule.format)))
     yield from found
     if not found:
         yield from _failing(f"{where}.options", lambda: _require_options(rule))
@@ -211,10 +211,14 @@ def _of_place(route: Route, rule: TargetRule, where: str) -> Iterator[Problem]:
             "all steps of a run would have the same target",
             "add {step} to the template",
         )
-    makes = find_format(rule.to).step_folder if not list(_failing("", lambda: find_format(rule.to))) else None
+    makes = (
+        find_format(rule.format).step_folder
+        if not list(_failing("", lambda: find_format(rule.format)))
+        else None
+    )
     if rule.into and makes is None:
         yield Problem(
-            "error", f"{where}.into", f"format {rule.to} has no naming rule for steps", "remove `into`"
+            "error", f"{where}.into", f"format {rule.format} has no naming rule for steps", "remove `into`"
         )
     if route.alias and not (rule.model or route.model):
         yield Problem("warning", f"{where}.model", "`alias` is set without `model`", "add `model`")
@@ -229,7 +233,7 @@ def _require_writer(name: str) -> None:
 
 
 def _require_options(rule: TargetRule) -> None:
-    row = find_format(rule.to)
+    row = find_format(rule.format)
     layout = layout_options()
     own = {name: value for name, value in rule.options.items() if name in row.options}
     checked_options(row, own)

@@ -231,7 +231,7 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
     """Convert, verify, register and note one checkpoint; return the bytes written."""
     ends = [one.rule.at(one.uri) for one in targets]
     request = route.request(route.source(work.source.found), ends, config.settings.memory)
-    group = convert_on(request, route.engine, unit_bytes=parse_size(route.unit))
+    group = convert_on(request, route.on, unit_bytes=parse_size(route.unit))
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))
@@ -303,7 +303,7 @@ def made_notes(
     return [
         {
             "about": PRODUCT, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
-            "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.to).name,
+            "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.format).name,
             "score": score,
         }
         for one in targets

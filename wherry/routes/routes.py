@@ -75,7 +75,7 @@ class RouteTarget:
 
     def to_json(self) -> dict[str, Any]:
         """As `routes explain --json` prints it."""
-        return {"format": self.rule.to, "uri": self.place, "model": self.model, "request": self.request}
+        return {"format": self.rule.format, "uri": self.place, "model": self.model, "request": self.request}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def _too_old(route: Route, found: Detection) -> str | None:
 
 
 def _wanted_target(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
-    row = find_format(rule.to)
+    row = find_format(rule.format)
     values = {
         "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,
         "name": where.name, "route": route.name, "family": found.family or rule.at("").layout.family,
@@ -362,12 +362,12 @@ def spec_of(
     """Targets of a route for one checkpoint, as the fields of a ConvertSpec."""
     first, *further = (
         {
-            **one.rule.model_dump(exclude={"to", "uri", "model"}),
-            "target": one.uri, "to": one.rule.to, "model": one.model,
+            **one.rule.model_dump(exclude={"format", "uri", "model"}),
+            "target": one.uri, "to": one.rule.format, "model": one.model,
         }
         for one in targets
     )  # fmt: skip
-    same = {*given_names("route", SourceRequest, ConvertRequest), "engine", "unit", "read_back", "level", "alias",
+    same = {*given_names("route", SourceRequest, ConvertRequest), "on", "unit", "read_back", "level", "alias",
             "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,

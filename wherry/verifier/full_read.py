@@ -60,14 +60,14 @@ class ReadOptions:
     Attributes:
         memory: the budget in bytes, of each worker.
         progress: called a few times a second.
-        engine: the carrier whose workers read it; see `wherry.carriers.carrier`.
+        on: the carrier whose workers read it; see `wherry.carriers.carrier`.
         unit_bytes: what one worker reads at a time.
-        source: the checkpoint, as workers open it; needed if `engine` is not `threads`.
+        source: the checkpoint, as workers open it; needed if `on` is not `threads`.
     """
 
     memory: int
     progress: OnProgress | None = None
-    engine: str = THREADS
+    on: str = THREADS
     unit_bytes: int = UNIT_BYTES
     source: SourceRequest | None = None
 
@@ -150,10 +150,10 @@ def _algorithm(sidecar: Sidecar | None, entry: LedgerEntry) -> str:
 
 def hash_tensors(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
     """The digests of all tensors, read by this process or by the workers of a carrier."""
-    if how.engine == THREADS or how.source is None:
+    if how.on == THREADS or how.source is None:
         return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
     reading = ReadOrder(source_of(how.source), how.unit_bytes, algorithm, how.memory)
-    return hash_on(checkpoint, reading, how.engine, progress=how.progress)
+    return hash_on(checkpoint, reading, how.on, progress=how.progress)
 
 
 def _present(checkpoint: Checkpoint, sidecar: Sidecar | None, found: Hashes) -> Manifest:
@@ -184,7 +184,7 @@ def _with_the_ledger(
     if sidecar is not None:
         name, version = sidecar.checkpoint.format, sidecar.checkpoint.format_version
     if sidecar is None and name != node.format:
-        return f"{NOT_COMPARED}it has the checkpoint as {node.format}; pass --format {node.format}", []
+        return f"{NOT_COMPARED}it has the checkpoint as {node.format}; pass --from {node.format}", []
     if sidecar is not None and sidecar.algorithm != node.algorithm:
         present = present.with_digests(hash_tensors(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)

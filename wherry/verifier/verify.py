@@ -170,7 +170,7 @@ def verify(
     item: str | None = None,
     family_file: str | None = None,
     record: bool = False,
-    engine: str = THREADS,
+    on: str = THREADS,
     unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify a checkpoint.
@@ -184,11 +184,11 @@ def verify(
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
-        engine: what reads the bytes at level `digest`; see `wherry.carriers.carrier`.
+        on: what reads the bytes at level `digest`; see `wherry.carriers.carrier`.
         unit: what one worker reads at a time, for example `1GiB`.
 
     Raises:
-        UsageError: the level is unknown, another level or `against` is combined with `engine`, or it is `native` or
+        UsageError: the level is unknown, another level or `against` is combined with `on`, or it is `native` or
              `logits` and opaque classes are allowed.
         NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
             verdicts here, not errors.
@@ -198,7 +198,7 @@ def verify(
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
         source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record,
-        engine=engine, unit=unit,
+        on=on, unit=unit,
     )  # fmt: skip
 
 
@@ -211,16 +211,16 @@ def verify_source(
     progress: OnProgress | None = None,
     family_file: str | None = None,
     record: bool = False,
-    engine: str = THREADS,
+    on: str = THREADS,
     unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
     _require_sensible(source, level, against)
-    if engine != THREADS:
-        _require_one_reading(level, against, engine)
+    if on != THREADS:
+        _require_one_reading(level, against, on)
     clock, how = (
         time.monotonic(),
-        ReadOptions(parse_budget(memory), progress, engine, parse_size(unit), source),
+        ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
     )
     other = None if against is None else Other(source.beside(against), family_file)
     try:
@@ -240,21 +240,21 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
-    if level in _OTHERS_SAY and source.opaque:
+    if level in _OTHERS_SAY and source.allow_opaque:
         raise UsageError(
-            f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
+            f"level {level} cannot skip {', '.join(sorted(source.allow_opaque))}: the system's own library would "
             "call what the pickle names",
-            cure="leave out --opaque, or pass --level digest",
+            cure="leave out --allow-opaque, or pass --level digest",
         )
 
 
-def _require_one_reading(level: str, against: object, engine: str) -> None:
+def _require_one_reading(level: str, against: object, on: str) -> None:
     """Refuse an engine where it would have nothing to do, or only half of the reading."""
-    carrier_of(engine)
+    carrier_of(on)
     if level != "digest" or against is not None:
         raise UsageError(
             "an engine reads one checkpoint at level digest",
-            cure="pass --level digest without --against, or leave out --engine",
+            cure="pass --level digest without --against, or leave out --on",
         )
 
 

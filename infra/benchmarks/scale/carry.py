@@ -140,7 +140,7 @@ def _by_dask(run: RowRun) -> dict[str, Any]:
             str(run.fleet.folder),
             *host,
         )
-    return run.wherry("convert", *run.target_words(), "--engine", f"dask://{address.removeprefix('tcp://')}")
+    return run.wherry("convert", *run.target_words(), "--on", f"dask://{address.removeprefix('tcp://')}")
 
 
 def _by_one(run: RowRun) -> dict[str, Any]:

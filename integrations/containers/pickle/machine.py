@@ -230,7 +230,7 @@ class Machine:
         return HostileError(
             f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
             cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
-            " --pickles` to list its imports, or pass --opaque NAME to read around a harmless class",
+            " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
         )
 
     def _member(self, wanted: Global, args: tuple[Any, ...]) -> CallRecord:

@@ -206,7 +206,7 @@ def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module in _NUMPY:
         return UnsupportedError(
             f"unsupported numpy object {wanted} in a torch file",
-            cure=f"pass --opaque {wanted} to read only the tensors, or save tensors instead",
+            cure=f"pass --allow-opaque {wanted} to read only the tensors, or save tensors instead",
         )
     if wanted.module.startswith(_SHARDED):
         return UnsupportedError(
@@ -235,7 +235,7 @@ def _class_refusal(wanted: Global, function: Any) -> WherryError | None:
         return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
     return UnsupportedError(
         f"unsupported class of a tensor: {wanted}",
-        cure=f"pass --opaque {wanted} to read the dense tensor without what the class adds, or save "
+        cure=f"pass --allow-opaque {wanted} to read the dense tensor without what the class adds, or save "
         "tensor.as_subclass(torch.Tensor)",
     )
 

@@ -55,9 +55,9 @@ def test_a_subclass_is_named_and_the_cure_reads_its_tensor(tmp_path, capfd, lega
     with pytest.raises(UnsupportedError, match=r"unsupported class of a tensor") as caught:
         wherry.convert(file, tmp_path / "never", to="orbax")
     assert NAME in caught.value.what
-    assert f"--opaque {NAME}" in (caught.value.cure or "")
+    assert f"--allow-opaque {NAME}" in (caught.value.cure or "")
     assert (
-        typed(f"convert {file} {tmp_path / 'out'} --to orbax --opaque {NAME}", tmp_path, capfd)[0] == 0
+        typed(f"convert {file} {tmp_path / 'out'} --to orbax --allow-opaque {NAME}", tmp_path, capfd)[0] == 0
     )
     with wherry.open(tmp_path / "out") as checkpoint:
         np.testing.assert_array_equal(checkpoint.read(("w",)), tensor.numpy())
