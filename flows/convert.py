@@ -76,11 +76,11 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     """
     asked = spec.request
     found = detect(**asked.to_json()["source"])
-    chosen = SourceRequest(found["uri"], asked.source.format, opaque=asked.source.opaque)
+    chosen = SourceRequest(found["uri"], asked.source.format, allow_opaque=asked.source.allow_opaque)
     request = replace(asked, source=chosen)
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
     with _turn([chosen.uri, *(one.uri for one in request.targets)]):
-        receipts = convert(request.to_json(), spec.engine, spec.unit)
+        receipts = convert(request.to_json(), spec.on, spec.unit)
     refused: list[NotRecordedError] = []
     made = [
         {"plan": planned, **_after(spec, one, receipt, refused)}
@@ -131,13 +131,13 @@ def _after(
         "receipt": receipt, "verification": None, "registration": None, "lineage": None,
     }  # fmt: skip
     with _collecting(refused):
-        if spec.verify != "none":
-            how = comparison(spec.verify, receipt["source"]["uri"], target.asked.layout.family_file)
+        if spec.level != "none":
+            how = comparison(spec.level, receipt["source"]["uri"], target.asked.layout.family_file)
             done["verification"] = _verify(uri, how, refused)
-    proved = spec.verify == "none" or done["verification"] is not None
+    proved = spec.level == "none" or done["verification"] is not None
     with _collecting(refused):
-        if target.model_name is not None and proved:
-            done["registration"] = _register(spec, uri, target.model_name)
+        if target.model is not None and proved:
+            done["registration"] = _register(spec, uri, target.model)
     asset_events(receipt)
     with _collecting(refused):
         done["lineage"] = lineage(receipt)

@@ -13,6 +13,7 @@ from pydantic import Field
 from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
+from wherry.core.units import DEFAULT_UNIT
 from wherry.flows.form import FormModel
 from wherry.formats.registry import formats
 
@@ -38,9 +39,9 @@ class _TargetFields(FormModel):
 class TargetSpec(_TargetFields):
     """One target: location, format, and all options that the files do not determine."""
 
-    FIRST: ClassVar[tuple[str, ...]] = ("target", "to", "only", "family", "options", "model_name")
+    FIRST: ClassVar[tuple[str, ...]] = ("target", "to", "only", "family", "options", "model")
 
-    model_name: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
+    model: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
 
     @property
     def asked(self) -> TargetRequest:
@@ -67,13 +68,13 @@ class ConvertSpec(_Conversion):
     """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "source", "target", "to", "only", "family", "options", "step", "verify", "model_name", "alias", "further",
+        "source", "target", "to", "only", "family", "options", "step", "level", "model", "alias", "further",
     )  # fmt: skip
 
-    engine: Engine = Field(default="threads", description=ENGINE)
-    unit: Size = Field(default="1GiB", description=UNIT)
+    on: Engine = Field(default="threads", description=ENGINE)
+    unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
-    verify: VerifyLevel = Field(
+    level: VerifyLevel = Field(
         default="present",
         description="Verification level of the committed target; `digest` reads it again.",
     )

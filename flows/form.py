@@ -1,8 +1,8 @@
 """form: how the parameters of a flow appear as a form in the Prefect UI.
 
 The fields that most runs need come first, the others are in one group `advanced`; a field that may be left empty has no
-second type "None", and a choice is a list. This concerns only the schema that Prefect makes of the model: in Python all
-fields stand beside each other, and a model is validated from both forms.
+second type "None", a size has the type of its default, and a choice is a list. This concerns only the schema that
+Prefect makes of the model: in Python all fields stand beside each other, and a model is validated from both forms.
 
 Facts (Prefect 3.8):
 - The form sorts fields by `position`; a database may not keep the order of the schema.
@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from wherry.core.names import meant_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,9 +56,13 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
     """A field without the type "None", and with a single value as a list of choices."""
     kinds: Iterable[dict[str, Any]] = field.get("anyOf", ())
     some = [kind for kind in kinds if kind != {"type": "null"}]
+    if (
+        len(some) > 1 and "default" in field
+    ):  # a size or a duration, as a number or as text: as the default is
+        some = [kind for kind in some if (kind.get("type") == "string") == isinstance(field["default"], str)]
     if len(some) == 1:
         field = {
-            **{name: value for name, value in field.items() if name not in ("anyOf", "default")},
+            **{name: value for name, value in field.items() if name != "anyOf" and value is not None},
             **some[0],
         }
     if "const" in field:
@@ -79,7 +85,7 @@ class FormModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _ungroup(cls, data: Any) -> Any:
-        """Take fields from the group `advanced`."""
+        """Take fields from the group `advanced`, and refuse other names of a concept with its name."""
         if not isinstance(data, dict) or not isinstance(data.get(ADVANCED), dict | None):
             return data
         fields = cast("dict[str, Any]", dict(data))
@@ -87,4 +93,7 @@ class FormModel(BaseModel):
         twice = sorted(fields.keys() & group.keys())
         if twice:
             raise ValueError(f"{twice[0]} is stated twice, once in `{ADVANCED}`")
+        for name in (fields | group).keys() - cls.model_fields.keys():
+            if meant := meant_names(name, cls.model_fields):
+                raise ValueError(f"unknown field {name!r}: did you mean {' or '.join(meant)}?")
         return {**fields, **group}

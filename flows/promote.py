@@ -29,16 +29,16 @@ class PolicyForm(Policy):
 class PromoteSpec(FormModel):
     """What to promote; the only parameter of the flow, and its form in the Prefect UI."""
 
-    FIRST: ClassVar[tuple[str, ...]] = ("subject", "to_alias", "name", "policy_name", "rollback")
+    FIRST: ClassVar[tuple[str, ...]] = ("subject", "alias", "model", "policy_name", "rollback")
 
     subject: str = Field(
         description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or URI of a checkpoint; models:/NAME for "
         "a rollback."
     )
-    name: str | None = Field(
+    model: str | None = Field(
         default=None, description="Registered model; required for the URI of a checkpoint."
     )
-    to_alias: str = Field(
+    alias: str = Field(
         default="champion", description="Alias to set; the version that had it becomes `previous`."
     )
     rollback: bool = Field(
@@ -65,17 +65,17 @@ class PromoteSpec(FormModel):
 
     @model_validator(mode="after")
     def _names_a_model(self) -> Self:
-        if self.rollback and not self.model:
+        if self.rollback and not self.known_model:
             raise ValueError("`subject` names no model, which a rollback requires: models:/NAME")
         return self
 
     @property
-    def model(self) -> str:
+    def known_model(self) -> str:
         """The registered model; empty if only the URI of a checkpoint is stated."""
-        return self.name or model_in(self.subject) or ""
+        return self.model or model_in(self.subject) or ""
 
 
-@flow(name="promote", flow_run_name="{spec.subject} to {spec.to_alias}", result_serializer="json")
+@flow(name="promote", flow_run_name="{spec.subject} to {spec.alias}", result_serializer="json")
 def promote(spec: PromoteSpec) -> dict[str, Any]:
     """Promote a checkpoint, or roll a promotion back.
 
@@ -102,7 +102,9 @@ def _show(spec: PromoteSpec, done: dict[str, Any]) -> None:
 
 
 def _title(spec: PromoteSpec) -> str:
-    return f"Rollback of {spec.model}" if spec.rollback else f"Promotion of {spec.subject} to {spec.to_alias}"
+    return (
+        f"Rollback of {spec.known_model}" if spec.rollback else f"Promotion of {spec.subject} to {spec.alias}"
+    )
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:
@@ -126,16 +128,16 @@ def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
     common: dict[str, Any] = {"tracking_uri": spec.tracking_uri, "registry_uri": spec.registry_uri}
     common |= {"level": spec.level} if spec.level else {}
     if spec.rollback:
-        return rollback_task(spec.model, alias=spec.to_alias, **common)
+        return rollback_task(spec.known_model, alias=spec.alias, **common)
     return promote_task(
         spec.subject,
-        name=spec.name,
-        to_alias=spec.to_alias,
-        gates=spec.policy_name or spec.policy.model_dump(mode="json"),
+        model=spec.model,
+        alias=spec.alias,
+        policy=spec.policy_name or spec.policy.model_dump(mode="json"),
         to_registry_uri=spec.to_registry_uri,
         **common,
     )
 
 
 def _subject(spec: PromoteSpec) -> str:
-    return f"the rollback of {spec.model}" if spec.rollback else spec.subject
+    return f"the rollback of {spec.known_model}" if spec.rollback else spec.subject

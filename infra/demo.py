@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import demo_site as site
 import demo_telling as tell
 from demo_bucket import emulated_bucket
+from demo_webhook import webhook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ def run_demo(folder: Path, models: str = "models") -> bool:
     damage(folder)
     good = audit(folder) and refuse()
     ask(folder)
-    return good
+    return bad_night(folder) and good
 
 
 def systems(folder: Path, models: str) -> None:
@@ -120,12 +121,10 @@ def use(models: str) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
     tell.title(f"5. Two more teams need {CHAMPION}, for PyTorch and for Flax: both converted in one read")
-    flax = TargetSpec(
-        target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model_name=site.FLAX_MODEL
-    )
+    flax = TargetSpec(target=f"{models}/{site.FLAX_MODEL}.msgpack", to="flax-msgpack", model=site.FLAX_MODEL)
     spec = ConvertSpec(
-        source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model_name=site.TORCH_MODEL, further=(flax,),
-        verify="digest", alias="candidate", ignore=("companions",),
+        source=CHAMPION, target=f"{models}/{site.TORCH_MODEL}", to="dcp", model=site.TORCH_MODEL, further=(flax,),
+        level="digest", alias="candidate", ignore=("companions",),
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
     tell.print_final_state(state)
@@ -182,6 +181,23 @@ def ask(folder: Path) -> None:
     (folder / "lineage.html").write_text(page(show(CHAMPION)), encoding="utf-8")
 
 
+def bad_night(folder: Path) -> bool:
+    """Run the flow with a damaged checkpoint; return whether its message reached the webhook, as it must."""
+    from wherry.flows.nightly import nightly as flow
+
+    tell.title("11. A copy of a checkpoint arrives cut off; the next night converts the others, and says so")
+    cut = site.cut_off(folder)
+    with webhook() as (url, messages):
+        os.environ |= {"WHERRY_NOTIFY_WEBHOOK": url, "no_proxy": "127.0.0.1"}
+        try:
+            state = flow(return_state=True)
+        finally:
+            del os.environ["WHERRY_NOTIFY_WEBHOOK"]
+    tell.print_final_state(state)
+    tell.bad_night(state.message, messages)
+    return state.is_completed() and any("1 damaged" in text and str(cut) in text for text in messages)
+
+
 def _standing() -> str:
     """The candidate; in a repeated demo it is the champion already."""
     from wherry.errors import NotFoundError
@@ -201,7 +217,7 @@ def _promote(subject: str, alias: str) -> dict[str, Any] | BaseException:
     from wherry.flows.promote import promote as flow
     from wherry.models.policy import Policy
 
-    spec = PromoteSpec(subject=subject, to_alias=alias, policy=Policy.model_validate(POLICY))
+    spec = PromoteSpec(subject=subject, alias=alias, policy=Policy.model_validate(POLICY))
     state = flow(spec, return_state=True)
     tell.print_final_state(state)
     return state.result(raise_on_failure=False)

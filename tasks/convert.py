@@ -8,13 +8,13 @@ from prefect import task
 
 from wherry.carriers.convert_on import convert_on
 from wherry.core.request import ConvertRequest
-from wherry.core.units import parse_size
+from wherry.core.units import DEFAULT_UNIT, parse_size
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
 @task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)
-def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB") -> list[dict[str, Any]]:
+def convert(request: dict[str, Any], on: str = "threads", unit: str = DEFAULT_UNIT) -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 
     A run that was killed can be run again: a target appears complete or not at all, and if it already exists as the
@@ -23,7 +23,7 @@ def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB"
 
     Args:
         request: the JSON form of a ConvertRequest.
-        engine: what makes the target, as `wherry convert --on` takes it.
+        on: what makes the target, as `wherry convert --on` takes it.
         unit: size of a unit of an engine.
 
     Returns:
@@ -33,7 +33,7 @@ def convert(request: dict[str, Any], engine: str = "threads", unit: str = "1GiB"
     asked = ConvertRequest.from_json(request)
     try:
         progress = progress_artifact("convert", asked.source.uri)
-        group = convert_on(asked, engine, unit_bytes=parse_size(unit), progress=progress)
+        group = convert_on(asked, on, unit_bytes=parse_size(unit), progress=progress)
     except NotRecordedError as error:
         group = error.result
     for receipt in group.receipts:

@@ -66,7 +66,7 @@ def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]
 def _spec(route: Route, found: Explanation, memory: str) -> dict[str, Any]:
     """The source is the checkpoint that the targets' names were filled in from: a run may have a newer step by now."""
     assert found.source is not None
-    return spec_of(route, SourceRequest(found.source, route.source_format), found.targets, memory)
+    return spec_of(route, SourceRequest(found.source, route.format), found.targets, memory)
 
 
 def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:

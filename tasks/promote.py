@@ -32,17 +32,17 @@ def promote(subject: str, **chosen: Any) -> dict[str, Any]:
     return done.to_json()
 
 
-@task(name="rollback", task_run_name="rollback {name}", **STEP)
-def rollback(name: str, **chosen: Any) -> dict[str, Any]:
+@task(name="rollback", task_run_name="rollback {model}", **STEP)
+def rollback(model: str, **chosen: Any) -> dict[str, Any]:
     """Move an alias back to the version that had it before.
 
     Args:
-        name: the registered model.
+        model: the registered model.
         chosen: further arguments of `wherry.models.promote.rollback`.
 
     Returns:
         The JSON form of the rollback.
     """
-    done = go_back(name, progress=progress_artifact("rollback", name), **chosen)
+    done = go_back(model, progress=progress_artifact("rollback", model), **chosen)
     run_logger().info("%s version %s is %s again", done.name, done.version, done.alias)
     return done.to_json()

@@ -15,18 +15,20 @@ from wherry.tasks.common import STEP, run_logger
 @task(name="register", task_run_name="register {uri}", **STEP)
 def register(
     uri: str,
-    name: str,
+    model: str,
     alias: str | None = None,
     tracking_uri: str | None = None,
     registry_uri: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Register a checkpoint by reference; the same checkpoint and name always give the same version.
+    """Register a checkpoint by reference; the same checkpoint and model always give the same version.
 
     Returns:
         The fields of the registration.
     """
     stores = {"tracking_uri": tracking_uri, "registry_uri": registry_uri}
-    done = enter(uri, name, alias=alias, tags=tags, run_page=flow_run.ui_url, **stores)
-    run_logger().info("%s version %s %s", name, done.version, "created" if done.created else "exists already")
+    done = enter(uri, model, alias=alias, tags=tags, run_page=flow_run.ui_url, **stores)
+    run_logger().info(
+        "%s version %s %s", model, done.version, "created" if done.created else "exists already"
+    )
     return asdict(done)

@@ -23,9 +23,7 @@ COMMANDS_ONLY = frozenset(
     ("--help", "--pickles", "--tree")
 )  # options of those commands that the functions have not
 KEYWORDS = {
-    "allow-opaque": "opaque",
     "as": "as_",
-    "from": "format",
     "no-lineage": "lineage",
     "set": "options",
     "tag": "tags",

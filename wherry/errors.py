@@ -139,7 +139,7 @@ class NotACheckpointError(WherryError):
     exit_code = 4
     verdict = "not-a-checkpoint"
     usual_cure = (
-        "`wherry discover FOLDER` lists the checkpoints below a folder; --from FORMAT chooses a format"
+        "`wherry discover FOLDER` lists the checkpoints below a folder; --format FORMAT chooses a format"
     )
 
 

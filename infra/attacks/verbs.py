@@ -89,8 +89,8 @@ WRITING: dict[str, tuple[str, ...]] = {
     "clean": ("clean", "{folder}"),
     "nightly": ("nightly", "--config", "{routes}", "--go"),
     "prune": ("prune", "--config", "{routes}", "--yes"),
-    "register": ("register", "{path}", "--name", "attacked"),
-    "promote": ("promote", "{path}", "--name", "attacked", "--level", "digest", "--quiet"),
+    "register": ("register", "{path}", "--model", "attacked"),
+    "promote": ("promote", "{path}", "--model", "attacked", "--level", "digest", "--quiet"),
 }
 # Commands that no hostile file reaches, and why.
 LEFT = {

@@ -95,7 +95,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         if target is None or target == now:
             raise NotFoundError(
                 f"no previous version of alias {alias} of {name}",
-                cure=f"promote a version: `wherry promote URI --name {shlex.quote(name)}`",
+                cure=f"promote a version: `wherry promote URI --model {shlex.quote(name)}`",
             )
         return target, now
 

@@ -18,7 +18,7 @@ ROUTES = """
 [routes.r]
 root = "{bucket}/runs"
 min_age = 0
-verify = "digest"
+level = "digest"
 model = "night"
 alias = "candidate"
 
@@ -142,7 +142,7 @@ def test_a_night_its_models_and_what_is_pruned(walk, bucket):
     assert walk(f"nightly {routes}")["counts"].get("converted", 0) == 0
     walk("promote models:/night@candidate")
     assert walk("resolve models:/night@champion")["uri"] == f"{bucket.uri}/out/one/200/dcp"
-    walk("register {B}/out/one/200/dcp --name walked")
+    walk("register {B}/out/one/200/dcp --model walked")
     bucket.upload(walk.places["TMP"] / "100", "runs/one/300")
     assert walk(f"nightly {routes}")["counts"]["converted"] == 1
     assert walk(f"prune {routes}")

@@ -126,7 +126,7 @@ def test_a_worker_that_answers_with_other_hashes_does_not_get_through(model, poo
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hash_on, "read_unit", lies)
-        outcome = wherry.verify(model, level="digest", on="dask:1", unit_bytes=UNIT)
+        outcome = wherry.verify(model, level="digest", on="dask:1", unit=UNIT)
     assert outcome.verdict == "altered"
     assert pool.units_of("a")
 
@@ -135,7 +135,7 @@ def test_damage_that_workers_find_is_the_verdict_of_one_process(model, pools, tm
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     pools(_Pool("ab"))
-    assert wherry.verify(copy, level="digest", on="dask:2", unit_bytes=UNIT).ok
+    assert wherry.verify(copy, level="digest", on="dask:2", unit=UNIT).ok
     file = max((copy / "d").iterdir(), key=lambda path: path.stat().st_size)
     stat = file.stat()
     with file.open("r+b") as opened:
@@ -143,7 +143,7 @@ def test_damage_that_workers_find_is_the_verdict_of_one_process(model, pools, tm
         opened.write(b"damage")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     alone = wherry.verify(copy, level="digest")
-    spread = wherry.verify(copy, level="digest", on="dask:2", unit_bytes=UNIT)
+    spread = wherry.verify(copy, level="digest", on="dask:2", unit=UNIT)
     assert spread.verdict == alone.verdict == "altered"
     assert spread.failed == alone.failed
     assert spread.failed[0].leaf is not None
@@ -185,7 +185,7 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
         return Killing()
 
     monkeypatch.setattr(child_pool.child, "child_process", started)
-    outcome = wherry.verify(model, level="digest", on="processes:2", unit_bytes=16 * MIB)
+    outcome = wherry.verify(model, level="digest", on="processes:2", unit=16 * MIB)
     assert outcome.ok
     assert len(killed) == 1
     assert "was lost while it wrote unit" in caplog.text
@@ -193,7 +193,7 @@ def test_processes_of_this_machine_read_and_one_that_is_killed_is_replaced(model
 
 @pytest.mark.slow
 def test_a_dask_cluster_reads(model):
-    outcome = wherry.verify(model, level="digest", on="dask:2", unit_bytes=UNIT)
+    outcome = wherry.verify(model, level="digest", on="dask:2", unit=UNIT)
     assert outcome.ok
     assert outcome.nbytes > 3 * UNIT
 
@@ -210,14 +210,15 @@ def test_an_audit_reads_with_an_engine(model, pools, tmp_path):
     target = tmp_path / "out"
     wherry.convert(model, target, to="orbax")
     pool = pools(_Pool("ab"))
-    report = audit([str(tmp_path)], level="digest", on="dask:2", unit_bytes=UNIT)
+    report = audit([str(tmp_path)], level="digest", on="dask:2", unit=UNIT)
     assert report.exit_code == 0
     assert [row.level for row in report.checkpoints if row.uri == str(target)] == ["digest"]
     assert len([title for _worker, title in pool.calls if title.startswith("unit-")]) > 3
 
 
 @pytest.mark.parametrize(
-    "more", [{"level": "present"}, {"level": "digest", "against": "x"}, {"level": "digest", "on": "spark"}]
+    "more",
+    [{"level": "present"}, {"level": "digest", "against": "x"}, {"level": "digest", "on": "spark"}],
 )
 def test_an_engine_is_refused_where_it_would_not_read(model, more):
     with pytest.raises(UsageError):

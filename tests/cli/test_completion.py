@@ -45,7 +45,7 @@ def offered(words, folder, *, new=False):
      ("wherry lineage w", {"why"}, {"show"}),
      ("wherry convert a b --to h", {"huggingface", "hf"}, {"orbax"}),
      ("wherry convert a b --to gg", set(), {"gguf"}),
-     ("wherry detect a --from gg", {"gguf"}, set()),
+     ("wherry detect a --format gg", {"gguf"}, set()),
      ("wherry plan a b --to maxtext --family gem", {"gemma", "gemma2", "gemma3"}, {"llama"}),
      ("wherry formats orb", {"orbax"}, {"dcp"}),
      ("wherry layouts lla", {"llama"}, {"gemma"}),

@@ -44,7 +44,7 @@ def test_the_texts_are_those_of_the_code():
     told = {text for _path, text in texts()}
     assert "pass --only params" in told
     assert "run `wherry work 1`" in told, "of an f-string"
-    assert "register it again: `wherry register URI --name NAME`" in told, "of a table"
+    assert "register it again: `wherry register URI --model NAME`" in told, "of a table"
     assert len(told) > 150
 
 
@@ -188,7 +188,7 @@ def test_the_tables_are_those_of_the_requests(one):
         ("pass `--only params` to write", 'pass `only="params"` to write'),
         ("run `wherry verify '/a b' --level digest`", 'run `wherry.verify("/a b", level="digest")`'),
         ("run `wherry inspect --digest --write /a`", 'run `wherry.inspect("/a", digest=True, write=True)`'),
-        ("run `wherry register URI --name m --tag a=b`", 'run `wherry.register(URI, name="m", tags={"a": "b"})`'),
+        ("run `wherry register URI --model m --tag a=b`", 'run `wherry.register(URI, model="m", tags={"a": "b"})`'),
         ("run `prefect deploy --all` and `wherry clean /a`", "run `prefect deploy --all` and `wherry clean /a`"),
         ("run `wherry verify 'a`", "run `wherry verify 'a`"),
         ("a--b is no option, nor is -- or --x_y", "a--b is no option, nor is -- or --x_y"),

@@ -72,9 +72,9 @@ MISTAKES = [
     Mistake("plan HOME/one.safetensors HOME/out --to tensorflow", 2, "unknown format", "choose one of: dcp",
             "plan HOME/one.safetensors HOME/out --to dcp"),
     Mistake("formats torch-dpc", 2, "unknown format 'torch-dpc'", "did you mean", "formats dcp"),
-    Mistake("detect file://HOME/one.safetensors --from orbx", 2, "unknown format 'orbx'", "did you mean orbax",
-            "detect file://HOME/one.safetensors --from safetensors"),
-    Mistake("verify HOME/one.safetensors --from orbax", 4, "not a checkpoint of format orbax", "remove --from",
+    Mistake("detect file://HOME/one.safetensors --format orbx", 2, "unknown format 'orbx'", "did you mean orbax",
+            "detect file://HOME/one.safetensors --format safetensors"),
+    Mistake("verify HOME/one.safetensors --format orbax", 4, "not a checkpoint of format orbax", "remove --format",
             "verify HOME/one.safetensors"),
     Mistake("layouts lama", 2, "unknown family 'lama'", "did you mean llama or llama4?", "layouts llama"),
     Mistake("plan HOME/model HOME/out --to maxtext --family lama", 2, "unknown family 'lama'",
@@ -124,8 +124,8 @@ MISTAKES = [
             "convert HOME/run/a.safetensors HOME/out --to dcp"),
     Mistake("verify blake3:00000000", 3, "no checkpoint with this digest in the ledger", "wherry ls"),
     Mistake("verify DIGEST0", 3, "file or folder not found", "wherry discover", "verify DIGEST"),
-    Mistake("register HOME/one.safetensors --name m", 3, "no digests are recorded",
-            "wherry inspect --digest --write HOME/one.safetensors", "register HOME/converted --name newcomers"),
+    Mistake("register HOME/one.safetensors --model m", 3, "no digests are recorded",
+            "wherry inspect --digest --write HOME/one.safetensors", "register HOME/converted --model newcomers"),
     # models
     Mistake("resolve models:newcomers", 2, "invalid model URI", "models:/NAME", "resolve models:/newcomers"),
     Mistake("resolve models:/newcomer", 3, "name=newcomer not found", "did you mean newcomers?",
@@ -133,12 +133,12 @@ MISTAKES = [
     Mistake("verify models:/newcomers/7", 3, "version=7) not found", "choose one of: 1", "verify models:/newcomers/1"),
     Mistake("fetch models:/newcomers@champ HOME/out", 3, "unknown alias champ", "choose one of: champion → 1",
             "fetch models:/newcomers@champion HOME/out"),
-    Mistake("register HOME/converted --name a/b", 2, "Names cannot contain '/'", "correct the value",
-            "register HOME/converted --name newcomers"),
+    Mistake("register HOME/converted --model a/b", 2, "Names cannot contain '/'", "correct the value",
+            "register HOME/converted --model newcomers"),
     Mistake("promote models:/newcomers/1 --policy releas --config x", 2, "no such option '--config'",
             "wherry promote --help"),
-    Mistake("promote HOME/converted", 2, "missing name of the registered model", "add --name NAME",
-            "promote HOME/converted --name newcomers"),
+    Mistake("promote HOME/converted", 2, "missing name of the registered model", "add --model NAME",
+            "promote HOME/converted --model newcomers"),
     # configuration
     Mistake("routes check", 3, NO_CONFIG, INIT, "routes check --config HOME/wherry.toml"),
     Mistake("nightly", 3, NO_CONFIG, INIT, "nightly --dry-run --config HOME/wherry.toml"),
@@ -258,7 +258,7 @@ def accepted(server):
 @pytest.mark.parametrize(
     ("line", "variable", "uri"),
     [("resolve models:/m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
-     ("promote models:/m --name m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
+     ("promote models:/m --model m", "MLFLOW_TRACKING_URI", "http://127.0.0.1:{}"),
      ("emit HOME/one.safetensors", "PREFECT_API_URL", "http://127.0.0.1:{}/api"),
      ("ls", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w"),
      ("nightly --config HOME/wherry.toml", "WHERRY_LEDGER", "postgresql://w@127.0.0.1:{}/w")],
@@ -346,7 +346,7 @@ def test_detect_says_where_the_checkpoint_is(home, capfd):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("convert a b --to orb", "orbax"), ("detect a --from safe", "safetensors"),
+    [("convert a b --to orb", "orbax"), ("detect a --format safe", "safetensors"),
      ("plan a b --to d --family gem", "gemma2"), ("lin", "lineage")],
 )  # fmt: skip
 def test_a_shell_completes_commands_formats_and_families(words, expected):

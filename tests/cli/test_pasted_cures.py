@@ -39,7 +39,7 @@ LINES = {
     "lineage show 1": "lineage show HOME/converted",
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
-    "promote URI --name 1": "promote HOME/converted --name pasted",
+    "promote URI --model 1": "promote HOME/converted --model pasted",
     "resolve URI": "resolve models:/pasted",
 }
 # Verb → what was typed before it.
@@ -53,7 +53,7 @@ ELSEWHERE = {
     "lineage serve": "tests/site", "deploy": "tests/infra/test_deployments.py",
     "ledger deliver openlineage": "tests/ledger",
     "merge BASE ADAPTER DST --to FORMAT": "tests/merger/test_adapter.py",
-    "rewrite 1 TARGET --as 1 --from orbax": "tests/formats/orbax/test_orbax_commits.py",
+    "rewrite 1 TARGET --as 1 --format orbax": "tests/formats/orbax/test_orbax_commits.py",
 }  # fmt: skip
 
 

@@ -191,10 +191,10 @@ def test_a_training_state_has_no_command_but_from_another_source(flat, tmp_path)
 def test_secrets_and_what_may_pass(tmp_path):
     target = TargetRequest("t", "dcp", {"x": None, "y": ("p", 1), "z": False})
     assets = "s3://user:secret@bucket/tokens?key=1"
-    request = convert_request("s", [target], assets=assets, opaque=("b.B", "a.A"))
+    request = convert_request("s", [target], assets=assets, allow_opaque=("b.B", "a.A"))
     asked = stated_options(request, request.targets[0])
     assert asked == {
-        "to": "dcp", "assets": "s3://bucket/tokens", "opaque": ["a.A", "b.B"],
+        "to": "dcp", "assets": "s3://bucket/tokens", "allow_opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},
     }  # fmt: skip
     receipt = receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", "asked": asked})

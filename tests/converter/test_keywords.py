@@ -41,7 +41,7 @@ def test_those_of_export_are_its_own_and_the_options_that_concern_a_live_state()
     own = {one.name for one in fields(ExportRequest)} - {"convert", "snapshot", "step"}
     assert set(ExportKeywords.__annotations__) == {
         *own,
-        *(ALL - {"format", "item", "step", "opaque", *OF_FILES}),
+        *(ALL - {"format", "item", "step", "allow_opaque", *OF_FILES}),
     }
 
 
@@ -128,7 +128,7 @@ def test_an_argument_that_a_function_does_not_take_is_an_error_of_the_call(verb,
 
 @pytest.mark.parametrize(
     ("option", "keyword"),
-    [("set", "options"), ("from_", "format"), ("allow_opaque", "opaque"), ("no_lineage", "lineage")],
+    [("set", "options"), ("from_", "format"), ("opaque", "allow_opaque"), ("no_lineage", "lineage")],
 )
 def test_an_option_of_the_command_line_leads_to_its_keyword(option, keyword):
     with pytest.raises(UsageError) as caught:

@@ -118,11 +118,11 @@ def test_its_json_form_is_the_request():
     request = convert_request(
         "s",
         [TargetRequest("a", "orbax", {"x": 1}), TargetRequest("b", "npz", layout=LayoutRequest(dtype="float32"))],
-        family="llama", rename=("a -> b",), opaque=("p.B", "p.A"), ignore=("values",), meta={"k": "v"}, format="dcp",
-        memory=None, sign=Path("key.pem"),
+        family="llama", rename=("a -> b",), allow_opaque=("p.B", "p.A"), ignore=("values",), meta={"k": "v"},
+        format="dcp", memory=None, sign=Path("key.pem"),
     )  # fmt: skip
     assert ConvertRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
-    assert request.source == SourceRequest("s", "dcp", opaque=("p.A", "p.B"))
+    assert request.source == SourceRequest("s", "dcp", allow_opaque=("p.A", "p.B"))
     assert request.memory == "128MiB", "None stands for the default"
     first, second = request.targets
     assert first.layout == LayoutRequest(family="llama"), (
@@ -134,8 +134,8 @@ def test_its_json_form_is_the_request():
 
 @pytest.mark.parametrize("name", ["pkg", "pkg.*", "*"])
 def test_opaque_classes_are_named_exactly(name):
-    with pytest.raises(UsageError, match="invalid class name in opaque"):
-        SourceRequest("s", opaque=(name,))
+    with pytest.raises(UsageError, match="invalid class name in allow_opaque"):
+        SourceRequest("s", allow_opaque=(name,))
 
 
 def test_no_two_options_have_one_name_and_what_decides_is_stated():

@@ -31,7 +31,7 @@ root = "{root}/runs"
 select = "latest"
 model = "llama-{{run}}"
 alias = "candidate"
-verify = "digest"
+level = "digest"
 
 [[routes.main.targets]]
 format = "safetensors"
@@ -109,7 +109,7 @@ def test_what_the_routes_say(source, config, tmp_path):
     spec = ConvertSpec(**rows["main"]["spec"])
     assert (spec.source, spec.to, spec.options) == (source, "safetensors", {"join": "."})
     assert spec.target == str(tmp_path / "out" / "r1-9.safetensors")
-    assert (spec.model_name, spec.alias, spec.verify) == ("llama-r1", "candidate", "digest")
+    assert (spec.model, spec.alias, spec.level) == ("llama-r1", "candidate", "digest")
     assert [(one.to, one.only) for one in spec.further] == [("orbax", "params")]
     assert not rows["nightly"]["takes"]
     assert "nightly" in rows["nightly"]["reason"]

@@ -56,7 +56,7 @@ def artifacts(flow_run_id):
 def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source, tmp_path):
     spec = ConvertSpec(
         source=str(source), target=str(tmp_path / "out"), to="dcp", options={"shard_size": "1B"},
-        engine="processes:1", unit="1B",
+        on="processes:1", unit="1B",
     )  # fmt: skip
     state = convert_checkpoint(spec, return_state=True)
     receipt = state.result()["receipt"]
@@ -67,7 +67,7 @@ def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source
     assert float(bar.data) == 100.0
     assert re.search(r": 2 of 2 units, \S+ \S+ of .*, \d workers?, 0 failed attempts$", bar.description)
     with pytest.raises(ValueError, match="engine"):
-        ConvertSpec(source="a", target="b", to="hf", engine="horses")
+        ConvertSpec(source="a", target="b", to="hf", on="horses")
 
 
 def test_the_whole_chain_and_again(server, source, tmp_path):
@@ -75,8 +75,8 @@ def test_the_whole_chain_and_again(server, source, tmp_path):
         source=str(source),
         target=str(tmp_path / "orbax"),
         to="orbax",
-        verify="digest",
-        model_name="m",
+        level="digest",
+        model="m",
         alias="c",
     )
     state = convert_checkpoint(spec, return_state=True)
@@ -135,7 +135,7 @@ def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_sho
     monkeypatch.setattr(module, "lineage", lineage.with_options(retries=0))
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
     target = tmp_path / "orbax"
-    spec = ConvertSpec(source=str(source), target=str(target), to="orbax", verify="none")
+    spec = ConvertSpec(source=str(source), target=str(target), to="orbax", level="none")
     state = convert_checkpoint(spec, return_state=True)
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
@@ -161,21 +161,19 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
 
     monkeypatch.setattr(task, "enter", gone)
     monkeypatch.setattr(module, "register", task.register.with_options(retries=0))
-    spec = ConvertSpec(
-        source=str(source), target=str(tmp_path / "o"), to="orbax", model_name="m", verify="none"
-    )
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", model="m", level="none")
     state = convert_checkpoint(spec, return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, NotRecordedError), error
     assert error.what == "done, but not registered: MLflow cannot be reached"
-    assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --name m")
+    assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --model m")
     assert len(error.result["lineage"]["edges"]) == 1, "the ledger was told nevertheless"
 
 
 def test_unknown_fields_and_levels_are_refused():
     good = {"source": "/a", "target": "/b", "to": "orbax"}
     assert ConvertSpec(**good).memory == "128MiB"
-    for bad in ({"sauce": "/a"}, {"verify": "thorough"}, {"if_exists": "overwrite"}):
+    for bad in ({"sauce": "/a"}, {"level": "thorough"}, {"if_exists": "overwrite"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ConvertSpec(**good, **bad)
 

@@ -91,7 +91,7 @@ def test_outside_of_a_run_no_server_is_asked(source, tmp_path, limited, monkeypa
         monkeypatch.setattr(module, name, getattr(module, name).fn)
     monkeypatch.setattr(module, "asset_events", lambda _receipt: None)
     monkeypatch.setattr(import_module("wherry.tasks.convert"), "progress_artifact", lambda *_: None)
-    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", verify="none")
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", level="none")
     assert module.chain(spec)["receipt"]["target"]["uri"] == str(tmp_path / "o")
 
 

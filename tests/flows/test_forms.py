@@ -24,7 +24,7 @@ FIRST = {
     "convert-checkpoint": ["source", "target", "to"],
     "post-training-export": ["source", "routes"],
     "nightly-convert": ["routes", "dry_run"],
-    "promote": ["subject", "to_alias"],
+    "promote": ["subject", "alias"],
     "audit": ["scope", "roots", "level"],
     "work": ["job"],
 }
@@ -148,6 +148,6 @@ def test_the_flow_refuses_it_too(fields, words):
 
 
 def test_a_rollback_names_its_model_by_the_subject():
-    assert PromoteSpec(subject="models:/m@champion", rollback=True).model == "m"
-    assert PromoteSpec(subject="/data/x", name="m", rollback=True).model == "m"
-    assert PromoteSpec(subject="/data/x").model == ""
+    assert PromoteSpec(subject="models:/m@champion", rollback=True).known_model == "m"
+    assert PromoteSpec(subject="/data/x", model="m", rollback=True).known_model == "m"
+    assert PromoteSpec(subject="/data/x").known_model == ""

@@ -34,7 +34,7 @@ CONFIG = """
 root = "runs"
 select = "{select}"
 min_age = 0
-verify = "digest"
+level = "digest"
 {more}
 
 [[routes.night.targets]]

@@ -40,7 +40,7 @@ def test_what_is_refined_through_another_is_no_second_answer(tmp_path):
 def test_of_two_equals_none_is_guessed(tmp_path):
     with pytest.raises(AmbiguousError, match="this could be one or two") as caught:
         looked(tmp_path, one=row("one"), two=row("two"))
-    assert "--from one" in caught.value.cure
+    assert "--format one" in caught.value.cure
 
 
 @pytest.mark.parametrize("low", range(0, 256, 8))

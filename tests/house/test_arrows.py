@@ -59,7 +59,7 @@ ROOMS: Mapping[str, str] = {
     " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
-    "auditor": "errors version text core runtime storage formats tree mover config ledger converter units"
+    "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
     " carriers verifier",
     "site": "credentials errors version core ledger catalog lineage",
     "watch": "credentials errors core remote storage formats config ledger routes",

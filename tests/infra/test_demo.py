@@ -24,7 +24,7 @@ TENSOR = "embeddings.word_embeddings.weight"
 CHAPTERS = (
     "1. Two training systems", "2. The routes", "3. The nightly flow", "4. Promotion reads", "5. Two more teams",
     "6. A bit of the champion flips", "7. The audit flow", "8. Promotion refuses", "9. Where did it come from",
-    "10. What is affected",
+    "10. What is affected", "11. A copy of a checkpoint arrives",
 )  # fmt: skip
 
 
@@ -98,6 +98,14 @@ def test_a_bit_flips_without_a_trace_and_is_put_back(tmp_path, site, small):
     site.mend(folder)
 
 
+def test_a_copy_is_cut_off_and_removed(tmp_path, site, small):
+    folder = tmp_path / "demo"
+    site.prepare(folder)
+    assert wherry.detect(site.cut_off(folder)).verdict in ("corrupt", "incomplete")
+    site.prepare(folder)
+    assert site.CUT not in {Path(one.uri).name for one in wherry.discover(folder / "runs")}
+
+
 def test_a_bit_flips_in_a_store_too(tmp_path, site, small):
     folder, made = tmp_path / "demo", "memory://demo/made.safetensors"
     folder.mkdir()
@@ -130,6 +138,9 @@ def test_the_story_is_told_to_its_end():
     assert re.search(r"affected +flax-msgpack at", text)
     assert "valid offline" in text
     assert re.search(r"refused +the checkpoint differs from the registered one", text)
+    bad = text.partition("at the webhook")[2]
+    assert re.search(r"warning: 0 converted, 1 damaged: \S+/minilm-copied: ", bad)
+    assert re.search(r"in the UI +0 converted, 1 damaged: \S+/minilm-copied", text)
     assert "Traceback" not in text
     assert f"{folder / 'lineage.html'}" in text
     assert all(words in text for words in ("prefect server start", "mlflow server"))
@@ -142,7 +153,7 @@ def test_what_the_story_leaves_is_true(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     champion = folder / "models" / "minilm-l6-v2" / "orbax"
     with pytest.raises(MismatchError):
-        wherry.promote("models:/minilm-jax@champion", to_alias="production")
+        wherry.promote("models:/minilm-jax@champion", alias="production")
     answer = wherry.impact(str(champion))
     assert {Path(uri).name for uri in answer.places} == {"minilm-torch", "minilm-flax.msgpack"}
     assert all(name in " ".join(answer.versions) for name in ("minilm-jax", "minilm-torch", "minilm-flax"))

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from jsonschema import Draft202012Validator
 from tests.support.infra import INFRA, ROOT, load
 from tests.support.readme import TEXTS, blocks
 from wherry import errors
+from wherry.routes.first import FirstRoute, first_config
 
 
 @pytest.fixture
@@ -61,8 +63,6 @@ def test_pages_keep_their_places(docs, tmp_path):
 
 
 def test_the_schemas_are_those_of_the_code_and_take_what_the_pages_show(monkeypatch):
-    import tomllib
-
     reference = load("reference", monkeypatch)
     for path, text in reference.schemas().items():
         assert path.read_text() == text, "run infra/docs.py"
@@ -74,6 +74,28 @@ def test_the_schemas_are_those_of_the_code_and_take_what_the_pages_show(monkeypa
         (shown,) = blocks(page, "toml")
         check.validate(tomllib.loads(shown))
         assert not check.is_valid({**tomllib.loads(shown), "colour": "red"})
+
+
+def test_the_schema_of_wherry_toml_takes_every_file_that_is_shown_and_finds_mistakes():
+    """An editor must not underline what wherry takes: sizes and durations in both forms, and environments."""
+    schema = ROOT / "docs" / "reference" / "schemas" / "wherry-toml.json"
+    check = Draft202012Validator(json.loads(schema.read_text()))
+    example = tomllib.loads((ROOT / "infra" / "wherry.toml").read_text())
+    for shown in (example, tomllib.loads(first_config(FirstRoute("gs://runs", registry="none")))):
+        check.validate(shown)
+    route = example["routes"]["t5x"]
+    check.validate({"routes": {"a": {**route, "min_age": 60, "max_bytes": 10**9, "unit": "1GiB"}}})
+    for wrong in (
+        {"ledgr": "x"},
+        {"memory": []},
+        {"notify": {"on": "sometimes"}},
+        {"routes": {"a": {"root": "runs"}}},
+        {"routes": {"a": {**route, "source_format": "hf"}}},
+        {"routes": {"a": {**route, "targets": [{"format": "hf", "uri": "x"}]}}},
+        {"env": {"prod": {"ledgr": "x"}}},
+        {"env": {"prod": {"routes": {"a": {"levle": "digest"}}}}},
+    ):
+        assert not check.is_valid(wrong), wrong
 
 
 def test_the_catalogue_has_the_errors_of_the_code(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -110,3 +111,36 @@ def test_the_commands_on_buckets_are_understood(monkeypatch):
     assert [name for name in understood if name in cli.commands] == [words[1] for words in lines]
     assert (ROOT / "docs" / "prices.example.toml").is_file()
     assert "prices.example.toml" in PAGES["buckets"]
+
+
+def test_the_first_bad_night_is_what_its_page_says(place, caplog):
+    """A copy is cut off: every command of the page, before it is copied again and after."""
+    from safetensors.numpy import save
+
+    from wherry.watch.metrics import HELP
+
+    whole = save({"w": np.ones((8, 4), np.float32)})
+    Path("wherry.toml").write_text(
+        '[routes.all]\nroot = "runs"\nmin_age = 0\n\n[[routes.all.targets]]\nformat = "dcp"\nuri = "out/{run}/{step}"\n'
+    )
+    bad, good = Path("runs/base/checkpoint-2000"), Path("runs/small/checkpoint-1000")
+    for folder, data in ((bad, whole[:-8]), (good, whole)):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(data)
+    look, repaired = (commands(block) for block in blocks("bad-night", "sh"))
+    night = CliRunner().invoke(cli, ["nightly"])
+    assert night.exit_code == 0
+    message = f"1 converted, 1 damaged: {place / bad}: safetensors file is truncated"
+    assert "damaged: 1" in night.output
+    assert "Left out" in night.output
+    assert message in caplog.text
+    for words, code in zip(look, (5, 5, 0, 0), strict=True):
+        done = CliRunner().invoke(cli, words[1:])
+        assert done.exit_code == code, done.output
+        assert "truncated" in done.output or words[1] == "routes"
+    (bad / "model.safetensors").write_bytes(whole)
+    for words, text in zip(repaired, ("verdict:        ok", "converted: 1"), strict=True):
+        done = CliRunner().invoke(cli, words[1:])
+        assert (done.exit_code, text in done.output) == (0, True), done.output
+    named = set(re.findall(r"\bwherry_[a-z_]+", PAGES["bad-night"]))
+    assert named <= set(HELP)

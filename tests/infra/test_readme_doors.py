@@ -269,13 +269,17 @@ def test_the_run_of_a_deployment_fits_its_flow():
 
 def test_pools_and_files_that_are_named_are_there():
     pools = {json.loads(path.read_text())["name"] for path in (ROOT / "infra" / "pools").glob("*.json")}
-    named = {name for page in ("platform", "audit") for name in re.findall(r"--pool ([\w-]+)", PAGES[page])}
+    named = {
+        name
+        for page in ("platform", "containers", "audit")
+        for name in re.findall(r"--pool ([\w-]+)", PAGES[page])
+    }
     assert named
     assert named <= pools
 
 
 def test_the_alerts_are_about_metrics_that_are_written():
-    part = PAGES["platform"]
+    part = PAGES["operation"] + PAGES["bad-night"]
     assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics.HELP)
     flows = "".join(path.read_text() for path in (ROOT / "flows").glob("*.py"))
     for name in re.findall(r'flow="([\w-]+)"', part):
@@ -291,7 +295,7 @@ def test_the_times_of_the_automations():
 
 
 def test_every_flow_tells_how_it_ended():
-    assert "every flow reports" in PAGES["platform"]
+    assert "every flow reports" in PAGES["operation"]
     for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", PAGES["reference/deployments"], re.MULTILINE):
         assert any(f'ending("{name}"' in path.read_text() for path in (ROOT / "flows").glob("*.py")), name
 

@@ -119,7 +119,7 @@ def test_its_tasks_make_a_job_and_the_first_one_commits(tmp_path, surroundings, 
 
 @pytest.mark.slow
 def test_torchrun_starts_workers_as_they_are(tmp_path, surroundings):
-    """As docs/platform.md has it; hosts of JAX run one process each, and need nothing more."""
+    """As docs/many-machines.md has it; hosts of JAX run one process each, and need nothing more."""
     pytest.importorskip("torch")
     source, target = model(tmp_path / "model"), str(tmp_path / "place" / "out")
     Path(target).parent.mkdir()

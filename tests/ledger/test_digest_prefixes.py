@@ -37,8 +37,8 @@ VERBS = {
     "fetch DIGEST new": "new",
     "diff DIGEST DIGEST": "",
     "sign DIGEST --key key.pem": "",
-    "register DIGEST --name by-digest": "by-digest",
-    "promote DIGEST --name by-digest": "by-digest",
+    "register DIGEST --model by-digest": "by-digest",
+    "promote DIGEST --model by-digest": "by-digest",
 }
 
 

@@ -294,7 +294,7 @@ CONFIG = """
 root = "runs"
 min_age = 0
 concurrency = 1
-verify = "{verify}"
+level = "{level}"
 {more}
 [[routes.r.targets]]
 format = "npz"
@@ -304,12 +304,12 @@ uri = "out/{{run}}-{{step}}.npz"
 
 @pytest.fixture
 def night(tmp_path):
-    def loaded(verify="none", more="", runs=("a", "b")):
+    def loaded(level="none", more="", runs=("a", "b")):
         for run in runs:
             place = tmp_path / "runs" / run / "checkpoint-1"
             place.mkdir(parents=True)
             save_file({"w": np.ones(3, np.float32)}, place / "model.safetensors")
-        (tmp_path / "wherry.toml").write_text(CONFIG.format(verify=verify, more=more))
+        (tmp_path / "wherry.toml").write_text(CONFIG.format(level=level, more=more))
         return load_config(tmp_path / "wherry.toml")
 
     return loaded
@@ -330,7 +330,7 @@ def refuse_first(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["record_conversion", "record_event", "record_verification"])
 def test_a_night_counts_what_is_not_recorded_and_the_next_one_records_it(night, tmp_path, monkeypatch, name):
-    config = night(verify="digest")
+    config = night(level="digest")
     with monkeypatch.context() as patch:
         refuse_first(patch, name)
         report = nights.run_night(config, config.routes)
@@ -364,7 +364,7 @@ def test_a_night_that_cannot_register_says_how(night, tmp_path, monkeypatch):
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
     assert "not registered: MLflow cannot be reached" in error.what
     made = tmp_path / "out" / "a-1.npz"
-    line = f"wherry register {made} --name m --alias candidate --tag 'team=a b'"
+    line = f"wherry register {made} --model m --alias candidate --tag 'team=a b'"
     assert error.cure == f"start it; then run `{line}`"
     with open_ledger() as ledger:
         assert [one.kind for one in statements(ledger)][:1] == ["conversion"]
@@ -383,4 +383,4 @@ def test_only_the_registry_and_the_ledger_are_excused():
         raise MismatchError("other bytes")
     with pytest.raises(NotRecordedError) as caught, outcomes.registration_of("u", "m"):
         raise UsageError("MLflow does not take this")
-    assert cure_of(caught.value.cure) == "wherry register u --name m"
+    assert cure_of(caught.value.cure) == "wherry register u --model m"

@@ -36,14 +36,14 @@ def test_gates_judge_what_is_on_record(candidate, name):
         ({"max_age_days": 1e-9}, "max_age_days"),
     ):
         with pytest.raises(MismatchError, match=gate):
-            wherry.promote(subject, gates=gates)
+            wherry.promote(subject, policy=gates)
     with pytest.raises(MismatchError, match="level: required at least digest"):
         wherry.promote(subject, level="present")
     sidecar = read_sidecar(locate(candidate.target.uri))
     with open_ledger() as ledger:
         outcome = {"level": "native", "verdict": "ok", "ok": True}
         record_verification(ledger, sidecar.checkpoint, outcome)
-    done = wherry.promote(subject, gates=Policy(recorded=("native",), max_error=0, max_age_days=1))
+    done = wherry.promote(subject, policy=Policy(recorded=("native",), max_error=0, max_age_days=1))
     assert {row.gate for row in done.gates} == {
         "level",
         "registered",
@@ -62,7 +62,7 @@ def test_a_later_failed_verification_counts(candidate, name):
                 ledger, sidecar.checkpoint, {"level": "native", "verdict": verdict, "ok": verdict == "ok"}
             )
     with pytest.raises(MismatchError, match="not recorded"):
-        wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["native"]})
+        wherry.promote(f"models:/{name}@candidate", policy={"recorded": ["native"]})
 
 
 def test_a_policy_file_and_its_errors(tmp_path):
@@ -128,11 +128,11 @@ def test_an_error_that_a_roundtrip_measured_is_enough_only_for_its_own_conversio
         outcome["against"] = receipt.source.uri
         record_verification(ledger, receipt.target, outcome)
     with pytest.raises(MismatchError, match="max_error: required lossless"):
-        wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0})
-    assert wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0.1}).version == "1"
+        wherry.promote(f"models:/{name}@candidate", policy={"max_error": 0})
+    assert wherry.promote(f"models:/{name}@candidate", policy={"max_error": 0.1}).version == "1"
     onwards = wherry.convert(receipt.target.uri, tmp_path / "npz.npz", to="npz", only="params")
     with pytest.raises(MismatchError, match="an earlier conversion was lossy too"):
-        wherry.promote(onwards.target.uri, name=f"{name}-onwards", gates={"max_error": 0.1})
+        wherry.promote(onwards.target.uri, model=f"{name}-onwards", policy={"max_error": 0.1})
 
 
 def test_a_roundtrip_counts_only_against_what_it_was_made_of(candidate, tmp_path):
@@ -169,13 +169,13 @@ def test_a_signature_of_the_right_key(candidate, tmp_path, name):
     (key, public), (_other, stranger) = pair("release"), pair("stranger")
     subject = f"models:/{name}@candidate"
     with pytest.raises(MismatchError, match=r"signature: .*signature not found"):
-        wherry.promote(subject, gates={"signature": public})
+        wherry.promote(subject, policy={"signature": public})
     from wherry.integrations.signing import sign
 
     sign(candidate.target.uri, key)
     with pytest.raises(MismatchError, match="by another key"):
-        wherry.promote(subject, gates={"signature": stranger})
-    done = wherry.promote(subject, gates={"signature": public})
+        wherry.promote(subject, policy={"signature": stranger})
+    done = wherry.promote(subject, policy={"signature": public})
     assert any(row.gate == "signature" and row.passed for row in done.gates)
 
 
@@ -235,7 +235,7 @@ def test_gates_believe_the_ledger_and_not_the_sidecar(candidate, name):
         before = (Path(receipt.target.uri) / "wherry.json").read_bytes()
         rewrite(receipt.target.uri, change)
         with pytest.raises(MismatchError, match=r"altered|rejects"):
-            wherry.promote(subject, gates=gates)
+            wherry.promote(subject, policy=gates)
         (Path(receipt.target.uri) / "wherry.json").write_bytes(before)
 
 
@@ -244,14 +244,14 @@ def test_a_conversion_of_the_future_has_no_age(candidate, name):
     with pytest.raises(
         MismatchError, match="max_age_days: required at most 1 days, found a time in the future"
     ):
-        wherry.promote(f"models:/{name}@candidate", gates={"max_age_days": 1})
+        wherry.promote(f"models:/{name}@candidate", policy={"max_age_days": 1})
 
 
 def test_a_promotion_does_not_meet_its_own_condition(candidate, name):
     with pytest.raises(MismatchError, match="recorded: required digest, found not recorded"):
-        wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]})
+        wherry.promote(f"models:/{name}@candidate", policy={"recorded": ["digest"]})
     assert wherry.verify(candidate.target.uri, level="digest", record=True).ok
-    assert wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["digest"]}).version == "1"
+    assert wherry.promote(f"models:/{name}@candidate", policy={"recorded": ["digest"]}).version == "1"
 
 
 def test_a_checkpoint_that_no_conversion_made_meets_no_gate_about_conversions(tmp_path, name):
@@ -259,7 +259,7 @@ def test_a_checkpoint_that_no_conversion_made_meets_no_gate_about_conversions(tm
     wherry.inspect(folder, digest=True, write=True)
     for gates in ({"max_error": 0.0}, {"max_age_days": 1}):
         with pytest.raises(MismatchError, match="not recorded"):
-            wherry.promote(folder, name=name, gates=gates)
+            wherry.promote(folder, model=name, policy=gates)
 
 
 def test_verify_names_a_receipt_that_the_ledger_does_not_have(candidate):
@@ -278,7 +278,7 @@ def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate,
     client.create_model_version(name, ours.source, tags=ours.tags)
     with pytest.raises(MismatchError, match="registered: required by the ledger, found not registered"):
         wherry.promote(f"models:/{name}/2")
-    assert wherry.promote(f"models:/{name}/2", gates={"unregistered": True}).version == "2"
+    assert wherry.promote(f"models:/{name}/2", policy={"unregistered": True}).version == "2"
     assert wherry.promote(f"models:/{name}/1").version == "1"
 
 
@@ -292,7 +292,7 @@ def test_a_flipped_byte_of_a_sidecar_is_found_or_meets_no_gate(candidate, name):
 
     def refusal():
         with pytest.raises(WherryError) as caught:
-            wherry.promote(f"models:/{name}@candidate", gates=gates, level="structure")
+            wherry.promote(f"models:/{name}@candidate", policy=gates, level="structure")
         return [part.partition(": required")[0] for part in caught.value.what.split("; ")]
 
     expected = refusal()

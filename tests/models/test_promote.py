@@ -57,7 +57,7 @@ def test_candidate_becomes_champion_and_champion_previous(candidate, client, nam
     assert held(client, name) == {"champion": "1"}
     second = converted(tmp_path / "two")
     wherry.register(second, name, alias="candidate")
-    done = wherry.promote(f"models:/{name}@candidate", gates={"companions": ["tokenizer*", "config.json"]})
+    done = wherry.promote(f"models:/{name}@candidate", policy={"companions": ["tokenizer*", "config.json"]})
     assert (done.version, done.replaced) == ("2", "1")
     assert held(client, name) == {"champion": "2", "previous": "1"}
     again = wherry.promote(f"models:/{name}/2")
@@ -79,7 +79,7 @@ def test_a_plain_uri_is_registered_first(tmp_path, client, name):
     receipt = converted(tmp_path)
     with pytest.raises(UsageError, match="missing name of the registered model"):
         wherry.promote(receipt.target.uri)
-    assert wherry.promote(receipt.target.uri, name=name).version == "1"
+    assert wherry.promote(receipt.target.uri, model=name).version == "1"
     assert held(client, name) == {"champion": "1"}
 
 
@@ -107,7 +107,7 @@ def test_a_tokenizer_that_was_added_is_refused(candidate, name):
     (Path(candidate.target.uri) / "added_tokens.json").write_text("{}")
     with pytest.raises(MismatchError, match=r"extra_companions.*added_tokens\.json"):
         wherry.promote(f"models:/{name}@candidate")
-    assert not wherry.promote(f"models:/{name}@candidate", gates={"extra_companions": True}).already
+    assert not wherry.promote(f"models:/{name}@candidate", policy={"extra_companions": True}).already
 
 
 def test_a_sidecar_that_was_altered_too_is_refused(candidate, name):
@@ -127,7 +127,7 @@ def test_a_forged_manifest_below_the_stated_digest_is_refused(candidate, client,
     flip_a_bit(Path(uri))
     rewrite_sidecar(uri)
     assert read_sidecar(locate(uri)).checkpoint.checkpoint_digest == candidate.target.checkpoint_digest
-    done = CliRunner().invoke(cli, [verb, uri, "--name", "other"] if verb == "register" else [verb, model])
+    done = CliRunner().invoke(cli, [verb, uri, "--model", "other"] if verb == "register" else [verb, model])
     assert isinstance(done.exception, MismatchError)
     assert done.exception.exit_code == 9
     said = (
@@ -178,7 +178,7 @@ def test_rollback_restores_the_alias_again_and_again(candidate, client, name, tm
 
 def test_rollback_refuses_what_is_not_whole(candidate, client, name, tmp_path):
     wherry.promote(f"models:/{name}@candidate")
-    wherry.promote(converted(tmp_path / "two").target.uri, name=name)
+    wherry.promote(converted(tmp_path / "two").target.uri, model=name)
     flip_a_bit(Path(candidate.target.uri))
     with pytest.raises(MismatchError):
         wherry.rollback(name, level="digest")

@@ -133,7 +133,7 @@ def test_without_a_sidecar_there_is_no_identity(receipt, name, tmp_path):
     done = wherry.register(tmp_path / "source.safetensors", name)
     assert (done.created, done.checkpoint_digest) == (True, receipt.source.checkpoint_digest)
     with pytest.raises(MismatchError, match="its conversion is not recorded"):
-        wherry.promote(f"models:/{name}/1", gates={"max_error": 0})
+        wherry.promote(f"models:/{name}/1", policy={"max_error": 0})
     Path(sidecar_location(locate(receipt.target.uri)).path).unlink()
     with pytest.raises(NotFoundError):
         wherry.register(receipt, name)

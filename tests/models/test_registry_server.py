@@ -131,8 +131,8 @@ def test_an_approver_is_whom_the_server_has_authenticated(server, stores, tmp_pa
         patch.setenv("MLFLOW_TRACKING_PASSWORD", "a-password-of-bob")
         assert service("mlflow").identity(server) == "bob"
         with pytest.raises((MismatchError, StorageError), match=r"approvers|PERMISSION_DENIED"):
-            wherry.promote("models:/approved@candidate", gates=gates, **stores)
-    done = wherry.promote("models:/approved@candidate", gates=gates, **stores)
+            wherry.promote("models:/approved@candidate", policy=gates, **stores)
+    done = wherry.promote("models:/approved@candidate", policy=gates, **stores)
     assert done.by == "admin"
     assert [gate.found for gate in done.gates if gate.gate == "approvers"] == ["admin"]
     assert (
@@ -147,7 +147,7 @@ def test_a_server_without_users_knows_nobody(server, tmp_path):
             wherry.promote(
                 converted(tmp_path).target.uri,
                 name="anybody",
-                gates={"approvers": ["admin"]},
+                policy={"approvers": ["admin"]},
                 tracking_uri=url,
                 registry_uri=url,
             )

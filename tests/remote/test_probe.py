@@ -105,7 +105,7 @@ def test_verbs_report_a_silent_server(verb, tmp_path, silent_port):
     calls = {
         "resolve": lambda: wherry.resolve("models:/m/1", **stores),
         "register": lambda: wherry.register(tmp_path / "b.safetensors", "m", **stores),
-        "promote": lambda: wherry.promote(tmp_path / "b.safetensors", name="m", **stores),
+        "promote": lambda: wherry.promote(tmp_path / "b.safetensors", model="m", **stores),
     }
     with pytest.raises(StorageError, match="MLflow does not answer: no response"):
         calls[verb]()

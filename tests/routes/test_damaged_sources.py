@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 
 import numpy as np
 import pytest
@@ -14,12 +17,12 @@ from tests.support.webhook import webhook_server
 CONFIG = """
 [routes.r]
 root = "runs"
-min_age = 0
-select = "all"
+min_age = {min_age}
+select = "{select}"
 
 [[routes.r.targets]]
 format = "npz"
-uri = "out/{run}-{step}.npz"
+uri = "out/{{run}}-{{step}}.npz"
 """
 
 
@@ -58,7 +61,7 @@ KINDS = (_truncated, _empty, _zeros, _cut_header, _missing_shard, _junk_sidecar)
 @pytest.fixture
 def night(tmp_path, monkeypatch):
     """A function that runs `wherry nightly`, and gives its exit code and what it prints."""
-    (tmp_path / "wherry.toml").write_text(CONFIG)
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(min_age=0, select="all"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHERRY_METRICS", str(tmp_path / "wherry.prom"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -74,10 +77,12 @@ def _checkpoint(folder, run):
     return place
 
 
+@pytest.mark.parametrize("select", ["all", "latest"])
 @pytest.mark.parametrize("damage", KINDS)
 def test_each_kind_of_damage_reaches_the_log_the_webhook_and_prometheus(
-    damage, night, tmp_path, capfd, caplog
+    damage, select, night, tmp_path, capfd, caplog
 ):
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(min_age=0, select=select))
     _checkpoint(tmp_path, "good")
     bad = _checkpoint(tmp_path, "bad")
     damage(bad)
@@ -92,6 +97,33 @@ def test_each_kind_of_damage_reaches_the_log_the_webhook_and_prometheus(
     assert 'wherry_unconverted{route="r"} 1\n' in metrics
     assert 'wherry_last_run_count{flow="nightly-convert",outcome="damaged"} 1\n' in metrics
     assert 'wherry_oldest_unconverted_age_seconds{route="r"} 0\n' not in metrics
+
+
+@pytest.mark.parametrize("select", ["all", "latest"])
+def test_a_checkpoint_that_is_being_written_is_no_damage(select, night, tmp_path, capfd):
+    """A copy in progress looks cut off: it counts as damaged when nothing has changed for `min_age`."""
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(min_age='"15m"', select=select))
+    bad = _checkpoint(tmp_path, "bad")
+    _truncated(bad)
+    assert typed("nightly", tmp_path, capfd)[0] == 0
+    assert night.got == []
+    earlier = time.time() - 3600
+    for path in (bad / "model.safetensors", bad):
+        os.utime(path, (earlier, earlier))
+    assert typed("nightly", tmp_path, capfd)[0] == 0
+    assert [body["wherry"]["counts"] for _path, body in night.got] == [{"damaged": 1}]
+
+
+def test_a_damaged_newest_step_is_told_although_an_earlier_one_is_converted(night, tmp_path, capfd):
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(min_age=0, select="latest"))
+    place = _checkpoint(tmp_path, "run")
+    newest = place.with_name("checkpoint-2")
+    shutil.copytree(place, newest)
+    _truncated(newest)
+    code, printed = typed("nightly", tmp_path, capfd)
+    assert (code, (tmp_path / "out" / "run-1.npz").exists()) == (0, True), printed
+    [(_path, body)] = night.got
+    assert f"warning: 1 converted, 1 damaged: {newest}: " in body["text"]
 
 
 def test_a_night_without_damage_says_nothing_more(night, tmp_path, capfd):

@@ -40,7 +40,7 @@ CONFIG = """
 root = "runs"
 min_age = 0
 concurrency = {concurrency}
-verify = "{verify}"
+level = "{level}"
 {more}
 """
 TARGET = '[[routes.r.targets]]\nformat = "{format}"\nuri = "out/{{run}}-{{step}}{end}"\n'
@@ -49,14 +49,14 @@ NPZ, ORBAX = TARGET.format(format="npz", end=".npz"), TARGET.format(format="orba
 
 @pytest.fixture
 def night(tmp_path):
-    def loaded(verify="none", more="", runs=("a",), targets=(NPZ,), concurrency=1):
+    def loaded(level="none", more="", runs=("a",), targets=(NPZ,), concurrency=1):
         for run in runs:
             place = tmp_path / "runs" / run / "checkpoint-1"
             if not place.exists():
                 place.mkdir(parents=True)
                 save_file({"w": np.ones(3, np.float32)}, place / "model.safetensors")
         (tmp_path / "wherry.toml").write_text(
-            CONFIG.format(verify=verify, more=more, concurrency=concurrency) + "\n".join(targets)
+            CONFIG.format(level=level, more=more, concurrency=concurrency) + "\n".join(targets)
         )
         config = load_config(tmp_path / "wherry.toml")
         return SimpleNamespace(run=lambda **how: nights.run_night(config, config.routes, **how))
@@ -80,7 +80,7 @@ def raising(error):
 def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(nights, "verify_and_record", raising(error))
-        report = night(verify="digest").run()
+        report = night(level="digest").run()
     assert (dict(report.counts), failure(report).exit_code) == ({"failed": 1}, 10)
     assert dict(night().run().counts) == {"converted": 1}
 
@@ -89,7 +89,7 @@ def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
 def test_a_faulty_limit_is_said_before_a_night_begins(night, monkeypatch, name):
     monkeypatch.setenv(name, "30min")
     with pytest.raises(UsageError, match="30min"):
-        night(verify="native")
+        night(level="native")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
     report = night(more='model = "m"').run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
-    assert cure_of(error.cure) == f"wherry register {tmp_path / 'out' / 'a-1.npz'} --name m"
+    assert cure_of(error.cure) == f"wherry register {tmp_path / 'out' / 'a-1.npz'} --model m"
 
 
 @pytest.mark.parametrize("targets", [(NPZ,), (NPZ, ORBAX)])
@@ -202,7 +202,7 @@ def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkey
         return real(*words, **how)
 
     monkeypatch.setattr(nights, "verify_and_record", and_vanish)
-    report = night(verify="roundtrip", targets=targets).run()
+    report = night(level="roundtrip", targets=targets).run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
     assert "done, but not verified: file or folder not found" in error.what
@@ -239,8 +239,8 @@ def after(monkeypatch):
     monkeypatch.setattr(module, "register", register)
     monkeypatch.setattr(module, "lineage", lambda _: {})
     monkeypatch.setattr(module, "asset_events", lambda _: None)
-    target = module.TargetSpec(target="t", to="npz", model_name="m")
-    spec = module.ConvertSpec(source="s", verify="roundtrip", **target.model_dump(exclude_none=True))
+    target = module.TargetSpec(target="t", to="npz", model="m")
+    spec = module.ConvertSpec(source="s", level="roundtrip", **target.model_dump(exclude_none=True))
     receipt = {"target": {"uri": "t"}, "source": {"uri": "s"}}
 
     def carried(error):

@@ -1,4 +1,4 @@
-"""`engine` in a route: which carrier makes the targets of a night, and of the flow."""
+"""`on` in a route: which carrier makes the targets of a night, and of the flow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_night_has_its_targets_made_by_the_engine_of_the_route(tmp_path, monke
     monkeypatch.setattr(
         processes.child, "child_process", lambda *words, **how: started.append(words) or real(*words, **how)
     )
-    read = config(tmp_path, 'engine = "processes:1"\nunit = "1MiB"')
+    read = config(tmp_path, 'on = "processes:1"\nunit = "1MiB"')
     assert dict(nights.run_night(read, read.routes).counts) == {"converted": 1}
     assert [words[1][0] for words in started] == ["work"]
     assert wherry.verify(tmp_path / "out" / "a-1", level="digest").ok
@@ -37,20 +37,20 @@ def test_a_night_has_its_targets_made_by_the_engine_of_the_route(tmp_path, monke
 
 
 def test_the_flow_of_a_route_gets_its_engine(tmp_path):
-    [route] = config(tmp_path, 'engine = "dask://scheduler:8786"\nunit = "2GiB"').routes
+    [route] = config(tmp_path, 'on = "dask://scheduler:8786"\nunit = "2GiB"').routes
     source = wherry.detect(checkpoint(tmp_path, "a", 1)).uri
     target = RouteTarget(route.targets[0], "out", "out", "out", None, "")
     spec = spec_of(route, SourceRequest(source), [target], "1GiB")
-    assert (spec["engine"], spec["unit"]) == ("dask://scheduler:8786", "2GiB")
+    assert (spec["on"], spec["unit"]) == ("dask://scheduler:8786", "2GiB")
 
 
 @pytest.mark.parametrize("engine", ["horses", "processes:0", "dask://", "threads:2", "processes://here"])
 def test_an_engine_that_is_unknown_is_refused_when_the_file_is_read(tmp_path, engine):
     with pytest.raises(UsageError, match="engine"):
-        config(tmp_path, f'engine = "{engine}"')
+        config(tmp_path, f'on = "{engine}"')
 
 
 def test_several_targets_need_threads(tmp_path):
     with pytest.raises(UsageError, match="an engine writes only one target at a time"):
-        config(tmp_path, 'engine = "processes:2"', targets=2)
-    assert config(tmp_path, "", targets=2).routes[0].engine == "threads"
+        config(tmp_path, 'on = "processes:2"', targets=2)
+    assert config(tmp_path, "", targets=2).routes[0].on == "threads"

@@ -75,7 +75,7 @@ def test_the_example_is_good():
         assert problems == []
         assert done.exit_code == 0
     commented = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines() if " = " in line]
-    assert any(line.startswith("opaque =") for line in commented)
+    assert any(line.startswith("allow_opaque =") for line in commented)
 
 
 def problems(loaded):
@@ -91,7 +91,7 @@ def problems(loaded):
         ({"more": "family = 'lama'"}, ("error", "routes.r.targets[0].family")),
         ({"more": "assets = 'nowhere'"}, ("error", "routes.r.targets[0].assets")),
         ({"more": "into = true"}, ("error", "routes.r.targets[0].into")),
-        ({"fields": "opaque = ['*']"}, ("error", "routes.r")),
+        ({"fields": "allow_opaque = ['*']"}, ("error", "routes.r")),
         ({"fields": "formats = ['t5']\nsign = 'no.pem'"}, ("error", "routes.r.sign")),
         ({"uri": "out/{step}"}, ("warning", "routes.r.targets[0].uri")),
         ({"uri": "out/{run}"}, ("warning", "routes.r.targets[0].uri")),
@@ -151,7 +151,7 @@ def test_a_night_without_prefect(tmp_path):
     for step in (1, 2):
         checkpoint(tmp_path, "a", step)
     more = '[[routes.r.targets]]\nformat = "orbax"\nuri = "out/{run}"\ninto = true'
-    loaded = config(tmp_path, fields='verify = "digest"', more=more)
+    loaded = config(tmp_path, fields='level = "digest"', more=more)
     report = run_night(loaded, loaded.routes)
     assert dict(report.counts) == {"converted": 2}, report.to_json()
     again = run_night(loaded, loaded.routes)
@@ -249,7 +249,7 @@ family = "llama"
 dtype = "bfloat16"
 only = "params"
 """
-    config(tmp_path, format="maxtext", uri="out/{run}", more=more, fields='verify = "structure"')
+    config(tmp_path, format="maxtext", uri="out/{run}", more=more, fields='level = "structure"')
     loaded = load_config(tmp_path / "wherry.toml")
     route = loaded.routes[0].model_copy(update={"root": str(root)})
     report = run_night(loaded, [route])

@@ -96,7 +96,7 @@ def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_c
     run("lineage", "impact", source)
     run("lineage", "stale", code=0)
     run("lineage", "show", target, "--html", folder + b"/page.html")
-    run("register", target, "--name", "m", "--alias", "candidate")
+    run("register", target, "--model", "m", "--alias", "candidate")
     assert run("resolve", "models:/m@candidate").strip() == uri_of(target)
     run("promote", "models:/m@candidate", "--quiet")
     run("fetch", "models:/m@champion", folder + b"/copy")

@@ -43,4 +43,5 @@ def commands(block: str) -> list[list[str]]:
 
 
 TRAINER, AUDITOR = blocks("trainers", "sh"), blocks("audit", "sh")
-INSTALL, TRIAL, SERVERS, DEPLOY, FURTHER, SEVERAL, CONTAINERS = blocks("platform", "sh")
+INSTALL, TRIAL, SERVERS, DEPLOY, FURTHER = blocks("platform", "sh")
+SEVERAL, CONTAINERS = blocks("containers", "sh")

@@ -230,7 +230,7 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     name, level, checkpoint, marker, monkeypatch
 ):
     ATTACKS[name]["metadata"](checkpoint, marker)
-    source = SourceRequest(str(checkpoint), opaque=("posix.system",))
+    source = SourceRequest(str(checkpoint), allow_opaque=("posix.system",))
     with pytest.raises(UsageError, match=r"cannot skip posix\.system") as caught:
         verify_source(source, level=level, against=checkpoint if level == "logits" else None)
     assert caught.value.exit_code == 2

@@ -48,9 +48,9 @@ def test_a_policy_does_not_take_it_for_a_verification(noted):
     wherry.inspect(noted.uri, write=True)
     gates = {"level": "present", "recorded": ["digest"]}
     with pytest.raises(MismatchError, match="recorded: required digest, found read, but not proved"):
-        wherry.promote(noted.uri, name="theirs", gates=gates, level="present")
+        wherry.promote(noted.uri, model="theirs", policy=gates, level="present")
     assert wherry.verify(noted.uri, level="digest", record=True).ok
-    assert wherry.promote(noted.uri, name="theirs", gates=gates, level="digest").version == "1"
+    assert wherry.promote(noted.uri, model="theirs", policy=gates, level="digest").version == "1"
 
 
 def test_a_promotion_refuses_a_checkpoint_whose_record_vanishes(noted, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_promotion_refuses_a_checkpoint_whose_record_vanishes(noted, monkeypat
     pytest.importorskip("mlflow")
     wherry.inspect(noted.uri, write=True)
     with pytest.raises(NotFoundError, match="reading it proves nothing"):
-        wherry.promote(noted.uri, name="vanishing")
+        wherry.promote(noted.uri, model="vanishing")
 
 
 def test_no_failure_is_counted_or_told(noted):

@@ -3,7 +3,8 @@
 The ledger, not the storage, determines which checkpoints are checked, so that missing ones are found. The ledger is
 replayed once (as of a date, if given), the registry is queried once in pages, and metadata is read in parallel. Bytes
 are read one checkpoint after the other at the speed of `verify`, which uses the whole machine for each. A sample takes
-the checkpoints with the oldest verification first, so that successive audits reach every checkpoint.
+the checkpoints with the oldest verification first, so that successive audits reach every checkpoint. The statements
+that were appended meanwhile are read last: a registration that was in flight is no finding.
 
 Findings name the tensor and the damaged leaf, the cure, and what was derived from the damaged checkpoint. The result is
 recorded in the ledger and, with everything that a third party needs to check it offline, in one evidence bundle.
@@ -33,11 +34,10 @@ from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.config.settings import audits_are_recorded
 from wherry.core.receipt import utc_now
-from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
-from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.full_read import ReadOptions
 from wherry.version import __version__
 
@@ -96,7 +96,7 @@ def audit(
     record: bool | None = None,
     progress: OnProgress | None = None,
     on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    unit: str | int = DEFAULT_UNIT,
 ) -> AuditReport:
     """Audit checkpoints, registrations and the ledger itself.
 
@@ -117,7 +117,7 @@ def audit(
             Without a key, signatures are not checked.
         record: whether to write the outcome to the ledger, and on model versions; `audit.record` by default.
         progress: called a few times a second while bytes are read.
-        on, unit_bytes: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
+        on, unit: what reads the bytes at level `digest`, and how many at a time; as for `verify`.
 
     Raises:
         UsageError: an unknown level, or an invalid sample or date.
@@ -128,9 +128,11 @@ def audit(
     from wherry.ledger.record import open_ledger
 
     _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
-    asked = _AuditRequest(scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri,
-                   registry_uri, ReadOptions(parse_budget(memory), progress, on, unit_bytes), required_key(key),
-                   audits_are_recorded() if record is None else record, progress)  # fmt: skip
+    how = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
+    asked = _AuditRequest(
+        scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
+        required_key(key), audits_are_recorded() if record is None else record, progress,
+    )  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -167,10 +169,11 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     if asked.key is not None:
         check_signatures(looked, asked.key)
     chain, faults = _chain(ledger, found, asked.anchor)
+    later = replay(ledger, after=found.statements)
     findings = [
         *faults,
         *(finding for one in looked.values() for finding in one.findings),
-        *compare_registry(registry, found, looked, as_of=as_of is not None),
+        *compare_registry(registry, found, later, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
         *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]

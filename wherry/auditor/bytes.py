@@ -156,7 +156,7 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
         else:
             outcome = verify(
                 row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
-                unit_bytes=how.unit_bytes,
+                unit=how.unit_bytes,
             )  # fmt: skip
             found = list(_failures(row, outcome))
             if outcome.verdict == UNCOMPARED:

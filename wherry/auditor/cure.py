@@ -51,7 +51,7 @@ _CURES = {
     "anchor-lost": "restore the ledger from a backup that has the anchor: it was truncated or replaced",
     "unrecorded": "run `wherry ledger check --anchor HASH` to see whether the ledger was truncated, or `wherry ledger "
     "record URI` to record it",
-    "registration-gone": "register it again: `wherry register URI --name NAME`",
+    "registration-gone": "register it again: `wherry register URI --model NAME`",
     "registration-unknown": "find out who registered it; `wherry ledger rebuild ROOT` records it in a new ledger",
     "registration-pending": "run `wherry register` again; it resumes where it was interrupted",
     "registration-altered": "register it again under the recorded digest, and find out who changed the tags",
@@ -148,7 +148,7 @@ def _request(
         return {"to": name}
     asked = dict(made.asked or _resolve_options(name, made.options))
     if source != made.source_uri:
-        asked.pop("from", None)
+        asked.pop("format", None)
         asked.pop("in_place", None)  # the copy stays as it is
     if target != made.target_uri:
         asked.pop("into", None)

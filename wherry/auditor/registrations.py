@@ -2,6 +2,17 @@
 
 The registry is queried once, in pages, for rows of `(name, version, tags, aliases)`. Versions without wherry's digest
 tag do not belong to wherry and are ignored.
+
+A night may register while an audit runs:
+
+1. The audit replays the ledger.
+2. The night claims a registration in the ledger, and creates the version.
+3. The audit queries the registry, and gets a version whose registration its replay does not have.
+4. The night records the registration in the ledger, or withdraws the version and releases its claim.
+
+Every version is claimed before it is created. So a version is unknown only if neither the replay has its claim nor any
+statement since then is about it: the statements that were appended meanwhile are read before anything is called
+unknown or unfinished.
 """
 
 from __future__ import annotations
@@ -96,25 +107,32 @@ def _unasked_findings(
 
 
 def compare_registry(
-    asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit], *, as_of: bool
+    asked: RegistryContents,
+    known: LedgerState,
+    later: LedgerState,
+    looked: Mapping[str, PlaceAudit],
+    *,
+    as_of: bool,
 ) -> Iterator[Finding]:
     """Findings from the comparison of registry and ledger.
 
     Args:
         asked: the contents of the registry.
         known: the ledger state.
+        later: what follows from the statements after it, read after the registry was queried.
         looked: URI → result of the audit of that place.
         as_of: whether the ledger state is of an earlier date; then newer versions of the registry are not findings.
     """
     yield from asked.findings
-    yield from _unfinished_registrations(known)
+    yield from _unfinished_registrations(known, later)
     yield from _elsewhere(asked, known, looked)
     if asked.uri is None:
         return
     for version in asked.versions:
+        in_flight = _is_in_flight(version, known, later)
         if version.digest in known.checkpoints:
-            yield from _of_version(version, asked.uri, known, looked)
-        elif version.digest and not as_of:
+            yield from _of_version(version, asked.uri, known, looked, in_flight=in_flight)
+        elif version.digest and not as_of and not in_flight:
             what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
             yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
     yield from _lost_versions(asked, known)
@@ -122,8 +140,19 @@ def compare_registry(
         yield from _unregistered_checkpoints(asked, known)
 
 
+def _is_in_flight(version: ModelVersion, known: LedgerState, later: LedgerState) -> bool:
+    """Whether its registration is claimed, or was recorded or withdrawn after the ledger state was read."""
+    claimed = (row for row in known.registrations.get(version.digest, ()) if row.state == "pending")
+    return any(row.name == version.name for row in (*claimed, *later.registrations.get(version.digest, ())))
+
+
 def _of_version(
-    version: ModelVersion, registry: str, known: LedgerState, looked: Mapping[str, PlaceAudit]
+    version: ModelVersion,
+    registry: str,
+    known: LedgerState,
+    looked: Mapping[str, PlaceAudit],
+    *,
+    in_flight: bool,
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
     if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
@@ -136,7 +165,8 @@ def _of_version(
     rows = known.registrations.get(
         version.digest, []
     )  # of any registry, since a store can have several addresses
-    if not any((row.name, row.version) == (version.name, version.version) for row in rows):
+    recorded = any((row.name, row.version) == (version.name, version.version) for row in rows)
+    if not recorded and not in_flight:
         what = (
             f"{version.shown}: this registration of checkpoint {short(version.digest)} is not in the ledger"
         )
@@ -181,10 +211,11 @@ def _lost_versions(asked: RegistryContents, known: LedgerState) -> Iterator[Find
                 yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
 
 
-def _unfinished_registrations(known: LedgerState) -> Iterator[Finding]:
+def _unfinished_registrations(known: LedgerState, later: LedgerState) -> Iterator[Finding]:
     for digest, rows in known.registrations.items():
+        ended = {(row.registry, row.name) for row in later.registrations.get(digest, ())}
         for row in rows:
-            if row.state == "pending":
+            if row.state == "pending" and (row.registry, row.name) not in ended:
                 what = f"the registration as {row.name} did not finish"
                 yield Finding("registration-pending", what, row.registry, digest)
 

@@ -222,5 +222,5 @@ def end_reading() -> dict[str, Any]:
 
 
 def _reading(row: Mapping[str, Any]) -> ReadOrder:
-    source: dict[str, Any] = {**row["source"], "opaque": tuple(row["source"]["opaque"])}
+    source: dict[str, Any] = {**row["source"], "allow_opaque": tuple(row["source"]["allow_opaque"])}
     return ReadOrder(SourceRequest(**source), row["unit_bytes"], row["algorithm"], row["memory"])

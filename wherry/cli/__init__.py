@@ -273,7 +273,7 @@ def convert(
 @quiet
 @chosen
 @as_json
-def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
+def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
     """Verify that the checkpoint at URI is complete and unaltered.
 
     Level digest reads every byte. If nothing was recorded about the checkpoint, the verdict is `read`: the checksums
@@ -286,9 +286,7 @@ def verify(uri: str, unit: str, json_: bool, quiet: bool, given: dict[str, Any],
         tables.show_before_error(results.show_verification, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
-        verification = verify_source(
-            SourceRequest(uri, **given), progress=progress, unit_bytes=parse_size(unit), **arguments
-        )
+        verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
     results.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
 

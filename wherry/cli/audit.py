@@ -11,7 +11,6 @@ import click
 from wherry.cli.options import as_json, memory, quiet
 from wherry.cli.units import on_readers, unit_size
 from wherry.console.say import say, say_lines
-from wherry.core.units import parse_size
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ _SHOWN = 50  # findings on a terminal
     help="Also read objects whose generation or ETag has not changed since they were verified.",
 )
 @click.option(
-    "--native",
-    "native_sample",
+    "--native-sample",
     type=click.IntRange(0),
     default=0,
     metavar="N",
@@ -72,7 +70,6 @@ _SHOWN = 50  # findings on a terminal
 @as_json
 def audit(
     roots: Sequence[str],
-    unit: str,
     registered: bool,
     markdown_: str | None,
     no_record: bool,
@@ -101,7 +98,6 @@ def audit(
             scope,
             record=False if no_record else None,
             progress=progress,
-            unit_bytes=parse_size(unit),
             **arguments,
         )
     if markdown_ is not None:

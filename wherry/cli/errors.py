@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from wherry.console.say import OneLine
+from wherry.core.names import meant_names
 from wherry.errors import (
     InterruptedRunError,
     NotRecordedError,
@@ -60,6 +61,13 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
     cure = f"see `{command} --help`"
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        meant = meant_names(error.option_name, [name for one in context.command.params for name in one.opts])
+        if meant:
+            return UsageError(
+                f"no such option {error.option_name!r}",
+                cure=f"did you mean {' or '.join(meant)}? See `{command} --help`",
+            )
     if (
         isinstance(error, click.NoSuchOption)
         and context is not None

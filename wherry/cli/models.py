@@ -22,7 +22,7 @@ _registry = click.option("--registry-uri", help="MLflow registry; the tracking s
 
 @click.command()
 @click.argument("uri")
-@click.option("--name", required=True, help="Registered model.")
+@click.option("--model", required=True, help="Registered model.")
 @click.option("--alias", help="Alias to set on the version.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the version.")
 @_tracking
@@ -43,8 +43,8 @@ def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> No
     is_flag=True,
     help="SUBJECT is a registered model; give the alias back to its previous version.",
 )
-@click.option("--name", help="Registered model, if SUBJECT is the URI of a checkpoint.")
-@click.option("--to", "alias", default="champion", show_default=True, metavar="ALIAS", help="Alias to set.")
+@click.option("--model", help="Registered model, if SUBJECT is the URI of a checkpoint.")
+@click.option("--alias", default="champion", show_default=True, help="Alias to set.")
 @click.option("--policy", metavar="NAME|FILE",
               help="Policy that it must pass: a name in wherry.toml, or a TOML or JSON file.")  # fmt: skip
 @click.option("--level", type=click.Choice(["structure", "present", "digest"]),
@@ -58,7 +58,7 @@ def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> No
 def promote(
     subject: str,
     rollback: bool,
-    name: str | None,
+    model: str | None,
     alias: str,
     policy: str | None,
     level: str | None,
@@ -70,23 +70,24 @@ def promote(
     """Verify SUBJECT again, check its policy and set an alias on it.
 
     The version that had the alias becomes `previous`. SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION
-    or, with --name, the URI of a checkpoint.
+    or, with --model, the URI of a checkpoint.
     """
     from wherry.console import tables
     from wherry.models.promote import promote as carry_out
     from wherry.models.promote import rollback as go_back
 
-    if rollback and (name or policy or to_registry_uri):
+    if rollback and (model or policy or to_registry_uri):
         raise UsageError(
-            "--rollback cannot be combined with --name, --policy or --to-registry-uri", cure="leave these out"
+            "--rollback cannot be combined with --model, --policy or --to-registry-uri",
+            cure="leave these out",
         )
     arguments |= {"level": level} if level else {}
     with tables.bar(quiet=quiet or json_) as progress:
         if rollback:
             done = go_back(subject, alias=alias, progress=progress, **arguments)
         else:
-            further: dict[str, Any] = {"name": name, "gates": policy, "to_registry_uri": to_registry_uri}
-            done = carry_out(subject, to_alias=alias, progress=progress, **further, **arguments)
+            further: dict[str, Any] = {"model": model, "policy": policy, "to_registry_uri": to_registry_uri}
+            done = carry_out(subject, alias=alias, progress=progress, **further, **arguments)
     _show_promotion(done, json_=json_)
 
 

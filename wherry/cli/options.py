@@ -24,7 +24,7 @@ Command: TypeAlias = "Callable[..., Any]"
 
 # The order of options in the help; other options come last.
 ORDER = (
-    "family", "family_file", "config", "dtype", "allow_overflow", "assets", "rename", "opaque", "format", "step",
+    "family", "family_file", "config", "dtype", "allow_overflow", "assets", "rename", "allow_opaque", "format", "step",
     "item", "options", "memory", "only", "ignore", "verify", "if_exists", "into", "as_step", "meta", "sign", "lineage",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import click
 from wherry.cli.options import CONVERSION, as_json, quiet, requesting
 from wherry.console.say import say
 from wherry.core.request import TargetRequest, convert_request
-from wherry.core.units import duration, parse_size, plural, show_seconds, show_size
+from wherry.core.units import DEFAULT_UNIT, duration, parse_size, plural, show_seconds, show_size
 
 if TYPE_CHECKING:
     from wherry.records.unit import Unit
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 unit_size = click.option(
     "--unit",
     metavar="SIZE",
-    default="1GiB",
+    default=DEFAULT_UNIT,
     show_default=True,
     help="Size of a unit: what one worker writes, or reads, at a time; larger files of a target are cut if possible.",
 )

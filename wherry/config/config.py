@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_at, lines_of, where
 from wherry.config.values import origin, stated_fields
+from wherry.core.names import meant_names
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
@@ -28,9 +29,9 @@ from wherry.text.config_text import parse_toml
 from wherry.text.limits import beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
     from wherry.config.lines import Path as FieldPath
     from wherry.config.schema import Route, Section, Settings
@@ -344,7 +345,7 @@ def _first_causes(faults: list[Any]) -> list[Any]:
 def _advice(fault: Any) -> str:
     """The cure of a fault that pydantic found."""
     if fault["type"] == "extra_forbidden":
-        return _cure_of_field(str(fault["loc"][-1]))
+        return _cure_of_field(tuple(fault["loc"]))
     if fault["type"] == "literal_error":
         return f"write {fault['ctx']['expected']}"
     if fault["type"] == "missing":
@@ -352,14 +353,36 @@ def _advice(fault: Any) -> str:
     return "`wherry config example` shows all fields with their values"
 
 
-def _cure_of_field(name: str) -> str:
+def _cure_of_field(at: FieldPath) -> str:
     from wherry.config.schema import Section
 
-    near = similar(name, {field for section in _kinds(Section) for field in section.model_fields} - {name})
+    name = str(at[-1])
+    names = {field for section in _kinds(Section) for field in section.model_fields} - {name}
+    near = meant_names(name, _fields_at(at)) or similar(name, names)
     start = (
         f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
     )
     return f"{start}; `wherry config example` shows all fields and their tables"
+
+
+def _fields_at(at: FieldPath) -> Collection[str]:
+    """The fields of the table in which a field is."""
+    from wherry.config.schema import Contents
+
+    kind: type[BaseModel] = Contents
+    for part in at[:-1]:
+        field = kind.model_fields.get(str(part))
+        kind = next(_models_in(field.annotation), kind) if field is not None else kind
+    return kind.model_fields
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    from pydantic import BaseModel
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _models_in(one)
 
 
 def _kinds(section: type[Section]) -> Iterator[type[Section]]:

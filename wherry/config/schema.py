@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from wherry.config.options import given_by, option_field, target_of, with_options
 from wherry.config.values import Select, require_template, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
-from wherry.core.units import duration, parse_size
+from wherry.core.units import DEFAULT_UNIT, duration, parse_size
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def _absolute(text: str) -> str:
 
 
 Folder = Annotated[str, AfterValidator(_absolute)]
-Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
-Size = Annotated[str, BeforeValidator(_check_size)]
+Duration = Annotated[float, Field(ge=0), BeforeValidator(duration, json_schema_input_type=float | str)]
+Size = Annotated[str, BeforeValidator(_check_size, json_schema_input_type=int | str)]
 Engine = Annotated[
     str, Field(pattern=r"^(threads|(processes|dask|ray)(:[1-9][0-9]*)?|(dask|ray)://[^\s/].*)$")
 ]
@@ -125,7 +125,7 @@ class Route(Section):
         default=(), description="Patterns of runs to include, for example t5x-*; all by default."
     )
     formats: tuple[str, ...] = Field(default=(), description="Source formats to include; all by default.")
-    source_format: str | None = Field(default=None, description="Source format, if none is detected.")
+    format: str | None = Field(default=None, description="Format of the checkpoints, if none is detected.")
     select: Selection = Field(
         default="latest",
         description="Steps to convert: latest, best(METRIC[, min|max]), every N, all or since DATE.",
@@ -144,7 +144,7 @@ class Route(Section):
         "bytes and hours (estimate), or convert.",
     )
     first_night_items: int = Field(default=20, ge=0, description="Threshold for `first_night`.")
-    opaque: tuple[str, ...] = option_field("route", SourceRequest, "opaque")
+    allow_opaque: tuple[str, ...] = option_field("route", SourceRequest, "allow_opaque")
     ignore: tuple[Literal["values", "empties", "companions", "others"], ...] = option_field(
         "route", ConvertRequest, "ignore"
     )
@@ -154,10 +154,10 @@ class Route(Section):
     memory: Size | None = Field(
         default=None, description="Memory budget for data in flight; the setting `memory` by default."
     )
-    engine: Engine = Field(default="threads", description=ENGINE)
-    unit: Size = Field(default="1GiB", description=UNIT)
+    on: Engine = Field(default="threads", description=ENGINE)
+    unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
-    verify: VerifyLevel = Field(default="present", description="Verification level after the commit.")
+    level: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(
         default=None, description="Registered model in MLflow, for example {run}; none by default."
     )
@@ -174,7 +174,7 @@ class Route(Section):
 
     @model_validator(mode="after")
     def _one_target(self) -> Route:
-        if self.engine != "threads" and len(self.targets) != 1:
+        if self.on != "threads" and len(self.targets) != 1:
             raise ValueError("an engine writes only one target at a time: make a route for each target")
         return self
 
@@ -186,12 +186,12 @@ class Route(Section):
     def source(self, found: Detection) -> SourceRequest:
         """The source of a request for a checkpoint below the root."""
         return SourceRequest(
-            found.uri, self.source_format or found.format, opaque=self.opaque, below=self.root
+            found.uri, self.format or found.format, allow_opaque=self.allow_opaque, below=self.root
         )
 
     def place(self, uri: str) -> Location:
         """A location below the root, where the classes in `opaque` may be read as opaque values."""
-        return locate(uri, frozenset(SourceRequest(uri, opaque=self.opaque).opaque))
+        return locate(uri, frozenset(SourceRequest(uri, allow_opaque=self.allow_opaque).allow_opaque))
 
     def request(self, source: SourceRequest, targets: Sequence[TargetRequest], memory: str) -> ConvertRequest:
         """The request for a conversion.
@@ -286,7 +286,9 @@ class Settings(Section):
         "ledger, SHA-256 on a host in FIPS mode.",
     )
     memory: Size = Field(default="128MiB", description="Memory budget for data in flight.")
-    storage_timeout: Annotated[float, BeforeValidator(duration), Field(gt=0)] = Field(
+    storage_timeout: Annotated[
+        float, Field(gt=0), BeforeValidator(duration, json_schema_input_type=float | str)
+    ] = Field(
         default=60.0,
         description="Time without progress, in seconds or as 5m, after which a request to a remote store fails. It is "
         "repeated until twice this time has passed, at most 12 times.",

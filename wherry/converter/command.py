@@ -8,7 +8,7 @@ stated:
     into                                 the run in which the step was made
     family_file, config                  {name, sha256} of the file
     as, in_place                         as `wherry rewrite` takes them
-    from, step, item, opaque             which checkpoint of the source, and its opaque classes
+    format, step, item, allow_opaque     which checkpoint of the source, and its opaque classes
     merge                                {kind, sources} of `wherry merge`: URI, format, fingerprint and weight of each
 
 Fields that do not affect the result (memory, progress) and the key of a signature are left out. `to` or `as` is always
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
 
 _OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
-_NAMES = {"format": "from"}  # option → its name in receipts, if that differs
 _CHOSEN = ("step", "item")  # not repeated, as the source URI already names what they chose
 _FILES = tuple(name for name, one in _OPTIONS.items() if one.stated == "file")
 _ORDER = ("options", "only", "ignore", "into", "as_step", "meta", "verify", "format", "step", "item")
@@ -83,7 +82,7 @@ def stated_options(
     for one in in_order((_OPTIONS[name] for name in values), (*_ORDER[1:], "options")):
         value = values[one.name]
         if one.stated and (value != one.default or one.stated == "settings"):
-            said[_NAMES.get(one.name, one.name)] = _stated_value(one.stated, value, target)
+            said[one.name] = _stated_value(one.stated, value, target)
     if said.get("meta"):
         said["meta"] = redact_values(said["meta"])
     return {name: _plain(value) for name, value in said.items() if _is_said(value)}
@@ -105,7 +104,7 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
         for name, value in asked.items()
         if name in _OPTIONS and name not in (*_CHOSEN, "into")
     }
-    given |= {"format": source.format, "opaque": (*source.opaque, *given.get("opaque", ()))}
+    given |= {"format": source.format, "allow_opaque": (*source.allow_opaque, *given.get("allow_opaque", ()))}
     return convert_request(source.uri, [target], **given)
 
 
@@ -180,7 +179,7 @@ def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: b
         head = ["wherry", "merge", *map(term, asked["merge"]["sources"])]
     head += [] if asked.get("in_place") else [asked.get("into", target)]
     head += ["--as", asked["as"]] if rewritten else ["--to", asked["to"]]
-    rest = {name: value for name, value in asked.items() if not (moved and name == "from")}
+    rest = {name: value for name, value in asked.items() if not (moved and name == "format")}
     return shlex.join([*head, *_options(rest)])
 
 
@@ -243,7 +242,7 @@ def _options(asked: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(asked.get("options", {}).items()):
         yield from ("--set", f"{name}={_spell_value(value)}")
     for one in sorted(_OPTIONS.values(), key=lambda one: get_args(Kind).index(one.kind)):
-        value = asked.get(_NAMES.get(one.name, one.name))
+        value = asked.get(one.name)
         if _is_said(value) and one.name not in (*_CHOSEN, "options"):
             yield from _words(one.flag, one.kind, value)
     if asked.get("in_place"):

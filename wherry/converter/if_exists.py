@@ -81,7 +81,7 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, t
     if [one.fingerprint for one in receipt.sources] != [present_fingerprint(one) for one in sources]:
         return False
     try:
-        which = SourceRequest(target.uri, sidecar.checkpoint.format, opaque=tuple(target.opaque))
+        which = SourceRequest(target.uri, sidecar.checkpoint.format, allow_opaque=tuple(target.opaque))
         with open_source(which) as present:
             mark = _mark(present, sidecar, target)
     except WherryError:

@@ -91,7 +91,7 @@ def rewrite(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    opaque: Iterable[str] = (),
+    allow_opaque: Iterable[str] = (),
 ) -> Rewritten:
     """Rewrite the small files of a checkpoint.
 
@@ -110,7 +110,7 @@ def rewrite(
         lineage: whether the ledger records it.
         meta: metadata of the user to store with the checkpoint.
         format, step, item: which checkpoint of the source.
-        opaque: classes in pickles to accept as opaque values, as in `convert`.
+        allow_opaque: classes in pickles to accept as opaque values, as in `convert`.
 
     Raises:
         UsageError: the rewrite is unknown or has nothing to do, or neither or both of a target and `in_place` are
@@ -123,7 +123,7 @@ def rewrite(
         NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
     """
     named_target = None if target is None else os.fspath(target)
-    chosen = SourceRequest(os.fspath(source), format, step, item, tuple(opaque))
+    chosen = SourceRequest(os.fspath(source), format, step, item, tuple(allow_opaque))
     request = RewriteRequest(
         source=chosen, target=named_target, as_=as_, in_place=in_place,
         memory=memory, ignore=ignore, if_exists=if_exists or "resume", verify=verify, meta=meta or {}, lineage=lineage,

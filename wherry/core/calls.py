@@ -12,6 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry import cures
+from wherry.core.names import meant_names
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def usage_checked(verb: str) -> Callable[[Function], Function]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             if unknown := next((name for name in keywords if name not in names), None):
                 option = cures.KEYWORDS.get(unknown.strip("_").replace("_", "-"))
-                meant = [option] if option in names else []
+                meant = [option] if option in names else meant_names(unknown, names)
                 raise UsageError(
                     f"unknown argument {unknown!r} of {verb}", cure=choose(unknown, names, meant)
                 )

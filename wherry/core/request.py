@@ -77,21 +77,21 @@ class SourceRequest:
     Attributes:
         uri: a checkpoint, a step folder or a run folder.
         format, step, item: which checkpoint in it.
-        opaque: exact dotted names of classes, without patterns. Readers reject a pickle with an unknown class; an
+        allow_opaque: exact dotted names of classes, without patterns. Readers reject a pickle with an unknown class; an
             object of one of these classes becomes an opaque value in the manifest instead: the class name and the
             stored state. Nothing is imported or called.
         below: a folder that the checkpoint must not leave, not even through links; for a URI that a walk, an event or
             a record states, since only what a user names may itself be a link to anywhere.
 
     Raises:
-        UsageError: a name in `opaque` has no dot, or contains `*`.
+        UsageError: a name in `allow_opaque` has no dot, or contains `*`.
     """
 
     __pydantic_config__ = _KNOWN_FIELDS
 
     uri: str
     format: str | None = option(
-        None, "Source format; overrides detection.", spelled="--from", metavar="FORMAT", route=None, planned=True,
+        None, "Format of the checkpoint; overrides detection.", metavar="FORMAT", route=None, planned=True,
     )  # fmt: skip
     step: int | None = option(
         None, "Step of the run; the newest complete one by default.", route=None, planned=True,
@@ -100,9 +100,9 @@ class SourceRequest:
     item: str | None = option(
         None, "Item of the step.", metavar="NAME", route=None, form="Item of a step.", planned=True
     )
-    opaque: tuple[str, ...] = option(
+    allow_opaque: tuple[str, ...] = option(
         (), "Accept objects of the class NAME (package.module.Class) in pickles as opaque values; nothing is called.",
-        spelled="--allow-opaque", metavar="NAME",
+        metavar="NAME",
         form="Classes (package.module.Class) to accept in pickles as opaque values.",
         route="Classes (package.module.Class) to accept in pickles as opaque values.", planned=True,
     )  # fmt: skip
@@ -110,17 +110,17 @@ class SourceRequest:
 
     def __post_init__(self) -> None:
         """Sort the names and check them."""
-        object.__setattr__(self, "opaque", tuple(sorted({*self.opaque})))
-        for name in self.opaque:
+        object.__setattr__(self, "allow_opaque", tuple(sorted({*self.allow_opaque})))
+        for name in self.allow_opaque:
             if "." not in name.strip(".") or "*" in name:
                 raise UsageError(
-                    f"invalid class name in opaque: {name!r}",
+                    f"invalid class name in allow_opaque: {name!r}",
                     cure="write package.module.Class, without patterns",
                 )
 
     def beside(self, uri: str | os.PathLike[str]) -> SourceRequest:
         """The request for another checkpoint with the same opaque classes."""
-        return SourceRequest(os.fspath(uri), opaque=self.opaque)
+        return SourceRequest(os.fspath(uri), allow_opaque=self.allow_opaque)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +391,7 @@ class WritingKeywords(TypedDict, total=False):
 class MergeKeywords(WritingKeywords, total=False):
     """The keyword arguments of `wherry.merge`: how the merged checkpoint is made."""
 
-    opaque: Iterable[str]
+    allow_opaque: Iterable[str]
     family_file: str | os.PathLike[str] | None
     rename: str | Iterable[str]
     as_step: int | None

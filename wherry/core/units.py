@@ -8,6 +8,7 @@ import re
 from wherry.errors import UsageError
 
 DEFAULT_MEMORY = "128MiB"  # budget of what is in flight
+DEFAULT_UNIT = "1GiB"  # what one worker writes, or reads, at a time
 _SMALLEST_BUDGET = 1 << 20
 _MOST_BITS = 256  # of a whole number that is printed; str() refuses thousands of digits
 _FACTORS = {

@@ -266,7 +266,7 @@ def open_source(source: SourceRequest) -> Checkpoint:
     if isinstance(store, ObjectView):
         files = store
     place = replace(location, store=files or store)
-    return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque)
+    return Checkpoint(find_format(detection.format).open(place, detection), files, source.allow_opaque)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

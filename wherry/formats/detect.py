@@ -115,7 +115,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    opaque = frozenset(source.opaque)
+    opaque = frozenset(source.allow_opaque)
     named = (
         locate(source.uri, opaque) if source.below is None else locate_below(source.below, source.uri, opaque)
     )
@@ -157,7 +157,7 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
         raise AmbiguousError(
             f"ambiguous format: this could be {' or '.join(winners)}",
             uri=glimpse.location.uri,
-            cure=f"choose one with --from, for example --from {winners[0]}",
+            cure=f"choose one with --format, for example --format {winners[0]}",
         )
     rest = tuple(name for name in claims if name != winners[0])
     return replace(claims[winners[0]], also=rest)
@@ -417,7 +417,7 @@ def _nothing(glimpse: Glimpse, asked: str | None) -> WherryError:
     uri = glimpse.location.uri
     if asked is not None:
         what = f"not a checkpoint of format {asked}"
-        return UnsupportedError(what, uri=uri, cure="remove --from to detect the format")
+        return UnsupportedError(what, uri=uri, cure="remove --format to detect the format")
     form = unsupported_form(glimpse)
     if form is not None:
         return UnsupportedError(f"{form.name}, which wherry does not read", uri=uri, cure=form.cure)

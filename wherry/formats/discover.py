@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
-from wherry.errors import AmbiguousError, HostileError, NotFoundError, StorageError, WherryError
+from wherry.errors import AmbiguousError, DamagedError, HostileError, NotFoundError, StorageError, WherryError
 from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
 _NANOSECONDS = 1_000_000_000
+_DAMAGED = ("incomplete", "corrupt", "malicious")  # verdicts
 DEEPEST = 100  # nested folders below the root; each level is a call within the one above
 
 NEWER_STEP = "a newer step of this run is complete"  # the only reason that the caller chooses, with `newest`
@@ -53,11 +55,14 @@ class SkippedPath(NamedTuple):
         uri: the path.
         reason: why.
         error: the error because of which nothing is known about it; None if it is known not to be one.
+        damaged: whether it is a checkpoint that cannot be read as it is, and that nobody has written for `min_age`: a
+            save or a copy in progress looks the same.
     """
 
     uri: str
     reason: str
     error: StorageError | None = None
+    damaged: bool = False
 
 
 def discover(
@@ -123,7 +128,7 @@ class _Walk:
             yield from self._items(glimpse, error)
             return
         except HostileError as error:  # what a link in a folder reaches says nothing about the runs beside it
-            self._skip(glimpse.location, error.what)
+            self._skip(glimpse.location, error.what, error)
             yield from self._among(
                 glimpse, {name: one for name, one in glimpse.entries.items() if one.is_dir}
             )
@@ -135,6 +140,8 @@ class _Walk:
             reason = self._unsettled_reason(glimpse, found)
             if reason is None:
                 yield found
+            elif found.verdict != "ok":
+                self._skip_unusable(glimpse.location, found)
             else:
                 self._skip(glimpse.location, reason)
             yield from self._steps_within(glimpse)
@@ -166,7 +173,7 @@ class _Walk:
                 if verdict.verdict == "ok":
                     yield found
                 else:
-                    self._skip(run.join(name), verdict.reason or verdict.verdict)
+                    self._skip_unusable(run.join(name), verdict)
 
     def _steps_within(self, glimpse: Glimpse) -> Iterator[Detection]:
         """Steps inside a checkpoint: the Hugging Face trainer saves the last model beside its `checkpoint-<n>`."""
@@ -233,7 +240,27 @@ class _Walk:
 
     def _skip(self, location: Location, reason: str, error: WherryError | None = None) -> None:
         unknown = error if isinstance(error, StorageError) else None
-        self.on_skip(SkippedPath(location.uri, reason, unknown))
+        bad = isinstance(error, DamagedError | HostileError) and self._is_at_rest(location)
+        self.on_skip(SkippedPath(location.uri, reason, unknown, damaged=bad))
+
+    def _skip_unusable(self, location: Location, found: Detection) -> None:
+        """Skip a checkpoint with another verdict than `ok`."""
+        # In a store, objects appear whole: what is there may lack others that are still to come, but is not cut off.
+        bad = found.verdict in _DAMAGED and (
+            self._is_at_rest(location) if location.store.capabilities.local else found.verdict != "incomplete"
+        )
+        self.on_skip(SkippedPath(location.uri, found.reason or found.verdict, damaged=bad))
+
+    def _is_at_rest(self, location: Location) -> bool:
+        """Whether nothing below a location has changed for `min_age`; where times are unknown, yes."""
+        if self.min_age <= 0 or not location.store.capabilities.local:
+            return True
+        top = Path(location.path)
+        last = 0.0
+        for path in (top, *top.rglob("*")) if top.is_dir() else (top,):
+            with suppress(OSError):
+                last = max(last, path.lstat().st_mtime)
+        return time.time() - last >= self.min_age
 
 
 def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:

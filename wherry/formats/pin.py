@@ -85,7 +85,7 @@ class Pin:
         """Files appeared in the checkpoint's folders: none of them may belong to it."""
         try:
             which = SourceRequest(
-                checkpoint.uri, checkpoint.detection.format, opaque=checkpoint.original.opaque
+                checkpoint.uri, checkpoint.detection.format, allow_opaque=checkpoint.original.opaque
             )
             with open_source(which) as again:
                 new = sorted(_names(again) - set(self.members))

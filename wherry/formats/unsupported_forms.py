@@ -128,7 +128,7 @@ _MERGE = (
 )
 _MERGE_ABOVE = (
     "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
-    "tensors: --from torch-zip reads them"
+    "tensors: --format torch-zip reads them"
 )
 _NANOTRON_CURE = (
     "convert it with nanotron's examples/llama/convert_nanotron_to_hf.py, and pass what this writes"
@@ -154,7 +154,7 @@ FORMS = (
     UnsupportedForm(
         "the file of one rank of nanotron, or of one worker of vLLM",
         _rank_file,
-        "merge the ranks where they were trained or served; --from safetensors reads this part alone",
+        "merge the ranks where they were trained or served; --format safetensors reads this part alone",
     ),
     UnsupportedForm("a nanotron checkpoint of files of ranks", _nanotron, _NANOTRON_CURE, ranks=True),
     UnsupportedForm("a run of nanotron", _nanotron_run, _NANOTRON_CURE),

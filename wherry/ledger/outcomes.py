@@ -213,7 +213,7 @@ def registration_of(
     try:
         yield
     except (*_REFUSALS, *_GONE) as error:
-        words = ["wherry", "register", uri, "--name", name, *(["--alias", alias] if alias else [])]
+        words = ["wherry", "register", uri, "--model", name, *(["--alias", alias] if alias else [])]
         words += [word for key, value in (tags or {}).items() for word in ("--tag", f"{key}={value}")]
         refused = not_recorded(error, [uri], cure=f"run `{shlex.join(words)}`")
         refused.what = f"done, but not registered: {error.what}"

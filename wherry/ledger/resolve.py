@@ -263,7 +263,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
         raise NotFoundError(
             f"{name} version {row.version} was not registered by wherry",
             uri=text,
-            cure="register the checkpoint: `wherry register URI --name NAME`",
+            cure="register the checkpoint: `wherry register URI --model NAME`",
             stage="resolve",
         )
     return _ModelQuery(text, digest, row, alias)

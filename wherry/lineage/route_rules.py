@@ -93,5 +93,5 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
 def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
     """The request of a nightly run for a target."""
     target = replace(rule.at(row.target_uri), into=False)
-    source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
+    source = SourceRequest(row.source_uri, route.format, allow_opaque=route.allow_opaque)
     return stated_options(route.request(source, [target], DEFAULT_MEMORY), target)

@@ -173,7 +173,7 @@ def _by_source(
     groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
     for row in rows:
         said = _recorded_request(row)
-        how = said.get("from", nodes[row.source_digest].format), *said.get("opaque", ()), "as" in said
+        how = said.get("format", nodes[row.source_digest].format), *said.get("allow_opaque", ()), "as" in said
         groups[row.source_digest, row.source_uri, how].append(row)
     return list(groups.values())
 
@@ -195,7 +195,7 @@ def _look(
 def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route]) -> PresentSource:
     said, rules = _recorded_request(row), ()
     try:
-        with open_source(_source(row, said.get("from", format))) as checkpoint:
+        with open_source(_source(row, said.get("format", format))) as checkpoint:
             rules = () if "as" in said else rules_at(checkpoint.detection, routes)
             return PresentSource(rules, present_fingerprint(checkpoint))
     except WherryError as error:
@@ -204,7 +204,7 @@ def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route])
 
 def _elsewhere(row: ConversionRecord, source: LineageNode) -> str | None:
     """Another place that still has the recorded files of a missing source."""
-    missing = row.source_uri if _recorded_request(row).get("from", source.format) == source.format else None
+    missing = row.source_uri if _recorded_request(row).get("format", source.format) == source.format else None
     places = (place for place in source.places if place.uri != missing)
     return next((place.uri for place in places if _is_same(place, source.format)), None)
 
@@ -263,7 +263,9 @@ def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
     """Its source, with the request's options for reading it."""
-    return SourceRequest(row.source_uri, format, opaque=tuple(_recorded_request(row).get("opaque", ())))
+    return SourceRequest(
+        row.source_uri, format, allow_opaque=tuple(_recorded_request(row).get("allow_opaque", ()))
+    )
 
 
 def _by_route(
@@ -275,7 +277,7 @@ def _by_route(
         name = f"route {route.name}"
         try:
             asked = as_routed(row, route, rule)
-            now = _planned_once(row, route.source_format or source_format, asked, plans)
+            now = _planned_once(row, route.format or source_format, asked, plans)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):

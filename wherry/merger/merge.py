@@ -129,7 +129,9 @@ def _open_view(sources: Sequence[MergeSource], request: ConvertRequest) -> Gener
         raise UsageError(f"expected at least {_FEWEST} sources, got {len(sources)}", cure=_CURE)
     with ExitStack() as stack:
         opened = [
-            stack.enter_context(settled_source(SourceRequest(one.uri, opaque=request.source.opaque)))
+            stack.enter_context(
+                settled_source(SourceRequest(one.uri, allow_opaque=request.source.allow_opaque))
+            )
             for one in sources
         ]
         for one in opened:

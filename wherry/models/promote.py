@@ -89,9 +89,9 @@ class Promotion:
 def promote(
     uri_or_model: str | os.PathLike[str],
     *,
-    name: str | None = None,
-    to_alias: str = CHAMPION,
-    gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    alias: str = CHAMPION,
+    policy: Policy | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     level: str = "digest",
     tracking_uri: str | None = None,
     registry_uri: str | None = None,
@@ -103,9 +103,9 @@ def promote(
 
     Args:
         uri_or_model: `models:/NAME@candidate`, `models:/NAME/VERSION`, or a checkpoint's URI.
-        name: the registered model; required for a plain URI, which is registered if it is not yet.
-        to_alias: the alias; the version that has it now becomes `previous`.
-        gates: the policy, as an object, a mapping, a name, or a TOML or JSON file; by default only the bytes count.
+        model: the registered model; required for a plain URI, which is registered if it is not yet.
+        alias: the alias to set; the version that has it now becomes `previous`.
+        policy: the gates, as an object, a mapping, a name, or a TOML or JSON file; by default only the bytes count.
         level: level of the verification: `digest` reads every byte.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
         to_registry_uri: another registry to promote into; the version is registered there with all its tags.
@@ -121,20 +121,20 @@ def promote(
     """
     from wherry.models.policy import policy_of
 
-    policy = policy_of(gates)
+    gates = policy_of(policy)
     stores = stores_of(tracking_uri, registry_uri)
-    found = _find_version(uri_or_model, name, stores)
+    found = _find_version(uri_or_model, model, stores)
     there = {"tracking_uri": to_registry_uri, "registry_uri": to_registry_uri} if to_registry_uri else stores
     approver = service("mlflow").identity(there["registry_uri"])
-    sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
+    sidecar, passed = prove_version(found, gates, level, approver, memory, progress)
     by = _by(approver)
     if there["registry_uri"] != stores["registry_uri"]:
-        found = _carry_version(found, sidecar, stores, there, name)
-    return _move(found, sidecar, to_alias, there, by, level, passed)
+        found = _carry_version(found, sidecar, stores, there, model)
+    return _move(found, sidecar, alias, there, by, level, passed)
 
 
 def rollback(
-    name: str,
+    model: str,
     *,
     alias: str = CHAMPION,
     level: str = "present",
@@ -146,7 +146,7 @@ def rollback(
     """Move an alias back to the version that had it before; repeated calls go further back.
 
     Args:
-        name: the registered model.
+        model: the registered model.
         alias: the alias.
         level: level of the verification of that version; `present` reads no tensors, so it is quick.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
@@ -162,14 +162,14 @@ def rollback(
     from wherry.models.policy import Policy
 
     mlflow, stores = service("mlflow"), stores_of(tracking_uri, registry_uri)
-    target, now = mlflow.rollback_target(name, alias, **stores)
-    found = resolve_model(f"models:/{quote(name, safe='')}/{target}", **stores)
+    target, now = mlflow.rollback_target(model, alias, **stores)
+    found = resolve_model(f"models:/{quote(model, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])
     policy = Policy(level="structure", extra_companions=True, unregistered=True)
     sidecar, passed = prove_version(found, policy, level, approver, memory, progress)
     by = _by(approver)
-    entering = mlflow.rolling_back(name, alias, target, now, when=utc_now(), **stores)
-    body = {"name": name, "alias": alias, "version": target, "replaced": now, "by": by}
+    entering = mlflow.rolling_back(model, alias, target, now, when=utc_now(), **stores)
+    body = {"name": model, "alias": alias, "version": target, "replaced": now, "by": by}
     body["registry"] = without_secrets(stores["registry_uri"])
     with open_ledger() as ledger, entering as moved:
         seq = record_event(ledger, "rollback", sidecar.checkpoint, body)
@@ -189,7 +189,7 @@ def _find_version(
         raise UsageError(
             "missing name of the registered model",
             uri=str(asked),
-            cure="add --name NAME, or promote models:/NAME@ALIAS",
+            cure="add --model NAME, or promote models:/NAME@ALIAS",
             stage="promote",
         )
     from wherry.models.register import register

@@ -51,7 +51,7 @@ class Registration:
 
 def register(
     uri_or_receipt: str | os.PathLike[str] | Receipt,
-    name: str,
+    model: str,
     *,
     alias: str | None = None,
     tracking_uri: str | None = None,
@@ -63,7 +63,7 @@ def register(
 
     Args:
         uri_or_receipt: the checkpoint, a run folder, a model URI, or the receipt of the conversion that made it.
-        name: the registered model; created if it does not exist.
+        model: the registered model; created if it does not exist.
         alias: set on the version, and taken from any other version of the model.
         tracking_uri: MLflow store for the run that holds receipt and manifest; `MLFLOW_TRACKING_URI`, or a SQLite
             file in the home by default.
@@ -88,7 +88,7 @@ def register(
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     stores = {"tracking_uri": tracking, "registry_uri": registry}
     return enter(
-        uri, sidecar, name, alias=alias, tags=redact_values(tags or {}), run_page=run_page or "", **stores
+        uri, sidecar, model, alias=alias, tags=redact_values(tags or {}), run_page=run_page or "", **stores
     )
 
 

@@ -146,8 +146,8 @@ def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
 
 def _of_route(route: Route, looks: _Looks) -> Iterator[Problem]:
     where = f"routes.{route.name}"
-    yield from _failing(where, lambda: SourceRequest(route.root, opaque=route.opaque))
-    names = [*route.formats, *([route.source_format] if route.source_format else [])]
+    yield from _failing(where, lambda: SourceRequest(route.root, allow_opaque=route.allow_opaque))
+    names = [*route.formats, *([route.format] if route.format else [])]
     for name in names:
         yield from _failing(f"{where}.formats", lambda name=name: find_format(name))
     yield from looks.at(route.root, f"{where}.root", severity="warning")

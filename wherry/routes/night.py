@@ -231,7 +231,7 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
     """Convert, verify, register and note one checkpoint; return the bytes written."""
     ends = [one.rule.at(one.uri) for one in targets]
     request = route.request(route.source(work.source.found), ends, config.settings.memory)
-    group = convert_on(request, route.engine, unit_bytes=parse_size(route.unit))
+    group = convert_on(request, route.on, unit_bytes=parse_size(route.unit))
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))
@@ -241,10 +241,10 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
 def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, alias: str | None) -> None:
     """Verify and register one target after its commit."""
     uri = receipt.target.uri
-    if route.verify != "none":
+    if route.level != "none":
         with verification_of(uri):
             family_file = one.rule.at(one.uri).layout.family_file
-            verify_and_record(uri, **comparison(route.verify, receipt.source.uri, family_file))
+            verify_and_record(uri, **comparison(route.level, receipt.source.uri, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):

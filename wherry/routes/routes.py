@@ -363,11 +363,11 @@ def spec_of(
     first, *further = (
         {
             **one.rule.model_dump(exclude={"format", "uri", "model"}),
-            "target": one.uri, "to": one.rule.format, "model_name": one.model,
+            "target": one.uri, "to": one.rule.format, "model": one.model,
         }
         for one in targets
     )  # fmt: skip
-    same = {*given_names("route", SourceRequest, ConvertRequest), "engine", "unit", "read_back", "verify", "alias",
+    same = {*given_names("route", SourceRequest, ConvertRequest), "on", "unit", "read_back", "level", "alias",
             "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
@@ -378,7 +378,7 @@ def spec_of(
 def request_of(route: Route, rule: TargetRule) -> str:
     """Digest of everything that determines the result of a conversion, except its URI."""
     stated = rule.model_dump(exclude={"uri", "model", "into"})
-    return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.source_format})
+    return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.format})
 
 
 def _step_part(parts: Sequence[str], step: int | None) -> int | None:

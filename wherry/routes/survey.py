@@ -126,6 +126,9 @@ def _place(
         if one.error is not None:
             tell(_unusable(one.uri, one.error))
             return
+        if one.damaged:
+            tell(Omission(one.uri, DAMAGED, one.reason))
+            return
         tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.core.units import DEFAULT_UNIT, parse_size
 from wherry.records.unit import Unit, UnitFile, UnitPart
 from wherry.units.spread import shares
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.units.target_files import TargetFiles
 
-UNIT_BYTES = 1 << 30
+UNIT_BYTES = parse_size(DEFAULT_UNIT)
 SMALLEST_UNIT = 256 << 20
 LARGEST_UNIT = 4 << 30
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers.carrier import THREADS, carrier_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
+from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
@@ -42,7 +42,6 @@ from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
 from wherry.text.html import html_table
-from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, ReadOptions, read_all
 from wherry.verifier.records import known_node
 
@@ -172,7 +171,7 @@ def verify(
     family_file: str | None = None,
     record: bool = False,
     on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -185,8 +184,8 @@ def verify(
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
-        on: the carrier whose workers read the bytes at level `digest`; see `wherry.carriers.carrier`.
-        unit_bytes: what one worker reads at a time.
+        on: what reads the bytes at level `digest`; see `wherry.carriers.carrier`.
+        unit: what one worker reads at a time, for example `1GiB`.
 
     Raises:
         UsageError: the level is unknown, another level or `against` is combined with `on`, or it is `native` or
@@ -199,7 +198,7 @@ def verify(
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
         source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record,
-        on=on, unit_bytes=unit_bytes,
+        on=on, unit=unit,
     )  # fmt: skip
 
 
@@ -213,13 +212,16 @@ def verify_source(
     family_file: str | None = None,
     record: bool = False,
     on: str = THREADS,
-    unit_bytes: int = UNIT_BYTES,
+    unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
     """Verify the checkpoint of a request; see `verify`."""
     _require_sensible(source, level, against)
     if on != THREADS:
         _require_one_reading(level, against, on)
-    clock, how = time.monotonic(), ReadOptions(parse_budget(memory), progress, on, unit_bytes, source)
+    clock, how = (
+        time.monotonic(),
+        ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
+    )
     other = None if against is None else Other(source.beside(against), family_file)
     try:
         found = (
@@ -238,9 +240,9 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
-    if level in _OTHERS_SAY and source.opaque:
+    if level in _OTHERS_SAY and source.allow_opaque:
         raise UsageError(
-            f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
+            f"level {level} cannot skip {', '.join(sorted(source.allow_opaque))}: the system's own library would "
             "call what the pickle names",
             cure="leave out --allow-opaque, or pass --level digest",
         )

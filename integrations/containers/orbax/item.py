@@ -159,7 +159,7 @@ def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
     if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
         return ""
     name = "merge" if item.processes and not item.merged else "commit"
-    return f"`wherry rewrite {shlex.quote(location.uri)} TARGET --as {shlex.quote(name)} --from orbax`"
+    return f"`wherry rewrite {shlex.quote(location.uri)} TARGET --as {shlex.quote(name)} --format orbax`"
 
 
 def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:

@@ -67,7 +67,7 @@ def peek_params(location: Location) -> dict[str, Any]:
 
 
 def read_params(
-    location: Location, names: Collection[str], otherwise: str = "pass --from dcp"
+    location: Location, names: Collection[str], otherwise: str = "pass --format dcp"
 ) -> dict[str, Any]:
     """The configuration of a folder.
 
@@ -163,7 +163,7 @@ def require_train_states(location: Location, names: Collection[str], params: Map
             f"file not found: {missing[0]} ({len(missing)} of {len(wanted)} train states missing): "
             "the save was interrupted",
             uri=location.uri,
-            cure="use an earlier step, or pass --from dcp to read only the arrays",
+            cure="use an earlier step, or pass --format dcp to read only the arrays",
         )
 
 

@@ -213,7 +213,7 @@ def _item(location: Location) -> layout.OrbaxItem:
         raise UsageError(
             "Orbax item not found",
             uri=location.uri,
-            cure=f"pass the item: {location.join(below[0]).uri} --from orbax" if below else "convert it",
+            cure=f"pass the item: {location.join(below[0]).uri} --format orbax" if below else "convert it",
         )
     return item
 

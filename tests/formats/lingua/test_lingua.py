@@ -50,7 +50,7 @@ def test_corpus_verdicts(case):
     assert "params.json" in (found.reason or "")
     with pytest.raises(WherryError, match="params"):
         wherry.convert(place(case), place(case).parent / "never", to="dcp", lineage=False)
-    assert_as_expected(opened(place(case), "dcp"), row)  # the cure: --from dcp
+    assert_as_expected(opened(place(case), "dcp"), row)  # the cure: --format dcp
 
 
 def test_tied_weights_are_recognised(tmp_path):

@@ -126,7 +126,7 @@ def test_the_item_of_a_maxtext_step(tmp_path):
     source = copied("maxtext-llama31-l3-scan", tmp_path)
     with pytest.raises(UsageError, match="Orbax item not found") as caught:
         wherry.rewrite(source, tmp_path / "boxed", as_="box")
-    assert caught.value.cure == f"pass the item: {source} --from orbax"
+    assert caught.value.cure == f"pass the item: {source} --format orbax"
     done = wherry.rewrite(source, tmp_path / "boxed", as_="box=*/query/kernel", format="orbax")
     names = renamed(done)
     assert names

@@ -1,0 +1,167 @@
+"""One concept has one name on the command line, in wherry.toml, in Python and in forms; other names are refused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from pydantic import ValidationError
+
+import wherry
+from tests.support.command import typed
+from tests.support.infra import load
+from wherry.config.config import load_config
+from wherry.core.names import CONCEPTS
+from wherry.errors import UsageError
+
+# Names that are refused for one concept, and are the right ones for another: (door, place, name) → what it is there.
+OTHERS = {
+    ("wherry.toml", "notify", "on"): "when a notification is sent",
+    ("wherry.toml", "routes", "name"): "the name of the route, which is the key of its table",
+    ("Python", "export", "name"): "the name of the model that a config of the target states",
+    (
+        "form",
+        "promote",
+        "policy_name",
+    ): "the policy of wherry.toml; the field `policy` has the gates themselves",
+}
+# What only the command line has: how it prints, asks and previews, and what other functions do.
+SHELL = {
+    "check", "config", "dry_run", "env", "json", "markdown", "pickles", "price", "quiet", "rate", "registered",
+    "rollback", "tree", "workers", "yes",
+}  # fmt: skip
+# What only Python has: arguments without a name on the command line, and objects.
+ARGUMENTS = {
+    "a", "b", "now", "on_skip", "payload", "progress", "root", "routes", "run_page", "scope", "source", "sources",
+    "strict", "target", "timeout", "uri", "uri_or_model", "uri_or_receipt", "wish",
+}  # fmt: skip
+
+
+@pytest.fixture
+def stated(monkeypatch):
+    """Every name that a user may state."""
+    return load("names", monkeypatch).stated_names()
+
+
+def test_no_door_takes_a_second_name_for_a_concept(stated):
+    taken = defaultdict(list)
+    for concept in CONCEPTS:
+        for one in stated:
+            second = one.name in concept.refused and one.written != concept.written(one.door)
+            of_another = any(one.written == other.written(one.door) for other in CONCEPTS if other != concept)
+            if second and not of_another and (one.door, one.where, one.written) not in OTHERS:
+                taken[concept.name].append(f"{one.door}, {one.where}: {one.written}")
+    assert not taken, "rename them, or say in OTHERS what they are there"
+
+
+def test_every_name_and_exception_of_the_table_is_taken(stated):
+    doors = defaultdict(set)
+    for one in stated:
+        doors[one.door].add(one.written)
+    for concept in CONCEPTS:
+        assert sum(concept.written(door) in names for door, names in doors.items()) >= 2, concept.name
+        for door, name in concept.exceptions:
+            assert name in doors[door], f"{concept.name} has its own name at {door}: remove the exception"
+    assert {*OTHERS} <= {(one.door, one.where, one.written) for one in stated}
+
+
+def test_a_command_and_its_function_take_the_same_names(stated):
+    names = defaultdict(set)
+    renamed = {(door, name): one.name for one in CONCEPTS for door, name in one.exceptions}
+    for one in stated:
+        names[one.door, one.where].add(renamed.get((one.door, one.written), one.name))
+    for (door, verb), options in names.items():
+        arguments = names.get(("Python", verb), set())
+        if door == "command line" and arguments:
+            plural = {f"{name}s" for name in options} & arguments  # an option that is repeated
+            singular = {name.removesuffix("s") for name in plural}
+            assert options - arguments - singular - SHELL - _MORE.get(verb, set()) == set(), verb
+            assert arguments - options - plural - ARGUMENTS - _FEWER.get(verb, set()) == set(), verb
+
+
+# What a command does with other functions: `convert --engine` (of a job), readers of a pickle; and what a plan ignores.
+_MORE = {
+    "convert": {"on", "unit"}, "plan": {"unit"}, "detect": {"allow_opaque"}, "inspect": {"allow_opaque"},
+    "verify": {"allow_opaque"},
+}  # fmt: skip
+_FEWER = {
+    "merge": {"allow_opaque"},
+    "plan": {"as_step", "if_exists", "into", "lineage", "meta", "sign"},
+    "prune": {"dry_run"},
+}
+
+REFUSED = [
+    ("convert a b --to dcp --from hf", "--format"),
+    ("convert a b --to dcp --engine dask:2", "--on"),
+    ("verify a --opaque x.Y", "--allow-opaque"),
+    ("verify a --unit-bytes 1GiB", "--unit"),
+    ("register a --name m", "--model"),
+    ("promote models:/m@c --to champion", "--alias"),
+    ("promote models:/m@c --gates release", "--policy"),
+    ("convert a b --to dcp --read-back none", "--verify"),
+    ("convert a b --to dcp --options join=.", "--set"),
+]
+
+
+@pytest.mark.parametrize(("line", "cure"), REFUSED)
+def test_the_command_line_refuses_another_name_with_the_cure(line, cure, tmp_path, capfd):
+    code, printed = typed(line, tmp_path, capfd)
+    assert code == 2
+    assert f"cure: did you mean {cure}?" in printed
+
+
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        (lambda: wherry.convert("a", "b", to="dcp", source_format="hf"), "format"),
+        (lambda: wherry.verify("a", engine="dask:2"), "on"),
+        (lambda: wherry.verify("a", unit_bytes=1), "unit"),
+        (lambda: wherry.open("a", opaque=["x.Y"]), "allow_opaque"),
+        (lambda: wherry.register("a", name="m"), "model"),
+        (lambda: wherry.promote("a", to_alias="champion"), "alias"),
+        (lambda: wherry.promote("a", gates="release"), "policy"),
+        (lambda: wherry.convert("a", "b", to="dcp", set={"join": "."}), "options"),
+    ],
+)
+def test_python_refuses_another_name_with_the_cure(call, cure):
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert caught.value.cure.startswith(f"did you mean {cure}?")
+
+
+ROUTE = '[routes.a]\nroot = "runs"\n{route}\n[[routes.a.targets]]\nuri = "out/{{name}}"\n{target}\n'
+
+
+@pytest.mark.parametrize(
+    ("route", "target", "cure"),
+    [
+        ('source_format = "hf"', 'format = "dcp"', "format"),
+        ('verify = "digest"', 'format = "dcp"', "level"),
+        ('engine = "dask:2"', 'format = "dcp"', "on"),
+        ('unit_size = "1GiB"', 'format = "dcp"', "unit"),
+        ('model_name = "m"', 'format = "dcp"', "model"),
+        ("", 'to = "dcp"', "format"),
+        ("", 'format = "dcp"\nset = { join = "." }', "options"),
+    ],
+)
+def test_wherry_toml_refuses_another_name_with_the_cure(route, target, cure, tmp_path):
+    (tmp_path / "wherry.toml").write_text(ROUTE.format(route=route, target=target))
+    with pytest.raises(UsageError) as caught:
+        load_config(tmp_path / "wherry.toml")
+    assert any((one.cure or "").startswith(f"did you mean {cure}?") for one in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "cure"),
+    [
+        ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "model_name": "m"}, "model"),
+        ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "verify": "none"}, "level"),
+        ("promote:PromoteSpec", {"subject": "a", "advanced": {"to_alias": "b"}}, "alias"),
+    ],
+)
+def test_a_form_refuses_another_name_with_the_cure(form, fields, cure):
+    from importlib import import_module
+
+    module, _, name = form.partition(":")
+    with pytest.raises(ValidationError, match=f"did you mean {cure}"):
+        getattr(import_module(f"wherry.flows.{module}"), name)(**fields)
