@@ -26,7 +26,7 @@ from wherry.storage.folders import is_staging
 from wherry.storage.location import NAMED_STATES
 from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -124,7 +124,7 @@ def take_pins(checkpoint: Checkpoint) -> Pin | JoinedPin:
 
 def take_pin(checkpoint: Checkpoint) -> Pin:
     """The files of an opened checkpoint in the state in which they were opened; a live training state has none."""
-    location = locate(checkpoint.uri)
+    location = checkpoint.location
     if is_live(checkpoint.uri):
         return Pin(checkpoint.uri, location, {})
     entry = location.stat()
@@ -136,7 +136,7 @@ def take_pin(checkpoint: Checkpoint) -> Pin:
 
 def object_pin(checkpoint: Checkpoint) -> Pin | None:
     """The pin of objects whose states the store gives; None for other files, whose times can be set."""
-    named = locate(checkpoint.uri).store.capabilities.version in NAMED_STATES
+    named = checkpoint.location.store.capabilities.version in NAMED_STATES
     return take_pin(checkpoint) if named else None
 
 
