@@ -285,6 +285,20 @@ def open_source(source: SourceRequest) -> Checkpoint:
     return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque, stored)
 
 
+def open_again(checkpoint: Checkpoint) -> Checkpoint:
+    """Open the files that a stored checkpoint has now; of a local one in the folder that was opened.
+
+    Raises:
+        WherryError: they no longer form the checkpoint.
+    """
+    from wherry.formats.registry import find_format
+
+    found, place, opaque = checkpoint.detection, checkpoint.location, checkpoint.original.opaque
+    if isinstance(place.store, LocalStore):
+        return Checkpoint(find_format(found.format).open(place, found), None, opaque, place)
+    return open_source(SourceRequest(checkpoint.uri, found.format, opaque=opaque))
+
+
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:
     """Hex fingerprint of a checkpoint's files.
 
