@@ -162,7 +162,8 @@ def stable_path(path: str, root: Root | None) -> str:
     name = None if root is None or root.folder is None else root.folder.relative(path)
     if root is None or root.folder is None or name is None or not _HAS_PROC:
         return path
-    return f"/proc/self/fd/{root.folder.descriptor}/{name}"
+    folder = f"/proc/self/fd/{root.folder.descriptor}"
+    return folder if name == "." else f"{folder}/{name}"
 
 
 def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> bytes:
