@@ -6,7 +6,9 @@ What comes of it is the original's bytes, or an error of wherry.
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,7 +151,7 @@ def test_a_path_that_leads_elsewhere_once_the_source_has_settled_is_refused(run,
     place, folder, outside = run
     monkeypatch.setenv("WHERRY_SETTLE_SECONDS", "3600")
     swap = Swap(folder, outside, at=1)
-    monkeypatch.setattr(pin.time, "sleep", lambda _seconds: swap.step())
+    monkeypatch.setattr(pin, "time", SimpleNamespace(time=time.time, sleep=lambda _seconds: swap.step()))
     with pytest.raises(MismatchError, match="the folder of the source was replaced"):
         wherry.convert(place, tmp_path / "out", to="npz", lineage=False)
     assert not (tmp_path / "out").exists()

@@ -23,6 +23,7 @@ from wherry.core.services import service
 from wherry.errors import HostileError
 
 _CACHED = ("models--", "datasets--", "spaces--")
+_ATTEMPTS = 100
 _DELETED = " (deleted)"  # what Linux appends to the path of a deleted file
 
 
@@ -105,17 +106,29 @@ class Root:
     def _real_above(self, folder: str) -> str:
         """The real path that a folder above the root had when the root was named."""
         rest = os.path.dirname(self.path).rstrip("/")[len(folder.rstrip("/")) :]  # noqa: PTH120  text alone
-        return (
-            (self.above.removesuffix(rest) or "/") if self.above.endswith(rest) else os.path.realpath(folder)
-        )
+        return (self.above.removesuffix(rest) or "/") if self.above.endswith(rest) else real_path(folder)
+
+
+def real_path(path: str) -> str:
+    """A path with links resolved.
+
+    Raises:
+        HostileError: each time that it is resolved, a link in it becomes something else.
+    """
+    for _attempt in range(_ATTEMPTS):
+        try:
+            return os.path.realpath(path)
+        except OSError:  # a link between two looks, and no link in the second one
+            continue
+    raise HostileError("links in the path change all the time", uri=path, cure="find what changes them")
 
 
 def root_at(path: str, *, configurable: bool = True) -> Root:
     """The root for a path that the user named."""
     head, name = os.path.split(path)
-    above = os.path.realpath(head)
+    above = real_path(head)
     plain = name not in ("", "..") and not os.path.islink(path)  # noqa: PTH114  a string
-    return Root(path, os.path.join(above, name) if plain else os.path.realpath(path), above, configurable)  # noqa: PTH118
+    return Root(path, os.path.join(above, name) if plain else real_path(path), above, configurable)  # noqa: PTH118
 
 
 def allowed_roots() -> tuple[str, ...]:
@@ -130,7 +143,7 @@ def allowed_roots() -> tuple[str, ...]:
         if stated
         else service("settings").configured_value("links") or ()
     )
-    return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
+    return tuple(real_path(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
 
 
 def link_refusal(path: str, real: str) -> HostileError:

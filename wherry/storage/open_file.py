@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import HostileError
 from wherry.storage.beneath import O_PATH, open_beneath
-from wherry.storage.links import Folder, Root, link_refusal, root_at
+from wherry.storage.links import Folder, Root, link_refusal, real_path, root_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -153,7 +153,7 @@ def root_within(outer: Root, path: str) -> Root:
     folder = Folder(path, descriptor)
     real = _real_path(descriptor, path)
     above, name = os.path.split(real)
-    above = above if name == os.path.basename(path) else os.path.realpath(head)  # noqa: PTH119  a string
+    above = above if name == os.path.basename(path) else real_path(head)  # noqa: PTH119  a string
     return Root(path, real, above, outer.configurable, folder)
 
 
@@ -266,4 +266,4 @@ def _real_path(descriptor: int, path: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  called for every read
     except OSError:
-        return os.path.realpath(path)
+        return real_path(path)
