@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).resolve().parents[1] / "attack-swaps.json"
 SECRET = "what only this user may read"
 VALUES = {"runs/group/run": 1, "runs/near": 2, "private/run": 42}
-HELD, APART = 0.03, 0.2  # seconds at most; about one exchange falls into a conversion, at any moment of it
+HELD, APART = 0.01, 0.1  # seconds at most; about one exchange falls into a conversion, at any moment of it
 _EXCHANGE, _AT_FDCWD = 2, -100
 _CONFIG = """
 [routes.r]
@@ -166,7 +166,9 @@ def attack(rounds: int, root: Path, seed: int) -> dict[str, object]:
         os.nice(5)
         swap_forever(pairs, counter, seed)
     try:
+        pause = random.Random(seed + 1)
         for number in range(rounds):
+            time.sleep(pause.random() * HELD)  # a refusal is fast: the next round is not of the same exchange
             try:
                 done = False
                 for source, targets in sources(read, uri, number):
