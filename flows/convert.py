@@ -76,7 +76,9 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     """
     asked = spec.request
     found = detect(**asked.to_json()["source"])
-    chosen = SourceRequest(found["uri"], asked.source.format, allow_opaque=asked.source.allow_opaque)
+    chosen = SourceRequest(
+        found["uri"], asked.source.format, allow_opaque=asked.source.allow_opaque, below=asked.source.below
+    )
     request = replace(asked, source=chosen)
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
     with _turn([chosen.uri, *(one.uri for one in request.targets)]):

@@ -14,11 +14,13 @@ from prefect.states import Completed
 from pydantic import Field
 
 from wherry.config.config import in_force
+from wherry.config.roots import root_of
 from wherry.config.schema import MlflowSettings
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.flows.form import FormModel
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.routes.night import note_made
 from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import run_logger
@@ -93,7 +95,7 @@ def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
     """Explicit targets as a route without a name; else the decisions of the routes; empty for a registration only."""
     if spec.targets:
         first, *rest = (one.model_dump() for one in spec.targets)
-        fields = {**first, "source": spec.source, "further": rest}
+        fields = {**first, "source": spec.source, "further": rest, "below": _root(spec)}
         return [
             {
                 "route": "",
@@ -107,6 +109,11 @@ def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
     if spec.register_source and not spec.routes:
         return []
     return route_targets(spec.source, spec.routes, spec.config, spec.env)
+
+
+def _root(spec: ExportSpec) -> str | None:
+    """The folder of the routes below which the source is opened, since an event or a form may name anything."""
+    return root_of(checkpoint_uri(spec.source))
 
 
 def _warning(spec: ExportSpec, rows: list[dict[str, Any]]) -> str | None:
@@ -146,8 +153,9 @@ def _register_source(spec: ExportSpec, failures: list[WherryError]) -> dict[str,
     if spec.register_source is None:
         return None
     try:
-        verify(spec.source, level="digest")
-        return register(spec.source, spec.register_source, spec.alias)
+        below = _root(spec)
+        verify(spec.source, level="digest", below=below)
+        return register(spec.source, spec.register_source, spec.alias, below=below)
     except WherryError as error:
         run_logger().error("registration of %s failed: %s", spec.source, error)
         failures.append(error)

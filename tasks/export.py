@@ -16,6 +16,7 @@ from wherry.tasks.common import STEP, run_logger
 if TYPE_CHECKING:
     from wherry.config.schema import Route, Settings
     from wherry.routes.routes import Explanation
+    from wherry.storage.location import Location
 
 _NIGHTLY = "best"  # selects among all steps of a run, so one step alone does not suffice
 
@@ -73,14 +74,14 @@ def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
     """The product notes for the targets of a checkpoint that a route takes."""
     assert found.where is not None
     assert found.source is not None
-    value = _score(found.source, route.retention.metric)
+    value = _score(route.place(found.source), route.retention.metric)
     return made_notes(route.name, found.source, found.where, found.targets, value)
 
 
-def _score(uri: str, metric: str | None) -> float | None:
+def _score(place: Location, metric: str | None) -> float | None:
     """The metric that retention needs; None if it cannot be read, and then the checkpoint is kept."""
     try:
-        return None if metric is None else score(uri, metric)
+        return None if metric is None else score(place, metric)
     except WherryError as error:
-        run_logger().warning("could not read metric %s of %s: %s", metric, uri, error)
+        run_logger().warning("could not read metric %s of %s: %s", metric, place.uri, error)
         return None

@@ -12,7 +12,11 @@ from wherry.verifier.workflow import verify_and_record
 
 @task(name="verify", task_run_name="verify {uri}", **STEP)
 def verify(
-    uri: str, level: str = "present", against: str | None = None, family_file: str | None = None
+    uri: str,
+    level: str = "present",
+    against: str | None = None,
+    family_file: str | None = None,
+    below: str | None = None,
 ) -> dict[str, Any]:
     """Verify a checkpoint, and fail if it does not pass.
 
@@ -21,6 +25,7 @@ def verify(
         level: level of the verification.
         against: the source, at levels that compare with it.
         family_file: the file that declares the model family with whose layouts it was converted from the source.
+        below: a folder that the checkpoint must not leave.
 
     Returns:
         The JSON form of the verification, with `lineage`: whether the ledger recorded it.
@@ -31,7 +36,7 @@ def verify(
     """
     progress = progress_artifact("verify", uri)
     outcome, recorded = verify_and_record(
-        uri, level=level, against=against, family_file=family_file, progress=progress
+        uri, below=below, level=level, against=against, family_file=family_file, progress=progress
     )
     run_logger().info("%s at level %s: %s; lineage: %s", outcome.uri, level, outcome.verdict, recorded)
     return {**outcome.to_json(), "lineage": recorded}

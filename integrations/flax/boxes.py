@@ -22,7 +22,6 @@ from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.ledger.open import open_named
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
 from wherry.tree.forms import BOX, OLD_VARIABLE
 
@@ -113,7 +112,7 @@ def _manifest_at(uri: str) -> Manifest:
     """The container's own manifest; if it names no axes, the manifest of the sidecar."""
     with open_named(uri) as checkpoint:
         manifest = checkpoint.manifest
-        sidecar = read_sidecar(locate(checkpoint.uri))
+        sidecar = read_sidecar(checkpoint.location)
     named = any(spec.axes is not None for spec in manifest.tensors.values())
     return manifest if named or sidecar is None else sidecar.manifest
 

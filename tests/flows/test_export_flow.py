@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.errors import NotFoundError, UnrepresentableError
+from wherry.converter.plan import plan_request
+from wherry.core.request import ConvertRequest, SourceRequest
+from wherry.errors import HostileError, MismatchError, NotFoundError, UnrepresentableError
+from wherry.formats.checkpoint import open_source
+from wherry.formats.detect import detect_source
 from wherry.ledger.record import open_ledger
 from wherry.ledger.statements import statements
 from wherry.routes.night import plan_night
@@ -24,6 +29,7 @@ from wherry.flows import export as flow
 from wherry.flows.convert import ConvertSpec
 from wherry.flows.export import ExportSpec
 from wherry.tasks.export import route_targets
+from wherry.tasks.verify import verify
 
 TOML = """
 [routes.main]
@@ -253,3 +259,61 @@ def test_a_registration_that_fails_hides_nothing_else(monkeypatch):
     spec = ExportSpec(source="s", register_source="m")
     assert import_module("wherry.flows.export")._register_source(spec, failures) is None
     assert [one.what for one in failures] == ["no digests are recorded for it"]
+
+
+def outside_of_routes(source, tmp_path):
+    """A checkpoint that no route has, and a link to it from the root of a route."""
+    hidden = tmp_path / "private" / "run"
+    shutil.copytree(source, hidden)
+    (tmp_path / "runs" / "link").symlink_to(hidden)
+    return str(hidden), str(tmp_path / "runs" / "link")
+
+
+def test_a_source_that_no_route_has_is_not_converted_to_explicit_targets(source, config, plain, tmp_path):
+    hidden, link = outside_of_routes(source, tmp_path)
+    targets = [{"target": str(tmp_path / "a"), "to": "orbax"}]
+    with pytest.raises(HostileError, match="no route reads or writes"):
+        flow.export.fn(ExportSpec(source=hidden, targets=targets, config=config))
+    assert plain == []
+    flow.export.fn(ExportSpec(source=link, targets=targets, config=config))
+    assert plain[0].below == str(tmp_path / "runs"), "below the root of the route"
+    with pytest.raises(HostileError, match="symbolic link points outside"):
+        open_source(plain[0].request.source)
+
+
+def test_a_source_that_no_route_has_is_not_registered(source, config, plain, tmp_path, monkeypatch):
+    named = []
+    monkeypatch.setattr(flow, "verify", verify.fn)
+    monkeypatch.setattr(flow, "register", lambda *place, **_more: named.append(place))
+    monkeypatch.setattr("wherry.tasks.verify.progress_artifact", lambda *_what: None)
+    hidden, link = outside_of_routes(source, tmp_path)
+    wherry.inspect(hidden, write=True)
+    for uri in (hidden, link):
+        with pytest.raises((HostileError, MismatchError), match=r"no route reads or writes|outside"):
+            flow.export.fn(ExportSpec(source=uri, register_source="m", config=config))
+    assert named == []
+    flow.export.fn(ExportSpec(source=source, register_source="m", config=config))
+    assert named == [(source, "m", None)]
+
+
+def test_a_run_that_becomes_a_link_after_detection_is_not_converted(source, tmp_path, monkeypatch):
+    hidden, _link = outside_of_routes(source, tmp_path)
+    requests = []
+
+    def detected(**request):
+        found = detect_source(SourceRequest(**request)).to_json()
+        Path(source).rename(tmp_path / "away")
+        Path(source).symlink_to(hidden)
+        return found
+
+    def planned(request):
+        requests.append(ConvertRequest.from_json(request))
+        return plan_request(requests[-1])
+
+    converting = import_module("wherry.flows.convert")
+    monkeypatch.setattr(converting, "detect", detected)
+    monkeypatch.setattr(converting, "plan", planned)
+    spec = ConvertSpec(source=source, target=str(tmp_path / "a"), to="npz", below=str(tmp_path / "runs"))
+    with pytest.raises(HostileError, match="symbolic link points outside"):
+        converting.chain(spec)
+    assert requests[0].source.below == str(tmp_path / "runs")

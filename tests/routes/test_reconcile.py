@@ -20,6 +20,7 @@ from wherry.routes.night import plan_night
 from wherry.routes.reconcile import estimate, hours, todo
 from wherry.routes.scores import score
 from wherry.routes.survey import survey
+from wherry.storage.stores import locate
 from wherry.version import __version__
 
 
@@ -103,12 +104,12 @@ def test_a_broken_score_that_only_retention_asks_for_stops_nothing(runs, caplog)
 def test_what_a_run_states_as_a_whole_is_no_score_of_a_step(runs):
     (runs / "b" / "trainer_state.json").write_text(json.dumps({"log_history": [{"loss": 0.5, "late": 1}]}))
     for step in (100, 200, 300):
-        assert score(str(runs / "b" / f"checkpoint-{step}"), "late") is None
+        assert score(locate(runs / "b" / f"checkpoint-{step}"), "late") is None
     file = runs / "b" / "step_400.safetensors"
     save_file({"w": np.ones(2, np.float32)}, file)
-    assert score(str(file), "late") is None, "other steps may lie beside it"
+    assert score(locate(file), "late") is None, "other steps may lie beside it"
     (runs / "b" / "checkpoint-100" / "metrics.json").write_text(json.dumps({"huge": 10**400}))
-    assert score(str(runs / "b" / "checkpoint-100"), "huge") is None
+    assert score(locate(runs / "b" / "checkpoint-100"), "huge") is None
 
 
 def test_what_is_passed_over_is_told(runs):
@@ -134,11 +135,11 @@ def test_what_training_exported_is_a_source_and_what_was_converted_is_none(tmp_p
 
 def test_scores(tmp_path, corpus):
     place = checkpoint(tmp_path, "r", 1, loss=2.5, eval={"acc": 1})
-    assert score(str(place), "loss") == 2.5
-    assert score(str(place), "eval/acc") == 1.0
-    assert score(str(place), "none") is None
+    assert score(locate(place), "loss") == 2.5
+    assert score(locate(place), "eval/acc") == 1.0
+    assert score(locate(place), "none") is None
     orbax = corpus / "orbax-0128-manager-best" / "checkpoint" / "run" / "3"
-    assert score(str(orbax / "default"), "loss") == score(str(orbax), "loss") == 2.0
+    assert score(locate(orbax / "default"), "loss") == score(locate(orbax), "loss") == 2.0
 
 
 def converted(candidate, place, **fields):

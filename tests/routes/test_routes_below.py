@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,8 @@ from wherry.errors import HostileError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import detect
 from wherry.routes.routes import explain, load_config
+from wherry.routes.scores import score
+from wherry.storage.sidecar import read_sidecar
 
 CONFIG = """
 [routes.r]
@@ -25,6 +28,17 @@ min_age = 0
 [[routes.r.targets]]
 format = "torch-zip"
 uri = "{uri}"
+"""
+
+SECOND = """
+[routes.s]
+root = "{root}/runs"
+select = "all"
+min_age = 0
+
+[[routes.s.targets]]
+format = "torch-zip"
+uri = "{root}/more/{{run}}.pt"
 """
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -57,10 +71,78 @@ def test_a_run_that_is_a_link_out_of_the_root_is_not_followed(tmp_path):
     read = config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
     checkpoint(tmp_path / "elsewhere" / "run")
     (tmp_path / "runs" / "run").symlink_to(tmp_path / "elsewhere" / "run")
-    with pytest.raises(HostileError, match="symbolic link points outside"):
-        explain(str(tmp_path / "runs" / "run"), read)
+    [row] = explain(str(tmp_path / "runs" / "run"), read)
+    assert not row.takes
+    assert row.reason.startswith("symbolic link points outside")
+    [row] = explain(f"{tmp_path}/runs/../elsewhere/run", read)
+    assert not row.takes
+    assert "not below" in row.reason
+    words = ["routes", "explain", str(tmp_path / "runs" / "run"), "--config", str(tmp_path / "wherry.toml")]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert "symbolic link points outside" in " ".join(done.output.split())
+
+
+def test_a_route_states_its_reason_although_the_link_is_refused_below_another_root(tmp_path):
+    text = CONFIG.format(root=tmp_path, uri=f"{tmp_path}/models/{{run}}.pt")
+    wide = text.replace("routes.r", "routes.wide").replace(
+        f'root = "{tmp_path}/runs"', f'root = "{tmp_path}"'
+    )
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "wherry.toml").write_text(text + wide)
+    checkpoint(tmp_path / "elsewhere" / "run")
+    (tmp_path / "runs" / "run").symlink_to(tmp_path / "elsewhere" / "run")
+    narrow, around = explain(str(tmp_path / "runs" / "run"), load_config(tmp_path / "wherry.toml"))
+    assert narrow.reason.startswith("symbolic link points outside")
+    assert around.takes, around.reason
+
+
+def test_what_a_survey_reads_beside_a_checkpoint_lies_below_the_root(tmp_path):
+    """Sidecars and scores are opened below the root too."""
+    [route] = config(tmp_path, f"{tmp_path}/models/{{run}}.pt").routes
+    run = checkpoint(tmp_path / "runs" / "run")
+    outside = checkpoint(tmp_path / "elsewhere" / "run")
+    (outside / "metrics.json").write_text('{"loss": 1}')
+    (outside / "wherry.json").write_text("not a sidecar")
+    run.rename(tmp_path / "away")
+    run.symlink_to(outside)
+    for read in (partial(score, metric="loss"), read_sidecar):
+        with pytest.raises(HostileError, match="symbolic link points outside"):
+            read(route.place(str(run)))
     with pytest.raises(HostileError, match="not below"):
-        explain(f"{tmp_path}/runs/../elsewhere/run", read)
+        route.place(str(outside))
+
+
+def test_filters_that_exclude_a_checkpoint_are_named(tmp_path):
+    read = config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
+    file = tmp_path / "wherry.toml"
+    file.write_text(file.read_text().replace("min_age = 0", 'min_age = 0\nruns = ["kept"]'))
+    checkpoint(tmp_path / "runs" / "kept")
+    checkpoint(tmp_path / "runs" / "other")
+    words = ["nightly", "--config", str(file), "--go"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    line = " ".join(done.output.split())
+    assert "1 checkpoint excluded by `runs` or `formats` of every route" in line, done.output
+    assert read is not None
+    file.write_text(f"{file.read_text()}{SECOND.format(root=tmp_path)}")
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert "excluded by" not in done.output, "the other route takes it"
+
+
+def test_an_event_says_which_route_excludes_its_checkpoint(tmp_path, monkeypatch):
+    config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
+    file = tmp_path / "wherry.toml"
+    text = file.read_text().replace("min_age = 0", 'min_age = 0\nformats = ["orbax"]')
+    file.write_text(text + SECOND.format(root=tmp_path))
+    run = checkpoint(tmp_path / "runs" / "run")
+    monkeypatch.setenv("WHERRY_CONFIG", str(file))
+    monkeypatch.setattr("wherry.core.emit.emit", lambda *_place, **_more: "1")
+    done = CliRunner().invoke(cli, ["emit", str(run), "--api", "http://127.0.0.1:9/api"])
+    assert done.exit_code == 0, done.output
+    assert f"note: route r does not convert {run}: format" in " ".join(done.output.split()), done.output
+    assert "route s" not in done.output
 
 
 def test_a_run_that_becomes_a_link_after_the_survey_is_not_followed(tmp_path):

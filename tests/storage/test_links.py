@@ -355,3 +355,23 @@ def test_nothing_is_written_through_a_link(outside):
     with pytest.raises(HostileError, match="FIFO"):
         LocalStore().put(str(outside / "pipe"), b"changed")
     assert (outside / "secret.txt").read_bytes() == SECRET
+
+
+def test_a_link_that_is_none_at_the_second_look_is_looked_at_again(model, tmp_path, monkeypatch):
+    """Python's realpath raises OSError where a name is a link, and is none once the link is read."""
+    (tmp_path / "link").symlink_to(model)
+    real, refused = os.readlink, []
+
+    def readlink(path, **named):
+        if os.fspath(path) == str(tmp_path / "link") and len(refused) < allowed:
+            refused.append(path)
+            raise OSError(22, "Invalid argument", path)
+        return real(path, **named)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    allowed = 3
+    assert wherry.detect(tmp_path / "link").verdict == "ok"
+    assert len(refused) == 3
+    allowed = 10_000
+    with pytest.raises(HostileError, match="change all the time"):
+        locate(tmp_path / "link")

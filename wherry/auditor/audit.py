@@ -162,7 +162,8 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
     found = replay(ledger, until=as_of)
     registry = ask(found, asked.tracking_uri, asked.registry_uri)
     roots = [] if isinstance(asked.scope, str) else normalise_roots(asked.scope)
-    looked = _look(_choose_places(asked.scope, roots, found, registry), found, records)
+    places, stated = _choose_places(asked.scope, roots, found, registry), isinstance(asked.scope, str)
+    looked = _look(places, found, records, stated=stated)
     kept = ledger if asked.record else None
     sample = _read(asked, looked, found, kept) if asked.level == "digest" else ""
     load_some(looked, found, asked.native_sample, kept)
@@ -221,11 +222,13 @@ def _below(places: Sequence[PlaceRecord], roots: Sequence[str]) -> list[PlaceRec
     return [place for place in places if f"{place.uri}/".startswith(heads)]
 
 
-def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | None) -> dict[str, PlaceAudit]:
+def _look(
+    places: Sequence[PlaceRecord], found: LedgerState, records: Path | None, *, stated: bool
+) -> dict[str, PlaceAudit]:
     """Check the metadata of all places in parallel."""
     keep = None if records is None else _keeper(records)
     with threads.executor(_WORKERS, "wherry-audit") as executor:
-        rows = executor.map(partial(look_at, known=found, keep=keep), places)
+        rows = executor.map(partial(look_at, known=found, keep=keep, stated=stated), places)
         return {place.uri: row for place, row in zip(places, rows, strict=True)}
 
 

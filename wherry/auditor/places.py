@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.report import UNCHANGED, CheckpointAudit, Finding, gravity
+from wherry.config.roots import root_of
 from wherry.core.keypath import render
+from wherry.core.request import SourceRequest
 from wherry.core.units import short
 from wherry.errors import (
     CorruptError,
@@ -24,12 +26,12 @@ from wherry.errors import (
     StorageError,
     WherryError,
 )
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import describe_absent
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import is_live, locate, locate_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +97,11 @@ def verdict_of(findings: tuple[Finding, ...]) -> str:
 
 
 def look_at(
-    place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], None] | None = None
+    place: PlaceRecord,
+    known: LedgerState,
+    keep: Callable[[Sidecar], None] | None = None,
+    *,
+    stated: bool = True,
 ) -> PlaceAudit:
     """Audit one place from metadata.
 
@@ -103,6 +109,8 @@ def look_at(
         place: a place from the ledger.
         known: the ledger state.
         keep: called with the sidecar, as evidence, where it is the recorded one.
+        stated: whether only the ledger names the place, which then must be below a root; False below a folder that the
+            user names.
     """
     clock = time.monotonic()
     subject = known.checkpoints[place.checkpoint_digest]
@@ -116,7 +124,8 @@ def look_at(
         models=known.models(place.checkpoint_digest),
         verified=known.proved.get(place.checkpoint_digest),
     )
-    look = _Look(place, subject, required=place.role != READ or bool(row.models))
+    required = place.role != READ or bool(row.models)
+    look = _Look(place, subject, required=required, stated=stated)
     found = (*look.findings(), *_remembered_damage(place, known))
     row = replace(
         row,
@@ -140,8 +149,11 @@ def _remembered_damage(place: PlaceRecord, known: LedgerState) -> Iterator[Findi
 class _Look:
     """The check of one place; it keeps the sidecar and the fingerprint for later steps."""
 
-    def __init__(self, place: PlaceRecord, subject: CheckpointRecord, *, required: bool) -> None:
+    def __init__(
+        self, place: PlaceRecord, subject: CheckpointRecord, *, required: bool, stated: bool
+    ) -> None:
         self.place = place
+        self.stated = stated
         self.subject = subject
         self.required = required
         self.sidecar: Sidecar | None = None
@@ -157,7 +169,16 @@ class _Look:
     def _findings(self) -> Iterator[Finding]:
         if is_live(self.place.uri):
             return  # a training state that was exported from memory
-        location = locate(self.place.uri)
+        below = None
+        if self.stated:
+            try:
+                below = root_of(self.place.uri)
+            except HostileError as error:
+                yield about(
+                    self.place, "unreachable" if self.required else "source-gone", error.what, cure=error.cure
+                )
+                return
+        location = locate(self.place.uri) if below is None else locate_below(below, self.place.uri)
         if location.entry is None:
             kind = "gone" if self.required else "source-gone"
             yield about(self.place, kind, "file or folder not found")
@@ -175,7 +196,8 @@ class _Look:
             yield from self._identity(self.sidecar)
         elif self.place.role == WRITTEN:
             yield about(self.place, "sidecar-gone", "sidecar not found")
-        with open_checkpoint(self.place.uri, format=self.subject.format) as checkpoint:
+        source = SourceRequest(self.place.uri, self.subject.format, below=below)
+        with open_source(source) as checkpoint:
             yield from self._contents(checkpoint)
 
     def _identity(self, sidecar: Sidecar) -> Iterator[Finding]:

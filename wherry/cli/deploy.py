@@ -206,9 +206,13 @@ def _warn_of_no_route(place: str) -> None:
     if config_file() is None:
         return
     try:
-        reason = unrouted_reason(explain(place, load_config()))
+        decisions = explain(place, load_config())
+        reason = unrouted_reason(decisions)
     except WherryError as error:
-        reason = error.what
+        decisions, reason = [], error.what
+    for one in decisions if reason is None else ():
+        if one.excluded:
+            say(f"note: route {one.route} does not convert {place}: {one.reason}", err=True)
     if reason is not None:
         cure = f"`wherry routes explain {shlex.quote(place)}` shows the decision of each route"
         say(f"warning: the event will not convert {place}: {reason}\nnote: {cure}", err=True)

@@ -16,7 +16,7 @@ from wherry.config.options import given_by, option_field, target_of, with_option
 from wherry.config.values import Select, require_template, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
-from wherry.storage.stores import locate
+from wherry.storage.stores import locate_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,8 +190,9 @@ class Route(Section):
         )
 
     def place(self, uri: str) -> Location:
-        """A location below the root, where the classes in `opaque` may be read as opaque values."""
-        return locate(uri, frozenset(SourceRequest(uri, allow_opaque=self.allow_opaque).allow_opaque))
+        """The root or a location below it, where the classes in `allow_opaque` may be read as opaque values."""
+        request = SourceRequest(uri, allow_opaque=self.allow_opaque)
+        return locate_below(self.root, uri, frozenset(request.allow_opaque))
 
     def request(self, source: SourceRequest, targets: Sequence[TargetRequest], memory: str) -> ConvertRequest:
         """The request for a conversion.

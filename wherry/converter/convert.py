@@ -322,7 +322,7 @@ def existing(job: Job, if_exists: str | None) -> Receipt | None:
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
     """Refuse a target inside a source, which would change the source."""
-    sources = [locate(part.checkpoint.uri) for part in checkpoint.original.parts] or [locate(checkpoint.uri)]
+    sources = [part.checkpoint.location for part in checkpoint.original.parts] or [checkpoint.location]
     around = (one for one in sources if f"{target.path}/".startswith(f"{one.path.rstrip('/')}/"))
     if any(one.store.protocol == target.store.protocol for one in around):
         raise UsageError(

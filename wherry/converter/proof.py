@@ -28,7 +28,6 @@ from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.storage.stores import locate
 from wherry.tree.mapping import RENAMED
 from wherry.view.inverse import differences
 
@@ -94,7 +93,7 @@ def know(checkpoint: Checkpoint, wanted: ProofRequest) -> SourceFacts | None:
         MismatchError: it differs from its sidecar.
         DamagedError, StorageError: it cannot be read.
     """
-    recorded = read_sidecar(locate(checkpoint.uri))
+    recorded = read_sidecar(checkpoint.location)
     hashes = _hashes(checkpoint, recorded, wanted)
     if hashes is None:
         return None

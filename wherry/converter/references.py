@@ -12,7 +12,6 @@ from wherry.formats.checkpoint import JoinedPart, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ def source_references(
     return tuple(
         source_reference(
             part.checkpoint,
-            read_sidecar(locate(part.checkpoint.uri)),
+            read_sidecar(part.checkpoint.location),
             below(digests, part.prefix),
             (),
             algorithm,
@@ -176,5 +175,5 @@ def agree_with_sources(
 def recorded_of(checkpoint: Checkpoint) -> dict[KeyPath, Sidecar]:
     """The sidecars of a source, or of each of several that are read as one, by the prefix of each."""
     parts = checkpoint.parts or (JoinedPart((), checkpoint),)
-    found = {prefix: read_sidecar(locate(one.uri)) for prefix, one in parts}
+    found = {prefix: read_sidecar(one.location) for prefix, one in parts}
     return {prefix: sidecar for prefix, sidecar in found.items() if sidecar is not None}

@@ -217,7 +217,7 @@ def traffic_of(seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic 
     """
     stores = list[StoreTraffic]()
     if _is_remote(seen.original.uri):
-        stores.append(_of_source(locate(seen.original.uri), seen, plan, shared))
+        stores.append(_of_source(seen.original.location, seen, plan, shared))
     if _is_remote(plan.target):
         stores.append(_of_target(locate(plan.target), plan, shared))
     joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []

@@ -185,7 +185,7 @@ def model_folder(checkpoint: Checkpoint) -> Location | None:
     Facts: accelerate and transformers' Trainer put an FSDP model into `pytorch_model_fsdp_<i>` below the step, whose
     config.json and tokenizer are in the step; verl puts them into `huggingface/` next to its rank files.
     """
-    place = locate(checkpoint.uri)
+    place = checkpoint.location
     if fsdp_item(place.name) == "model":
         return place.parent
     return place.join(_OF_VERL) if checkpoint.detection.format == "fsdp" else None
@@ -201,7 +201,7 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
     beside = {
         name: checkpoint.reader.companion(name) for name in [system.write.file] if name in names and name
     }
-    above = {name: locate(checkpoint.uri).parent.join(name) for name in system.config.run}
+    above = {name: checkpoint.location.parent.join(name) for name in system.config.run}
     home = model_folder(checkpoint)
     if home is not None and system.write.file and system.write.file not in beside:
         above[system.write.file] = home.join(system.write.file)

@@ -86,7 +86,11 @@ class Checkpoint:
     parts: tuple[JoinedPart, ...] = ()
 
     def __init__(
-        self, opened: Opened, files: PinnedStore | ObjectView | None = None, opaque: Collection[str] = ()
+        self,
+        opened: Opened,
+        files: PinnedStore | ObjectView | None = None,
+        opaque: Collection[str] = (),
+        place: Location | None = None,
     ) -> None:
         """Create a checkpoint from what a format opened.
 
@@ -94,12 +98,14 @@ class Checkpoint:
             opened: detection, manifest and reader.
             files: the store of its files; closed with the checkpoint.
             opaque: names of the pickle classes that were read as opaque values.
+            place: where it was opened; by default where its URI leads.
 
         Raises:
             CorruptError: two leaves have one key path.
         """
         _require_one_leaf_each(opened)
         self._files = files
+        self._place = place
         self.opaque = tuple(opaque)
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
@@ -144,6 +150,15 @@ class Checkpoint:
     def uri(self) -> str:
         """Its location."""
         return self.detection.uri
+
+    @property
+    def location(self) -> Location:
+        """Its place as it is now, for names and files that the reader has not read, in the folder that was opened."""
+        if self.original is not self:
+            return self.original.location
+        if self.parts:
+            return self.parts[0].checkpoint.location
+        return locate(self.uri) if self._place is None else self._place
 
     def spec(self, path: KeyPath | str) -> TensorSpec:
         """The TensorSpec of a key path, given as a tuple or printed.
@@ -266,7 +281,22 @@ def open_source(source: SourceRequest) -> Checkpoint:
     if isinstance(store, ObjectView):
         files = store
     place = replace(location, store=files or store)
-    return Checkpoint(find_format(detection.format).open(place, detection), files, source.allow_opaque)
+    stored = location if isinstance(store, LocalStore) else None
+    return Checkpoint(find_format(detection.format).open(place, detection), files, source.allow_opaque, stored)
+
+
+def open_again(checkpoint: Checkpoint) -> Checkpoint:
+    """Open the files that a stored checkpoint has now; of a local one in the folder that was opened.
+
+    Raises:
+        WherryError: they no longer form the checkpoint.
+    """
+    from wherry.formats.registry import find_format
+
+    found, place, opaque = checkpoint.detection, checkpoint.location, checkpoint.original.opaque
+    if isinstance(place.store, LocalStore):
+        return Checkpoint(find_format(found.format).open(place, found), None, opaque, place)
+    return open_source(SourceRequest(checkpoint.uri, found.format, allow_opaque=opaque))
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:
@@ -288,7 +318,7 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
 
 def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
     """Fingerprint of the current state of an opened checkpoint."""
-    return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)
+    return fingerprint(checkpoint.reader.members(), checkpoint.location, marks=marks)
 
 
 def _require_one_leaf_each(opened: Opened) -> None:

@@ -29,6 +29,7 @@ from wherry.errors import (
     UnsupportedError,
     UsageError,
     WherryError,
+    storage_errors,
 )
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
@@ -38,10 +39,10 @@ from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.objects.object_view import ObjectView, view_of_store
 from wherry.storage.folders import is_staging
-from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
+from wherry.storage.open_file import root_within
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
-from wherry.storage.stores import LocalStore, locate, locate_below
+from wherry.storage.stores import LocalStore, locate, locate_below, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +117,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         HostileError: the step or item is a link that must not be followed.
     """
     opaque = frozenset(source.allow_opaque)
-    named = (
+    named = opened(
         locate(source.uri, opaque) if source.below is None else locate_below(source.below, source.uri, opaque)
     )
     location = _existing(source.uri, view_of_store(named))
@@ -357,23 +358,25 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
 
 
 def locate_near(near: Location, uri: str) -> Location:
-    """The location of a checkpoint that was found near another location, through the same view of its store."""
+    """The location of a checkpoint that was found near another location, through the same view of its store.
+
+    On this machine it is a root of its own, below the root of the other location.
+
+    Raises:
+        HostileError: a link on the way must not be followed.
+    """
     found = locate(uri, near.opaque)
     if isinstance(near.store, ObjectView) and found.store.protocol == near.store.protocol:
         return replace(found, store=near.store)
+    if isinstance(near.store, LocalStore) and near.store.root is not None and found.store.capabilities.local:
+        with storage_errors(found.uri):
+            return replace(found, store=LocalStore(root_within(near.store.root, found.path)))
     return found
 
 
 def _root_at(named: Location, uri: str) -> Location:
     """A checkpoint below the location that the user named, as the root of everything that is read of it."""
-    if _is_root(named) and uri == named.uri:
-        return named
-    found = locate_near(named, uri)
-    if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
-        root, inner = named.store.root, found.store.root
-        if root is not None and inner is not None and not root.admits(inner.path, inner.real):
-            raise link_refusal(inner.path, inner.real)
-    return found
+    return named if _is_root(named) and uri == named.uri else locate_near(named, uri)
 
 
 def _is_root(location: Location) -> bool:

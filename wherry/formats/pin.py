@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from wherry.core.digest import sha256_of
-from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_again, present_fingerprint
 from wherry.remote.waits import waiting
 from wherry.storage.folders import is_staging
 from wherry.storage.location import NAMED_STATES
 from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import LocalStore, is_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -84,10 +83,7 @@ class Pin:
     def _require_no_more(self, checkpoint: Checkpoint) -> None:
         """Files appeared in the checkpoint's folders: none of them may belong to it."""
         try:
-            which = SourceRequest(
-                checkpoint.uri, checkpoint.detection.format, allow_opaque=checkpoint.original.opaque
-            )
-            with open_source(which) as again:
+            with open_again(checkpoint) as again:
                 new = sorted(_names(again) - set(self.members))
         except WherryError as error:  # the new files damage it, or it opens only in another way
             raise _change_error("files were added to the source", self.base) from error
@@ -124,7 +120,7 @@ def take_pins(checkpoint: Checkpoint) -> Pin | JoinedPin:
 
 def take_pin(checkpoint: Checkpoint) -> Pin:
     """The files of an opened checkpoint in the state in which they were opened; a live training state has none."""
-    location = locate(checkpoint.uri)
+    location = checkpoint.location
     if is_live(checkpoint.uri):
         return Pin(checkpoint.uri, location, {})
     entry = location.stat()
@@ -136,7 +132,7 @@ def take_pin(checkpoint: Checkpoint) -> Pin:
 
 def object_pin(checkpoint: Checkpoint) -> Pin | None:
     """The pin of objects whose states the store gives; None for other files, whose times can be set."""
-    named = locate(checkpoint.uri).store.capabilities.version in NAMED_STATES
+    named = checkpoint.location.store.capabilities.version in NAMED_STATES
     return take_pin(checkpoint) if named else None
 
 
@@ -174,6 +170,12 @@ def blaming_changes(pin: Pin | JoinedPin, checkpoint: Checkpoint) -> Generator[N
         raise
 
 
+def _real_path(checkpoint: Checkpoint) -> str:
+    """Where a local checkpoint is, with the links in its path resolved; empty elsewhere."""
+    store = checkpoint.location.store
+    return store.root.real if isinstance(store, LocalStore) and store.root is not None else ""
+
+
 def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
     """Open a source whose files have not been modified for two seconds (`WHERRY_SETTLE_SECONDS`).
 
@@ -181,7 +183,7 @@ def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
         open_it: opens it.
 
     Raises:
-        MismatchError: the source is continuously being written.
+        MismatchError: the source is continuously being written, or its path leads elsewhere meanwhile.
         WherryError: the error of opening it.
     """
     settle, checkpoint = _settle_seconds(), open_it()
@@ -192,7 +194,10 @@ def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
         for _ in range(_MOST_LOOKS):
             checkpoint.close()
             time.sleep(min(rest, settle))
-            before, checkpoint = pin, open_it()
+            before, real, checkpoint = pin, _real_path(checkpoint), open_it()
+            if checkpoint.uri == before.uri and _real_path(checkpoint) != real:
+                checkpoint.close()
+                raise _change_error("the folder of the source was replaced", checkpoint.location)
             pin = take_pin(checkpoint)
             if pin.members == before.members or (rest := settle - _age(pin)) <= 0:
                 return checkpoint

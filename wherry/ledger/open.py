@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
-from wherry.formats.checkpoint import open_checkpoint
-from wherry.formats.detect import detect
+from wherry.config.roots import root_of
+from wherry.core.request import SourceRequest
+from wherry.formats.checkpoint import open_checkpoint, open_source
+from wherry.formats.detect import detect, detect_source
 from wherry.ledger.resolve import checkpoint_uri
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
-    from wherry.core.request import SourceRequest
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _with_model_uris(
-    verb: Callable[Concatenate[str | os.PathLike[str], P], T],
-) -> Callable[Concatenate[str | os.PathLike[str], P], T]:
-    """A verb that accepts a model URI such as `models:/name@alias` in place of the checkpoint's own URI."""
-
-    @wraps(verb)
-    def with_checkpoint_uri(uri: str | os.PathLike[str], *positional: P.args, **options: P.kwargs) -> T:
-        return verb(checkpoint_uri(uri), *positional, **options)
-
-    return with_checkpoint_uri
+    from wherry.core.detection import Detection
+    from wherry.formats.checkpoint import Checkpoint
 
 
 def resolve_named(source: SourceRequest) -> SourceRequest:
-    """A source with the URI of the checkpoint itself in place of a model URI."""
-    return replace(source, uri=checkpoint_uri(source.uri))
+    """A source with the URI of the checkpoint itself in place of a model URI, below the root that holds that place.
+
+    Raises:
+        HostileError: the registry or the ledger names a place that no route reads or writes.
+        NotFoundError, MismatchError, AmbiguousError: as `checkpoint_uri`.
+    """
+    uri = os.fspath(checkpoint_uri(source.uri))
+    return source if uri == source.uri else replace(source, uri=uri, below=source.below or root_of(uri))
 
 
-open_named = _with_model_uris(open_checkpoint)
-detect_named = _with_model_uris(detect)
+@wraps(open_checkpoint)
+def open_named(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    allow_opaque: Iterable[str] = (),
+) -> Checkpoint:
+    """As `open_checkpoint`, for a model URI such as `models:/name@alias` too."""
+    source = SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque))
+    return open_source(resolve_named(source))
+
+
+@wraps(detect)
+def detect_named(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Detection:
+    """As `detect`, for a model URI too."""
+    return detect_source(resolve_named(SourceRequest(os.fspath(uri), format, step, item)))

@@ -7,11 +7,13 @@ Work counts as done only when it is recorded: if recording fails, the target sta
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.request import SourceRequest
 from wherry.errors import (
     MissingExtraError,
     NotFoundError,
@@ -26,7 +28,6 @@ from wherry.errors import (
 from wherry.ledger.deliver import after_record
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Generator, Mapping, Sequence
 
     from wherry.core.receipt import CheckpointRef, Receipt
@@ -136,11 +137,12 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
         MismatchError: the sidecar was altered.
         StorageError: the ledger cannot be used.
     """
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
+    from wherry.ledger.open import resolve_named
     from wherry.ledger.record import has_conversion, open_ledger, record_conversion, record_sighting
-    from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
+    from wherry.ledger.resolve import proved_sidecar
 
-    location, _found = resolve(checkpoint_uri(uri))
+    location, _found = resolve_source(resolve_named(SourceRequest(os.fspath(uri))))
     sidecar = proved_sidecar(location, "ledger record")
     receipt, subject = sidecar.receipt, _as_it_lies(sidecar.checkpoint, location)
     with open_ledger(ledger) as opened:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from wherry.config.roots import locate_stated, root_of
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.digest import checkpoint_digest
 from wherry.core.progress import logger
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import plural, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
@@ -109,6 +111,7 @@ def resolve_model(
         NotFoundError: the version does not exist, or no known place holds the checkpoint any more.
         AmbiguousError: several checkpoints have a digest with this beginning.
         MismatchError: another checkpoint is at its place.
+        HostileError: routes are configured, and none reads or writes at its place; see `wherry.config.roots`.
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached.
     """
@@ -195,6 +198,8 @@ def _place_of(text: str, *, required: bool) -> str | None:
     places = [place for place in known[digest].places if place.gone is None]
     there = next((place.uri for place in places if _holds(place)), None)
     if there is None:
+        for place in places:
+            root_of(place.uri)  # a refusal says more than that nothing was found
         raise _nowhere(text, digest, [place.uri for place in places])
     return there
 
@@ -217,13 +222,13 @@ def _unknown(text: str) -> WherryError:
 
 def _holds(place: PlaceRecord) -> bool:
     """Whether a place still holds what the ledger saw there: by its sidecar, or by sizes and times of its files."""
-    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+    from wherry.formats.checkpoint import open_source, present_fingerprint
 
     try:
         found = _at(place.uri)
         if found is not None:
             return proved_digest(found[1]) == place.checkpoint_digest
-        with open_checkpoint(place.uri) as checkpoint:
+        with open_source(SourceRequest(place.uri, below=root_of(place.uri))) as checkpoint:
             return present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
         return False
@@ -354,11 +359,10 @@ def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
 
 
 def _at(uri: str) -> tuple[Location, Sidecar] | None:
-    """The checkpoint at a place with its sidecar; None if there is none."""
+    """The checkpoint at a place that a record states, with its sidecar; None if there is none."""
     from wherry.storage.sidecar import read_sidecar
-    from wherry.storage.stores import locate
 
-    location = locate(uri)
+    location = locate_stated(uri)
     sidecar = read_sidecar(location) if location.exists() else None
     return None if sidecar is None else (location, sidecar)
 

@@ -17,6 +17,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.roots import locate_stated, root_of
 from wherry.converter.command import (
     UNPLANNED,
     command_line,
@@ -29,11 +30,11 @@ from wherry.core.digest import canonical_json
 from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.lineage.route_rules import as_routed, rules_at, rules_for
 from wherry.runtime import threads
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import is_live
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
     """The reasons of the further sources of a merge."""
     for one in row.asked.get("merge", {}).get("sources", ())[1:]:
         try:
-            with open_checkpoint(one["uri"], format=one["format"]) as checkpoint:
+            with open_source(_stated(one["uri"], one["format"])) as checkpoint:
                 same = present_fingerprint(checkpoint) == one["fingerprint"]
         except NotFoundError:
             yield Reason(SOURCE_GONE, f"{one['uri']} no longer exists")
@@ -245,12 +246,17 @@ def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
                 yield Reason(SOURCE_CHANGED, f"the files of {one['uri']} have changed since {row.time}")
 
 
+def _stated(uri: str, format: str | None) -> SourceRequest:
+    """The request for a checkpoint whose place only the ledger states."""
+    return SourceRequest(uri, format, below=root_of(uri))
+
+
 def _is_same(place: PlaceRecord, format: str) -> bool:
     """Whether a place still has the recorded files."""
     if place.gone is not None:
         return False
     try:
-        with open_checkpoint(place.uri, format=format) as checkpoint:
+        with open_source(_stated(place.uri, format)) as checkpoint:
             return present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
         return False  # a place that cannot be reached does not help
@@ -263,9 +269,8 @@ def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
     """Its source, with the request's options for reading it."""
-    return SourceRequest(
-        row.source_uri, format, allow_opaque=tuple(_recorded_request(row).get("allow_opaque", ()))
-    )
+    opaque = tuple(_recorded_request(row).get("allow_opaque", ()))
+    return replace(_stated(row.source_uri, format), allow_opaque=opaque)
 
 
 def _by_route(
@@ -324,7 +329,7 @@ def _by_options(row: ConversionRecord, source_format: str, plans: _Plans) -> Ite
 def _is_plain(row: ConversionRecord) -> bool:
     """Whether the recorded options were the whole request: no layout, no rules, nothing ignored."""
     try:
-        sidecar = read_sidecar(locate(row.target_uri))
+        sidecar = read_sidecar(locate_stated(row.target_uri))
     except WherryError:
         return False  # an unreadable sidecar is reported by the audit
     if sidecar is None or sidecar.receipt is None:

@@ -8,11 +8,13 @@ not grow with the model. A store gets parts as they are read, and copies the obj
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import (
     MismatchError,
@@ -22,8 +24,9 @@ from wherry.errors import (
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.registry import find_format
+from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
-from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
+from wherry.ledger.resolve import proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.staging.in_use import in_use
 from wherry.staging.object_clean import tidy_objects
@@ -40,8 +43,6 @@ from wherry.storage.sidecar import (
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    import os
-
     from wherry.core.detection import Detection
     from wherry.core.progress import OnProgress
     from wherry.storage.location import Entry, Location
@@ -156,9 +157,9 @@ def fetch(
 
 
 def _subject(uri: str | os.PathLike[str]) -> _Subject:
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
 
-    location, detection = resolve(checkpoint_uri(uri))
+    location, detection = resolve_source(resolve_named(SourceRequest(os.fspath(uri))))
     sidecar = proved_sidecar(location, "fetch")
     with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
         members = list(opened.reader.members())

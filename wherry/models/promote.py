@@ -11,26 +11,27 @@ like tensors, and an added file fails too: an unrecorded tokenizer can change th
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from wherry.config.roots import locate_stated, root_of
 from wherry.core.receipt import utc_now
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_source
 from wherry.ledger.outcomes import record_outcome
 from wherry.ledger.replay import READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
 from wherry.storage.sidecar import read_sidecar, unrecorded_companions
-from wherry.storage.stores import locate
-from wherry.verifier.verify import UNCOMPARED, uncompared_error, verify
+from wherry.verifier.verify import UNCOMPARED, uncompared_error, verify_source
 from wherry.verifier.workflow import failure_of, unproved_error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from wherry.core.progress import OnProgress
@@ -180,11 +181,12 @@ def _find_version(
     asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]
 ) -> ResolvedModel:
     """The version of a model URI; a plain URI is registered first, which does nothing if it is registered already."""
+    below = None
     if is_model_uri(asked):
         found = resolve_model(asked, **stores)
         if found.version is not None:
             return found
-        asked = found.uri
+        asked, below = found.uri, root_of(found.uri)
     if name is None:
         raise UsageError(
             "missing name of the registered model",
@@ -195,7 +197,9 @@ def _find_version(
     from wherry.models.register import register
 
     tracking, registry = stores["tracking_uri"], stores["registry_uri"]
-    done = register(asked, name, tracking_uri=tracking, registry_uri=registry)
+    done = register(
+        SourceRequest(os.fspath(asked), below=below), name, tracking_uri=tracking, registry_uri=registry
+    )
     return resolve_model(f"models:/{quote(name, safe='')}/{done.version}", **stores)
 
 
@@ -326,7 +330,7 @@ def prove_version(
     """
     from wherry.models.policy import judge
 
-    sidecar = read_sidecar(locate(found.uri))
+    sidecar = read_sidecar(locate_stated(found.uri))
     if sidecar is None or proved_digest(sidecar) != found.checkpoint_digest:
         raise MismatchError(
             f"digest mismatch: the manifest of the checkpoint is not the registered one, {found.checkpoint_digest}",
@@ -353,7 +357,8 @@ def prove_version(
 
 def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
     """Verify a checkpoint and record the outcome in the ledger in any case."""
-    outcome = verify(uri, level=level, memory=memory, progress=progress)
+    source = SourceRequest(uri, below=root_of(uri))
+    outcome = verify_source(source, level=level, memory=memory, progress=progress)
     if outcome.verdict == READ_ONLY:  # its sidecar was removed meanwhile
         raise unproved_error(outcome)
     if outcome.verdict == UNCOMPARED:
@@ -377,7 +382,7 @@ def _facts(found: ResolvedModel, sidecar: Sidecar, level: str, approver: str | N
     from wherry.models.policy import PolicyFacts
 
     digest, uri = sidecar.checkpoint.checkpoint_digest, found.uri
-    with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
+    with open_source(SourceRequest(uri, sidecar.checkpoint.format, below=root_of(uri))) as checkpoint:
         extra = unrecorded_companions(sidecar, checkpoint.manifest)
     with open_ledger() as ledger:
         outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)

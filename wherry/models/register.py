@@ -6,19 +6,21 @@ recorded in the ledger before the version is created, so that the next call comp
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.credentials import redact_values
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
+from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import proved_sidecar
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from wherry.storage.sidecar import Sidecar
@@ -50,7 +52,7 @@ class Registration:
 
 
 def register(
-    uri_or_receipt: str | os.PathLike[str] | Receipt,
+    uri_or_receipt: str | os.PathLike[str] | Receipt | SourceRequest,
     model: str,
     *,
     alias: str | None = None,
@@ -62,7 +64,8 @@ def register(
     """Register a checkpoint that has a sidecar.
 
     Args:
-        uri_or_receipt: the checkpoint, a run folder, a model URI, or the receipt of the conversion that made it.
+        uri_or_receipt: the checkpoint, a run folder, a model URI, a request for it, or the receipt of the conversion
+            that made it.
         model: the registered model; created if it does not exist.
         alias: set on the version, and taken from any other version of the model.
         tracking_uri: MLflow store for the run that holds receipt and manifest; `MLFLOW_TRACKING_URI`, or a SQLite
@@ -123,12 +126,13 @@ def enter(
     return Registration(name, done.version, uri, digest, done.created, registry, done.page)
 
 
-def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sidecar]:
+def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt | SourceRequest) -> tuple[str, Sidecar]:
     """URI and sidecar of the checkpoint."""
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
 
-    asked = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
-    location, _found = resolve(checkpoint_uri(asked))
+    named = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
+    source = named if isinstance(named, SourceRequest) else SourceRequest(os.fspath(named))
+    location, _found = resolve_source(resolve_named(source))
     sidecar = proved_sidecar(location, "register")
     if isinstance(uri_or_receipt, Receipt):
         _require_same(uri_or_receipt, sidecar, location.uri)

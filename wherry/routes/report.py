@@ -139,6 +139,17 @@ class NightReport:
         return [one for plan in self.plans for one in plan.todo.passed if one.why == DAMAGED]
 
     @property
+    def excluded(self) -> list[Omission]:
+        """The checkpoints that `runs` or `formats` leave out of every route that finds them; each once."""
+        omitted = [one for plan in self.plans for one in plan.todo.passed]
+        considered = {one.uri for one in omitted if not one.excluded}
+        considered |= {
+            work.source.found.uri for plan in self.plans for work in (*plan.todo.works, *plan.todo.waiting)
+        }
+        found = {one.uri: one for one in omitted if one.excluded and one.uri not in considered}
+        return list(found.values())
+
+    @property
     def left_to_another(self) -> bool:
         """Whether this night did nothing because another one is running."""
         return bool(self.skipped) and not self.plans
@@ -189,7 +200,12 @@ def summary(report: NightReport) -> list[str]:
     """What happened, one line for each outcome and for each route that was not converted."""
     lines = [f"{name}: {number}" for name, number in report.counts.items()] or [_idle(report)]
     lines += [f"route {name} was skipped: another nightly run is converting it" for name in report.skipped]
-    return [*lines, *(f"{plan.route.name}: {plan.estimate}" for plan in report.plans if plan.estimate)]
+    lines += [f"{plan.route.name}: {plan.estimate}" for plan in report.plans if plan.estimate]
+    if report.excluded:
+        first = report.excluded[0]
+        count = plural(len(report.excluded), "checkpoint")
+        lines.append(f"{count} excluded by `runs` or `formats` of every route: {first.uri}: {first.reason}")
+    return lines
 
 
 def tables(report: NightReport) -> list[NightTable]:

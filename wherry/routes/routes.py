@@ -18,7 +18,7 @@ from wherry.config.values import render
 from wherry.core.digest import sha256_of
 from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError, UsageError, WherryError, choose
+from wherry.errors import HostileError, NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
 from wherry.storage.stores import is_at_or_below, locate
 
@@ -90,6 +90,7 @@ class Explanation:
         targets: the targets.
         source: URI of the checkpoint that the request, for example a run, resolves to; None where it is not taken.
         unselected: whether it belongs to the route, whose `select` leaves it out.
+        excluded: whether the route's `runs` or `formats` leave it out.
     """
 
     route: str
@@ -99,6 +100,7 @@ class Explanation:
     targets: tuple[RouteTarget, ...] = ()
     source: str | None = None
     unselected: bool = False
+    excluded: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As `routes explain --json` prints it."""
@@ -180,7 +182,7 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     """What each route does with the checkpoint at a URI, and why.
 
     The URI may come from an event. Its text is compared with the roots before anything of it is opened, and it is
-    opened below the root of its route: links out of it are refused.
+    opened below the root of its route: a route does not take what a link out of its root names, and says so.
 
     Raises:
         NotFoundError: the URI does not exist, or the configuration is absent or has no routes.
@@ -191,17 +193,20 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     chosen_routes(config)
     place = locate(checkpoint_uri(uri))
     return [
-        _explain(route, _found_below(route, place.uri))
-        if is_at_or_below(locate(route.root), place)
-        else _outside(route)
+        _explain_below(route, place.uri) if is_at_or_below(locate(route.root), place) else _outside(route)
         for route in config.routes
     ]
 
 
-def _found_below(route: Route, uri: str) -> Detection:
+def _explain_below(route: Route, uri: str) -> Explanation:
+    """The decision of a route about what lies below its root; a link out of it is a reason."""
     from wherry.formats.detect import resolve_source
 
-    return resolve_source(SourceRequest(uri, below=route.root))[1]
+    try:
+        found = resolve_source(SourceRequest(uri, below=route.root))[1]
+    except HostileError as error:
+        return Explanation(route.name, takes=False, reason=error.what)
+    return _explain(route, found)
 
 
 def _outside(route: Route) -> Explanation:
@@ -213,7 +218,7 @@ def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
 
     This runs for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
     """
-    chosen, foreign = route.selection, _foreign(route, found, where)
+    chosen, foreign = route.selection, foreign_reason(route, found, where)
     if foreign is not None:
         return foreign
     if chosen.choice == "every" and where.step is not None and where.step % chosen.steps:
@@ -229,8 +234,8 @@ def unrouted_reason(explanations: Iterable[Explanation]) -> str | None:
     return "no route takes it: " + "; ".join(f"{one.route}: {one.reason}" for one in every)
 
 
-def _foreign(route: Route, found: Detection, where: Whereabouts) -> str | None:
-    """Why a checkpoint does not belong to a route; None where it does."""
+def foreign_reason(route: Route, found: Detection, where: Whereabouts) -> str | None:
+    """Why `runs` or `formats` of a route leave a checkpoint out; None where they do not."""
     if route.runs and not any(fnmatch(where.run, pattern) for pattern in route.runs):
         return f"run {where.run} matches none of {', '.join(route.runs)}"
     if route.formats and found.format not in {find_format(name).name for name in route.formats}:
@@ -244,8 +249,10 @@ def _explain(route: Route, found: Detection) -> Explanation:
         return _outside(route)
     reason = refusal(route, found, where)
     if reason is not None:
-        unselected = _foreign(route, found, where) is None
-        return Explanation(route.name, takes=False, reason=reason, where=where, unselected=unselected)
+        excluded = foreign_reason(route, found, where) is not None
+        return Explanation(
+            route.name, takes=False, reason=reason, where=where, unselected=not excluded, excluded=excluded
+        )
     try:
         targets = wanted_targets(route, found, where)
     except WherryError as error:

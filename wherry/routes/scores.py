@@ -17,7 +17,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.steps import step_number
-from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
@@ -35,14 +34,17 @@ _FILES = (
 _LARGEST = 64 << 20  # bytes; the history of a long run takes a few MB
 
 
-def score(uri: str, metric: str) -> float | None:
+def score(place: Location, metric: str) -> float | None:
     """A metric of a checkpoint; None where no file beside it states it.
+
+    Args:
+        place: the checkpoint, below the root of its route.
+        metric: the name.
 
     Raises:
         CorruptError: a file with metrics is not valid JSON, or too large.
         StorageError: the storage failed.
     """
-    place = locate(uri)
     for where in _folders(place):
         for found in _objects(where):
             value = _number(found, metric)

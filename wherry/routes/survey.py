@@ -15,17 +15,18 @@ from wherry.errors import MissingExtraError, NotFoundError, StorageError, Wherry
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
-from wherry.routes.routes import Whereabouts, refusal, whereabouts
+from wherry.routes.routes import Whereabouts, foreign_reason, refusal, whereabouts
 from wherry.routes.scores import score
 from wherry.storage.ages import modified_time
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from wherry.config.schema import Route
     from wherry.core.detection import Detection
+    from wherry.storage.location import Location
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "unreadable", "vanished", "no score"]
 # Errors that say nothing about the checkpoint: it is not known whether the route selects it.
@@ -50,12 +51,14 @@ class Omission:
         why: the kind of reason.
         reason: the reason, as text.
         error: why the night has failed as long as this stands; None if nothing is wrong with the night.
+        excluded: whether the route's `runs` or `formats` leave it out.
     """
 
     uri: str
     why: str
     reason: str
     error: WherryError | None = None
+    excluded: bool = False
 
     def to_json(self) -> dict[str, str]:
         """The fields by name."""
@@ -135,24 +138,26 @@ def _place(
     for found in walk(route.place(route.root), skip, route.min_age, newest=latest):
         where = whereabouts(route.root, found)
         assert where is not None  # discover looks below the root only
-        reason = refusal(route, found, where)
-        if reason is not None:
+        reason, excluded = refusal(route, found, where), foreign_reason(route, found, where) is not None
+        if reason is not None and not excluded:
             tell(Omission(found.uri, "not taken", reason))
             continue
         try:
-            product = found.uri in products or _is_product(found.uri)
+            product = found.uri in products or _is_product(route.place(found.uri))
         except WherryError as error:
             tell(_unusable(found.uri, error))
             continue
         if product:
             tell(Omission(found.uri, "ours", "wherry converted it from another checkpoint"))
+        elif reason is not None:
+            tell(Omission(found.uri, "not taken", reason, excluded=True))
         else:
             yield found, where
 
 
-def _is_product(uri: str) -> bool:
+def _is_product(place: Location) -> bool:
     """Whether it was converted from another checkpoint; one that training exported is a source like any other."""
-    sidecar = read_sidecar(locate(uri))
+    sidecar = read_sidecar(place)
     receipt = None if sidecar is None else sidecar.receipt
     return receipt is not None and not is_live(receipt.source.uri)
 
@@ -192,7 +197,7 @@ def _best(
     scored: list[tuple[float, Detection, Whereabouts]] = []
     for found, where in rows:
         try:
-            value = score(found.uri, chosen.metric)
+            value = score(route.place(found.uri), chosen.metric)
         except WherryError as error:
             told = _unusable(found.uri, error)
             tell(told if told.error else Omission(found.uri, "no score", error.what))
@@ -243,7 +248,7 @@ def _candidate(
         tell(Omission(found.uri, "not taken", f"it was written before {since.isoformat()}"))
         return None
     metric = route.retention.metric
-    value = _kept_by(found.uri, metric) if value is None and metric else value
+    value = _kept_by(place, metric) if value is None and metric else value
     return Candidate(verdict, where, mark, sum(max(member.size, 0) for member in members), value)
 
 
@@ -253,12 +258,12 @@ def _unusable(uri: str, error: WherryError) -> Omission:
     return Omission(uri, "unreadable" if unknown else DAMAGED, error.what, error if unknown else None)
 
 
-def _kept_by(uri: str, metric: str) -> float | None:
+def _kept_by(place: Location, metric: str) -> float | None:
     """The metric of the retention rules; None where it cannot be read, which keeps the checkpoint."""
     try:
-        return score(uri, metric)
+        return score(place, metric)
     except WherryError as error:
-        _log.warning("metric %s of %s cannot be read: %s", metric, uri, error)
+        _log.warning("metric %s of %s cannot be read: %s", metric, place.uri, error)
         return None
 
 

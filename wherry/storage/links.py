@@ -9,18 +9,58 @@ final target is
 
 Any other link raises a HostileError that names the link, its target and the configuration line that allows it. The
 check compares the real path of the open file, so that no file can be exchanged between the check and the use.
+
+The folder of a checkpoint is opened once, and everything below it from its descriptor: a folder that is exchanged for a
+link later is not followed.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wherry.core.services import service
 from wherry.errors import HostileError
 
 _CACHED = ("models--", "datasets--", "spaces--")
+_ATTEMPTS = 100
 _DELETED = " (deleted)"  # what Linux appends to the path of a deleted file
+
+
+class Folder:
+    """An open folder, from which what is below it is opened.
+
+    Attributes:
+        path: the path by which it was opened.
+        descriptor: of the folder; -1 once it is closed.
+    """
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def relative(self, path: str) -> str | None:
+        """A path relative to the folder; None if it is not below it, and once the folder is closed."""
+        if self.descriptor < 0:
+            return None
+        head = self.path.rstrip("/")
+        if path == self.path or path.rstrip("/") == head:
+            return "."
+        return path[len(head) + 1 :].lstrip("/") if path.startswith(f"{head}/") else None
+
+    def __reduce__(self) -> str:
+        raise TypeError("an open folder belongs to its process")
+
+    def close(self) -> None:
+        """Close the folder; what is read later is opened by its path, under the same rules for links."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +70,17 @@ class Root:
     Attributes:
         path: as the user named it; absolute.
         real: the same path when it was named, with links resolved.
+        above: the real path of the folder that holds it, at that time too.
         configurable: whether the configuration may allow further folders; False while the configuration itself is
             checked.
+        folder: the root itself, opened, or the folder that holds it if it is a file; None before it is opened.
     """
 
     path: str
     real: str
+    above: str = ""
     configurable: bool = True
+    folder: Folder | None = field(default=None, compare=False, repr=False)
 
     def holds(self, path: str) -> bool:
         """Whether a path is this root or lies below it."""
@@ -52,17 +96,39 @@ class Root:
         if path == real or _is_within(real, self.real):
             return True
         real = real.removesuffix(_DELETED)
-        base = self if self.holds(path) else root_at(os.path.commonpath((self.path, path)))
+        base = self.real if self.holds(path) else self._real_above(os.path.commonpath((self.path, path)))
         return (
-            _is_within(real, base.real)
-            or _is_within(real, _blobs_of(base.real))
+            _is_within(real, base)
+            or _is_within(real, _blobs_of(base))
             or (self.configurable and any(_is_within(real, folder) for folder in allowed_roots()))
         )
+
+    def _real_above(self, folder: str) -> str:
+        """The real path that a folder above the root had when the root was named."""
+        rest = os.path.dirname(self.path).rstrip("/")[len(folder.rstrip("/")) :]  # noqa: PTH120  text alone
+        return (self.above.removesuffix(rest) or "/") if self.above.endswith(rest) else real_path(folder)
+
+
+def real_path(path: str) -> str:
+    """A path with links resolved.
+
+    Raises:
+        HostileError: each time that it is resolved, a link in it becomes something else.
+    """
+    for _attempt in range(_ATTEMPTS):
+        try:
+            return os.path.realpath(path)
+        except OSError:  # a link between two looks, and no link in the second one
+            continue
+    raise HostileError("links in the path change all the time", uri=path, cure="find what changes them")
 
 
 def root_at(path: str, *, configurable: bool = True) -> Root:
     """The root for a path that the user named."""
-    return Root(path, os.path.realpath(path), configurable)
+    head, name = os.path.split(path)
+    above = real_path(head)
+    plain = name not in ("", "..") and not os.path.islink(path)  # noqa: PTH114  a string
+    return Root(path, os.path.join(above, name) if plain else real_path(path), above, configurable)  # noqa: PTH118
 
 
 def allowed_roots() -> tuple[str, ...]:
@@ -77,7 +143,7 @@ def allowed_roots() -> tuple[str, ...]:
         if stated
         else service("settings").configured_value("links") or ()
     )
-    return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
+    return tuple(real_path(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
 
 
 def link_refusal(path: str, real: str) -> HostileError:

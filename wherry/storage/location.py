@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote
 
 from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
+from wherry.storage.links import real_path
 from wherry.text.json_scan import file_pieces
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ class Location:
                 yield replace(entry, name=f"{prefix}{entry.name}")
 
     def _require_bounded(self, prefix: str, visits: Counter[str]) -> None:
-        real = os.path.realpath(self.path)
+        real = real_path(self.path)
         visits[real] += 1
         circle = visits[real] > _MOST_VISITS
         if circle or prefix.count("/") > _DEEPEST:

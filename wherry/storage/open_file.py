@@ -3,6 +3,9 @@
 A file in a checkpoint can be a FIFO without a writer, an endless device, or a link to a private file of the user. So
 only regular files are opened (and folders, for a listing), no call blocks, links obey `wherry.storage.links`, and
 nothing is written through a link. The checks apply to the same descriptor that is then read.
+
+Below a root that is open (`open_root`), paths are followed from its descriptor, and by the kernel only within it
+(`wherry.storage.beneath`). A link out of it is followed only to see where it leads.
 """
 
 from __future__ import annotations
@@ -11,15 +14,15 @@ import errno
 import os
 import stat
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.errors import HostileError
-from wherry.storage.links import link_refusal
+from wherry.storage.beneath import O_PATH, open_beneath
+from wherry.storage.links import Folder, Root, link_refusal, real_path, root_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    from wherry.storage.links import Root
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -31,6 +34,8 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a block device",
 }
+_FOLDER = O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_HAS_PROC = os.path.isdir("/proc/self/fd")  # noqa: PTH112  a string
 _CURE = "remove it from the checkpoint; only regular files are read"
 
 
@@ -50,9 +55,8 @@ def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONL
         HostileError: it is a FIFO, a socket or a device, or a link points to a forbidden place.
         OSError: it cannot be opened; `IsADirectoryError` for a folder.
     """
-    descriptor = _open(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
+    descriptor = _open_admitted(path, root, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
     try:
-        _require_admitted(descriptor, path, root)
         _require_regular(descriptor, path)
     except BaseException:
         os.close(descriptor)
@@ -83,12 +87,83 @@ def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
         HostileError: a link points to a forbidden place.
         OSError: it cannot be opened; `NotADirectoryError` for a file.
     """
-    descriptor = _open(path, os.O_RDONLY | os.O_DIRECTORY, 0)
+    descriptor = _open_admitted(path, root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _require_admitted(descriptor, path, root)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def status_of(path: str, root: Root) -> os.stat_result:
+    """The status of a file or folder to which a path leads.
+
+    Raises:
+        HostileError: a link points to a forbidden place, or back to itself.
+        OSError: it does not exist, or cannot be reached.
+    """
+    descriptor = _open_admitted(path, root, O_PATH)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_root(root: Root) -> Root:
+    """A root whose folder is open, as it is now; the root as it is if its folder cannot be opened.
+
+    Args:
+        root: what the user named; links in its own path are followed.
+    """
+    for path in (root.path, os.path.dirname(root.path)):  # noqa: PTH120  a string
+        try:
+            descriptor = os.open(path, _FOLDER)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            break
+        real = _real_path(descriptor, path) if path == root.path else root.real
+        return replace(root, real=real, folder=Folder(path, descriptor))
+    return root
+
+
+def root_within(outer: Root, path: str) -> Root:
+    """A root below another one, for a checkpoint that was found there; its folder is open if that of the other one is.
+
+    Raises:
+        HostileError: a link on the way points to a forbidden place.
+    """
+    if outer.folder is None:
+        inner = root_at(path, configurable=outer.configurable)
+        if not outer.admits(inner.path, inner.real):
+            raise link_refusal(inner.path, inner.real)
+        return inner
+    head = os.path.dirname(path)  # noqa: PTH120  a string
+    try:
+        descriptor = _open_admitted(path, outer, O_PATH | os.O_DIRECTORY)
+    except NotADirectoryError:
+        file = _open_admitted(path, outer, O_PATH)
+        try:
+            real = _real_path(file, path)
+        finally:
+            os.close(file)
+        folder = Folder(head, _open_admitted(head, outer, O_PATH | os.O_DIRECTORY))
+        return Root(path, real, _real_path(folder.descriptor, head), outer.configurable, folder)
+    except FileNotFoundError:
+        return root_at(path, configurable=outer.configurable)
+    folder = Folder(path, descriptor)
+    real = _real_path(descriptor, path)
+    above, name = os.path.split(real)
+    above = above if name == os.path.basename(path) else real_path(head)  # noqa: PTH119  a string
+    return Root(path, real, above, outer.configurable, folder)
+
+
+def stable_path(path: str, root: Root | None) -> str:
+    """A path for another library that leads through the open folder of a root, where there is one."""
+    name = None if root is None or root.folder is None else root.folder.relative(path)
+    if root is None or root.folder is None or name is None or not _HAS_PROC:
+        return path
+    folder = f"/proc/self/fd/{root.folder.descriptor}"
+    return folder if name == "." else f"{folder}/{name}"
 
 
 def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> bytes:
@@ -132,15 +207,42 @@ def written_link_refusal(path: str) -> HostileError:
     return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
 
 
-def _open(path: str, flags: int, mode: int) -> int:
+def _open_admitted(path: str, root: Root | None, flags: int, mode: int = 0) -> int:
+    """A descriptor of a file or folder to which links may lead; the caller closes it."""
+    flags |= os.O_CLOEXEC if flags & O_PATH else _ALWAYS
+    name = None if root is None or root.folder is None else root.folder.relative(path)
+    if root is None or root.folder is None or name is None:
+        descriptor = _open(path, path, flags, mode, None)
+    else:
+        folder = root.folder.descriptor
+        try:
+            return open_beneath(folder, name, flags)  # nothing outside can be reached
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise _failure(error, path, name, flags, folder) from error
+        descriptor = _open(path, name, flags, mode, folder)
     try:
-        return os.open(path, flags | _ALWAYS, mode)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise special_refusal(path, os.stat(path).st_mode) from error  # noqa: PTH116  as in store
-        if error.errno == errno.ELOOP:
-            raise (written_link_refusal if flags & os.O_NOFOLLOW else loop_refusal)(path) from error
+        _require_admitted(descriptor, path, root)
+    except BaseException:
+        os.close(descriptor)
         raise
+    return descriptor
+
+
+def _open(path: str, name: str, flags: int, mode: int, folder: int | None) -> int:
+    try:
+        return os.open(name, flags, mode) if folder is None else os.open(name, flags, mode, dir_fd=folder)
+    except OSError as error:
+        raise _failure(error, path, name, flags, folder) from error
+
+
+def _failure(error: OSError, path: str, name: str, flags: int, folder: int | None) -> Exception:
+    """The error to raise where a path could not be opened."""
+    if error.errno in _NO_FILE:
+        return special_refusal(path, os.stat(name, dir_fd=folder).st_mode)
+    if error.errno == errno.ELOOP:
+        return (written_link_refusal if flags & os.O_NOFOLLOW else loop_refusal)(path)
+    return type(error)(error.errno, error.strerror, path)
 
 
 def _require_regular(descriptor: int, path: str) -> None:
@@ -164,4 +266,4 @@ def _real_path(descriptor: int, path: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  called for every read
     except OSError:
-        return os.path.realpath(path)
+        return real_path(path)

@@ -55,8 +55,10 @@ class PinnedStore(LocalStore):
             yield descriptor
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and the folder of the root."""
         self._descriptors.close()
+        if self.root is not None and self.root.folder is not None:
+            self.root.folder.close()
 
     def __del__(self) -> None:
         self.close()

@@ -24,10 +24,12 @@ from wherry.storage.location import Entry, Location, native_path
 from wherry.storage.open_file import (
     loop_refusal,
     open_regular,
+    open_root,
     opened_folder,
     opened_regular,
     read_regular,
     special,
+    status_of,
 )
 from wherry.storage.protocols import LOCAL, READ_ONLY
 from wherry.text.limits import MOST_ENTRIES, exceeds, scale_limit
@@ -62,15 +64,21 @@ class LocalStore:
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
+        name, bound = (
+            path.rstrip("/").rpartition("/")[2],
+            self.root is not None and self.root.folder is not None,
+        )
         try:
-            status = os.stat(path)  # noqa: PTH116  as PTH123
+            status = status_of(path, self.root) if self.root and bound else os.stat(path)  # noqa: PTH116  as PTH123
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except HostileError as error:
+            return Entry(name, -1, is_dir=False, barred=error.what)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise loop_refusal(path) from error
             raise
-        return entry_of(path.rstrip("/").rpartition("/")[2], status)
+        return entry_of(name, status)
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. A broken link has size -1, so that it is not mistaken for a missing file.
@@ -115,25 +123,19 @@ class LocalStore:
             os.fsync(file.fileno())
 
     def _scan_folder(self, folder: str, entry: os.DirEntry[str]) -> Entry:
+        linked = entry.is_symlink()
         try:
-            status = entry.stat()
+            if linked and self.root is not None:
+                return entry_of(entry.name, status_of(f"{folder.rstrip('/')}/{entry.name}", self.root))
+            return entry_of(entry.name, entry.stat())
         except (FileNotFoundError, NotADirectoryError):
             return Entry(entry.name, -1, is_dir=False)
+        except HostileError as error:
+            return Entry(entry.name, -1, is_dir=False, barred=error.what)
         except OSError as error:
-            if entry.is_symlink():
+            if linked:
                 return Entry(entry.name, -1, is_dir=False, barred=_why_not_followed(error))
             raise
-        if self.root is not None and entry.is_symlink():
-            path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
-            real = os.path.realpath(path)
-            if not self.root.admits(path, real):
-                return Entry(
-                    entry.name,
-                    -1,
-                    is_dir=False,
-                    barred=f"symbolic link points outside the checkpoint: {real}",
-                )
-        return entry_of(entry.name, status)
 
 
 def crowd_refusal(count: int, uri: str) -> CrowdedFolderError | None:
@@ -204,6 +206,17 @@ def entry_of(name: str, status: os.stat_result) -> Entry:
         changed=status.st_ctime_ns,
         barred=barred,
     )
+
+
+def opened(location: Location) -> Location:
+    """A location whose root is open: what is below it is read from the folder that the root is now.
+
+    In memory, in a store of objects, and below a root that is open or cannot be opened: the location as it is.
+    """
+    root = location.store.root if isinstance(location.store, LocalStore) else None
+    if root is None or root.folder is not None:
+        return location
+    return replace(location, store=LocalStore(open_root(root)))
 
 
 def open_local(location: Location) -> int:

@@ -172,7 +172,7 @@ def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
         [job] = plan_jobs(checkpoint, request, RunContext.begun())
         units, whole = units_of(job.checkpoint, job.plan, job.committed, unit_bytes)
         _require_units(job, units, whole)
-        algorithms = algorithms_of(job.algorithm, read_sidecar(locate(checkpoint.uri)))
+        algorithms = algorithms_of(job.algorithm, read_sidecar(checkpoint.location))
         records = records_beside(job.committed)
         header = header_of(job, algorithms)
         boxes = box_readings(job.checkpoint, job.plan, units, unit_bytes)

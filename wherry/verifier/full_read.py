@@ -25,7 +25,6 @@ from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_c
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.view import as_recorded
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 from wherry.units.cut import UNIT_BYTES
@@ -118,7 +117,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
         CorruptError: a checksum of its container differs.
         WherryError: it or the other checkpoint cannot be read.
     """
-    sidecar, entry = read_sidecar(locate(checkpoint.uri)), entry_at(checkpoint.uri)
+    sidecar, entry = read_sidecar(checkpoint.location), entry_at(checkpoint.uri)
     pin = object_pin(checkpoint)
     found = hash_tensors(checkpoint, _algorithm(sidecar, entry), how)
     present = _present(checkpoint, sidecar, found)

@@ -160,7 +160,7 @@ def _hashes(
     checkpoint: Checkpoint, paths: list[KeyPath] | None, memory: int, progress: OnProgress | None
 ) -> Hashes:
     """The digests by the algorithm of an existing sidecar, so that they can be compared with it."""
-    there = read_sidecar(locate(checkpoint.uri))
+    there = read_sidecar(checkpoint.location)
     algorithm = digest_choice().algorithm if there is None else there.algorithm
     return hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress, paths=paths)
 

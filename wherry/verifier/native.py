@@ -25,7 +25,6 @@ from wherry.runtime import child
 from wherry.runtime.child import NoAnswerError
 from wherry.runtime.memory import available_memory
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.verifier.native_source import native_source
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
             cure=f"pass --level digest; native supports {known}",
         )  # fmt: skip
     _require(loader.package, loader.extra, f"loading {name} natively")
-    sidecar = read_sidecar(locate(checkpoint.uri))
+    sidecar = read_sidecar(checkpoint.location)
     digests = sidecar.manifest.digests if sidecar else _digests(checkpoint, memory)
     manifest = checkpoint.manifest.with_digests(digests).to_json()
     with native_source(checkpoint, loader.stores) as source:
@@ -150,7 +149,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     """
     _require("transformers", "native", "computing logits")
     _require("torch", "native", "computing logits")
-    sidecar = read_sidecar(locate(checkpoint.uri))
+    sidecar = read_sidecar(checkpoint.location)
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
         raise UsageError("level logits needs a source to compare with", cure="pass --against SOURCE")
@@ -171,7 +170,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
 
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
     """A local Hugging Face folder of a checkpoint: the checkpoint itself if it is one with a config."""
-    place = locate(checkpoint.uri)
+    place = checkpoint.location
     is_hub = checkpoint.detection.format == _HUB and checkpoint.detection.family
     if is_hub and place.store.capabilities.local:
         return place.path

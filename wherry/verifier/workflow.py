@@ -9,11 +9,12 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import command, in_place_of
+from wherry.core.request import SourceRequest
 from wherry.errors import IncompleteError, MismatchError, NotFoundError, WherryError
 from wherry.ledger.replay import READ_ONLY
 from wherry.storage.sidecar import readable_sidecar
 from wherry.storage.stores import locate
-from wherry.verifier.verify import record_verification, verify
+from wherry.verifier.verify import record_verification, verify_source
 
 if TYPE_CHECKING:
     from wherry.verifier.verify import Verification
@@ -32,11 +33,12 @@ def comparison(level: str, source: str, family_file: str | None) -> dict[str, An
     return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
 
 
-def verify_and_record(uri: str, **how: Any) -> tuple[Verification, str]:
+def verify_and_record(uri: str, *, below: str | None = None, **how: Any) -> tuple[Verification, str]:
     """Verify a checkpoint and record the outcome.
 
     Args:
         uri: the checkpoint.
+        below: a folder that it must not leave; see `SourceRequest`.
         how: further arguments of `wherry.verify`.
 
     Returns:
@@ -48,7 +50,7 @@ def verify_and_record(uri: str, **how: Any) -> tuple[Verification, str]:
         IncompleteError: something is missing.
         MismatchError: something differs from the record, or from the source.
     """
-    outcome = verify(uri, **how)
+    outcome = verify_source(SourceRequest(uri, below=below), **how)
     if outcome.verdict == READ_ONLY:
         raise unproved_error(outcome)
     done = record_verification(outcome)

@@ -14,7 +14,6 @@ from wherry.core.request import NONE
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.tree.spelling import NAMES
 from wherry.tree.tree_reading import WRAPPERS, framework_words
 
@@ -88,7 +87,7 @@ def is_copy_of(checkpoint: Checkpoint, row: Format) -> bool:
 
     if CONFIG not in {one.name for one in checkpoint.manifest.companions}:
         return False
-    sidecar = read_sidecar(locate(checkpoint.uri))
+    sidecar = read_sidecar(checkpoint.location)
     if sidecar is None or sidecar.receipt is None:
         return False
     origin = sidecar.manifest.origin

@@ -35,7 +35,6 @@ from wherry.families.dependence import deciding_options, written_options
 from wherry.families.roots import removal_rule
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 from wherry.tree.spelling import read_renamed
 from wherry.view.adapter import (
     adapter_facts,
@@ -461,7 +460,7 @@ def _yields_to(family: Family, named: NamedSource) -> str | None:
 
 def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
     """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
-    sidecar = read_sidecar(locate(checkpoint.uri))
+    sidecar = read_sidecar(checkpoint.location)
     return (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
 
 

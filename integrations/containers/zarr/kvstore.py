@@ -13,6 +13,8 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError, WherryError, storage_error
+from wherry.storage.open_file import stable_path
+from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -67,6 +69,8 @@ def base_spec(location: Location) -> JsonObject:
         UnsupportedError: tensorstore does not support the storage.
     """
     path = location.path.rstrip("/") + "/"
+    if isinstance(location.store, LocalStore):
+        path = stable_path(location.path.rstrip("/"), location.store.root) + "/"
     if location.store.capabilities.local:
         return {"driver": "file", "path": path}
     if location.store.protocol in _BUCKETS:

@@ -1,0 +1,157 @@
+"""A place that only the registry, the ledger or a parameter states is opened below a root of the routes, or refused."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import wherry
+from tests.support.registry import converted
+from wherry.auditor.audit import audit
+from wherry.cli import cli
+from wherry.config.roots import root_of
+from wherry.config.settings import mlflow_tracking_uri
+from wherry.core.algorithms import digest_uri
+from wherry.errors import HostileError
+from wherry.ledger.resolve import checkpoint_uri
+from wherry.lineage.stale import stale
+
+CONFIG = """
+[routes.r]
+root = "{root}/runs"
+
+[[routes.r.targets]]
+format = "torch-zip"
+uri = "{root}/out/{{run}}.pt"
+"""
+
+pytestmark = pytest.mark.usefixtures("own_home")
+
+
+@pytest.fixture
+def receipt(tmp_path):
+    return converted(tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def routed(tmp_path, monkeypatch, receipt):
+    """From now on there are routes, and none of them reads or writes where the checkpoint is."""
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(root=tmp_path))
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+    (tmp_path / "runs").mkdir()
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The paths that are opened, by any function of this process."""
+    import os
+
+    found, real = [], os.open
+
+    def noting(path, flags, *rest, **named):
+        found.append(os.fspath(path) if not isinstance(path, int) else "")
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", noting)
+    return found
+
+
+def test_a_place_in_the_ledger_that_no_route_has_is_not_opened(receipt, routed, opened):
+    for form in (digest_uri(receipt.target.checkpoint_digest), receipt.target.checkpoint_digest):
+        for verb in (checkpoint_uri, wherry.open, wherry.detect):
+            with pytest.raises(HostileError, match="no route reads or writes") as caught:
+                verb(form)
+        assert wherry.verify(form).verdict == "malicious"
+    assert not [path for path in opened if path.startswith(receipt.target.uri)]
+    folder = Path(receipt.target.uri).parent
+    assert f'links = ["{folder}"]' in (caught.value.cure or "")
+
+
+def test_the_cure_lets_the_place_be_opened(receipt, routed, tmp_path, monkeypatch):
+    folder = Path(receipt.target.uri).parent
+    file = tmp_path / "wherry.toml"
+    file.write_text(f'links = ["{folder}"]\n{file.read_text()}')
+    assert wherry.resolve(digest_uri(receipt.target.checkpoint_digest)).uri == receipt.target.uri
+
+
+def test_a_place_below_a_target_is_opened_and_must_not_become_a_link_out_of_it(tmp_path, receipt, routed):
+    inside = tmp_path / "out" / "model"
+    inside.parent.mkdir()
+    wherry.fetch(receipt.target.uri, inside)
+    shutil.rmtree(receipt.target.uri)
+    form = digest_uri(receipt.target.checkpoint_digest)
+    assert wherry.resolve(form).uri == str(inside)
+    wherry.open(form).close()
+    inside.rename(tmp_path / "elsewhere" / "moved")
+    inside.symlink_to(tmp_path / "elsewhere" / "moved")
+    with pytest.raises(HostileError, match=r"symbolic link points outside|no route reads or writes"):
+        wherry.resolve(form)
+
+
+def test_an_audit_reads_no_place_that_no_route_has(receipt, routed, opened):
+    report = audit("all", record=False)
+    assert "unreachable" in {finding.kind for finding in report.findings}
+    assert not [path for path in opened if path.startswith(receipt.target.uri)]
+    named = audit([str(Path(receipt.target.uri).parent)], record=False)
+    assert "unreachable" not in {finding.kind for finding in named.findings}, "the user names this root"
+
+
+def test_stale_reads_no_source_that_no_route_has(receipt, routed, opened):
+    assert stale() is not None
+    assert not [path for path in opened if path.startswith(receipt.source.uri)]
+
+
+def test_dots_do_not_lead_out_of_a_root(routed, tmp_path):
+    assert root_of(tmp_path / "runs" / "a") == f"{tmp_path}/runs"
+    assert root_of(tmp_path / "out" / "a") == f"{tmp_path}/out/"
+    for text in (f"{tmp_path}/runs/../elsewhere", f"{tmp_path}/runsx", f"{tmp_path}", "http://127.0.0.1/a"):
+        with pytest.raises(HostileError, match="no route reads or writes"):
+            root_of(text)
+
+
+def test_without_routes_there_are_no_roots(receipt):
+    assert root_of("/anywhere") is None
+    assert wherry.resolve(digest_uri(receipt.target.checkpoint_digest)).uri == receipt.target.uri
+
+
+def test_a_tag_of_the_registry_sends_no_request(receipt, routed, request, tmp_path):
+    """Whoever writes tags names a server of the network in which wherry runs."""
+    mlflow = pytest.importorskip("mlflow")
+    requests = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815  a name of the base class
+
+        def log_message(self, *_what):
+            pass
+
+    name = re.sub(r"\W+", "-", request.node.name)
+    wherry.register(receipt.target.uri, name, alias="candidate")
+    client = mlflow.MlflowClient(mlflow_tracking_uri(), mlflow_tracking_uri())
+    shutil.rmtree(receipt.target.uri)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client.set_model_version_tag(name, "1", "wherry.uri", f"http://127.0.0.1:{server.server_port}/a/b")
+        for words in (
+            ["resolve", f"models:/{name}@candidate"],
+            ["verify", f"models:/{name}/1"],
+            ["fetch", f"models:/{name}/1", str(tmp_path / "copy")],
+            ["promote", f"models:/{name}/1"],
+            ["convert", f"models:/{name}/1", str(tmp_path / "a.npz"), "--to", "npz"],
+        ):
+            done = CliRunner().invoke(cli, words)
+            refused = isinstance(done.exception, HostileError) or done.exit_code == HostileError.exit_code
+            assert refused, (words, done.output, done.exception)
+        server.shutdown()
+    assert requests == []
+    assert not (tmp_path / "copy").exists()
