@@ -24,12 +24,14 @@ from wherry.errors import (
     StorageError,
     WherryError,
 )
+from wherry.formats.added_files import strange_files
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import describe_absent
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate
+from wherry.verifier.records import record_differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,23 +212,12 @@ class _Look:
             yield self._touch_finding()
 
     def _structure(self, checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Finding]:
-        """Differences from the recorded structure: tensors, then companion files."""
-        held, stated = checkpoint.manifest.tensors, sidecar.manifest.tensors
-        for path in sorted({*held, *stated}):
-            here, there = held.get(path), stated.get(path)
-            if here is None or there is None:
-                what = "unrecorded tensor" if there is None else "missing tensor"
-                yield about(self.place, "structure", what, path=render(path))
-            elif (here.shape, here.dtype) != (there.shape, there.dtype):
-                what = f"expected {there.dtype} {list(there.shape)}, got {here.dtype} {list(here.shape)}"
-                yield about(self.place, "structure", what, path=render(path))
-        sizes = {one.name: one.size for one in checkpoint.manifest.companions}
-        for companion in sidecar.manifest.companions:
-            if companion.name not in sizes:
-                yield about(self.place, "incomplete", "missing companion file", path=companion.name)
-            elif sizes[companion.name] != companion.size:
-                what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
-                yield about(self.place, "altered", what, path=companion.name)
+        """Differences from the recorded structure: tensors, companion files, then files that were added."""
+        for kind, path, what in record_differences(checkpoint, sidecar):
+            yield about(self.place, kind, what, path=path)
+        if self.required:
+            for name in strange_files(checkpoint, locate(self.place.uri), sidecar):
+                yield about(self.place, "added", "its record does not have this file", path=name)
 
     def _touch_finding(self) -> Finding:
         if self.required:

@@ -19,6 +19,7 @@ from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
+from wherry.formats.added_files import recorded_files
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
@@ -489,7 +490,8 @@ def _sidecar(
         parents=parents_of(sources, merge),
         losses=[{"path": render(path), **asdict(one)} for path, one in sorted(losses.items())],
     )
-    return Sidecar(manifest, target, receipt, ours.leaves), receipt
+    files = () if job.row.single_file else recorded_files(staged.staged)
+    return Sidecar(manifest, target, receipt, ours.leaves, files), receipt
 
 
 def _bytes_read(job: Job) -> int:

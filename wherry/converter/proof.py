@@ -21,6 +21,7 @@ from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
+from wherry.formats.added_files import recorded_files
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look
@@ -161,7 +162,7 @@ def prove(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
     )
     receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
-    return Sidecar(manifest, node, receipt, expected.leaves)
+    return Sidecar(manifest, node, receipt, expected.leaves, recorded_files(written))
 
 
 def open_written(written: Location, source: Detection, target: str) -> Checkpoint:

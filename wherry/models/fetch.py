@@ -19,6 +19,7 @@ from wherry.errors import (
     TargetExistsError,
     wherry_error,
 )
+from wherry.formats.added_files import strange_files
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.registry import find_format
@@ -35,7 +36,6 @@ from wherry.storage.sidecar import (
     read_sidecar,
     sidecar_location,
     signature_location,
-    unrecorded_companions,
 )
 from wherry.storage.stores import locate
 
@@ -210,10 +210,10 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         for companion in manifest.companions:
             if digest_companion(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "digest mismatch in the companion file")
-        extra = unrecorded_companions(subject.sidecar, copy.manifest)
+        extra = strange_files(copy, home, subject.sidecar)
         if extra:
             raise MismatchError(
-                f"companion file {extra[0]} has no recorded digest",
+                f"the file {extra[0]} has no recorded digest",
                 uri=subject.location.uri,
                 path=extra[0],
                 cure="remove it from the original, or run "

@@ -56,12 +56,14 @@ class Sidecar:
         checkpoint: the node of the lineage.
         receipt: the conversion that made it; None if only its digests were recorded.
         leaves: key path → raw hash of each leaf, by the algorithm of the digests.
+        files: names of all files in the folder of the checkpoint, empty if it is a file; None in older sidecars.
     """
 
     manifest: Manifest
     checkpoint: CheckpointRef
     receipt: Receipt | None = None
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+    files: tuple[str, ...] | None = None
 
     @property
     def algorithm(self) -> str:
@@ -146,7 +148,11 @@ def _scan(place: Location) -> Any:
             raise beyond("the sidecar", scale_limit(_MOST_LEAVES), "leaves", uri=place.uri)
         return found
 
-    rows: Rows = {"manifest": {"tensors": lambda _number, row: tensor_row(row)}, "leaves": {"*": leaves}}
+    rows: Rows = {
+        "manifest": {"tensors": lambda _number, row: tensor_row(row)},
+        "leaves": {"*": leaves},
+        "files": lambda _number, name: _name(name),
+    }
     pieces = place.metadata(scale_limit(MOST_SIDECAR))
     return scan_json(pieces, "the sidecar", rows, uri=place.uri, limits=_LIMITS, cure=_CURE)
 
@@ -157,12 +163,6 @@ def readable_sidecar(location: Location) -> Sidecar | None:
         return read_sidecar(location)
     except CorruptError:
         return None
-
-
-def unrecorded_companions(sidecar: Sidecar, found: Manifest) -> list[str]:
-    """Names of companion files that were added after the sidecar was written; signatures do not count."""
-    known = {companion.name for companion in sidecar.manifest.companions}
-    return sorted({companion.name for companion in found.companions} - known - {SIGNATURE_NAME})
 
 
 def encode(sidecar: Sidecar) -> bytes:
@@ -177,6 +177,7 @@ def encode(sidecar: Sidecar) -> bytes:
                 render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
             }
         },
+        **({} if sidecar.files is None else {"files": list(sidecar.files)}),
     }
     # Indented by json's encoder in Python, which takes ten times as long as the one in C.
     indent = 1 if len(sidecar.manifest.tensors) <= _MOST_INDENTED else None
@@ -201,11 +202,27 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
                 parse(path): _leaves(found) if isinstance(found, str) else found
                 for path, found in leaves.items()
             },
+            files=_files(data),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(f"invalid sidecar: {describe_exception(error)}", uri=uri, cure=_CURE) from error
+
+
+def _files(data: dict[str, Any]) -> tuple[str, ...] | None:
+    """The names of the files; None in older sidecars."""
+    if "files" not in data:
+        return None
+    if not isinstance(data["files"], list):
+        raise TypeError(f"expected a list as 'files', got {type(data['files']).__name__}")
+    return tuple(map(_name, data["files"]))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected names of files, got {value!r}")
+    return value
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

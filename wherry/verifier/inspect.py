@@ -21,6 +21,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
+from wherry.formats.added_files import recorded_files
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import settled_checkpoint, take_pin
@@ -194,7 +195,7 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:
-        _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves)))
+        _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves, recorded_files(location))))
     elif proved_digest(there) != node.checkpoint_digest:
         raise TargetExistsError(
             "the existing sidecar describes another checkpoint",

@@ -100,7 +100,8 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         memory: budget of the pass over the bytes, if there is no record.
 
     Raises:
-        UnsupportedError: no library is known for its format, or it is too large for a temporary local copy.
+        UnsupportedError: no library is known for its format, none that is installed has the model class of its config,
+            or it is too large for a temporary local copy.
         StorageError, MismatchError: the copy failed.
         MissingExtraError: the library is not installed, or its version is not safe.
         NoAnswerError: the child exceeded a limit, was killed, or failed to start.
@@ -217,8 +218,10 @@ def _ask(request: dict[str, Any], nbytes: int, variables: Mapping[str, str] = NO
         raise NoAnswerError(
             f"the {request['task']} check printed no result", cure="check what the library prints"
         ) from error
-    if "unsupported" in answer:
-        raise MissingExtraError(answer["unsupported"], cure=answer["cure"])
+    if "unsafe" in answer:
+        raise MissingExtraError(answer["unsafe"], cure=answer["cure"])
+    if "unbuilt" in answer:
+        raise UnsupportedError(answer["unbuilt"], cure=answer["cure"])
     return answer
 
 

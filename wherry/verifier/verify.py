@@ -33,35 +33,50 @@ from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
+from wherry.formats.added_files import added_files
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.shortage import shortage
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
-from wherry.ledger.replay import READ_ONLY
+from wherry.ledger.replay import ADDED, READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 from wherry.text.html import html_table
 from wherry.units.cut import UNIT_BYTES
-from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, ReadOptions, read_all
-from wherry.verifier.records import known_node
+from wherry.verifier.full_read import (
+    NOT_COMPARED,
+    FullRead,
+    Other,
+    ReadOptions,
+    altered_companions,
+    read_all,
+)
+from wherry.verifier.records import INCOMPLETE, known_node, record_differences
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import NativeReport
+    from wherry.verifier.records import RecordDifference
 
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _READING = ("digest", "roundtrip")
 _OTHERS_SAY = ("native", "logits")
+_ADDED = "its record does not have this file: remove it if a library must not read or run it"
 # verdict → exit code of the command line.
 UNCOMPARED = (
     "uncompared"  # the verdict on sound bytes where the ledger, which may say otherwise, could not be asked
 )
 _EXIT_CODES = {
-    "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9,
+    "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, ADDED: 9, "refused": 9,
     UNCOMPARED: 10,
 }  # fmt: skip
 
@@ -75,10 +90,11 @@ class Verification:
         level: the level of the verification.
         verdict: `ok`, `read` (every byte was read, but nothing is recorded that it could be compared with),
             `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes differ from
-            the recorded digests), `refused` (its own library cannot load it), or `uncompared` (its bytes are those of
-            its sidecar, but the ledger could not be compared with them).
+            the recorded digests, or metadata from the record), `added` (nothing else is wrong, but files lie in its
+            folder that its record does not have), `refused` (its own library cannot load it), or `uncompared` (its
+            bytes are those of its sidecar, but the ledger could not be compared with them).
         checked: number of tensors.
-        failed: tensors that failed, each with its reason and, if known, the damaged leaf.
+        failed: tensors and files that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
         nbytes: bytes read.
         measured: the error after a round trip through another system's layout, within its bound.
@@ -86,8 +102,8 @@ class Verification:
         against: the checkpoint with which it was compared, if one was named and it passed.
         full_read: the comparison with the records, and the digests, where every byte was read.
         lineage: whether the ledger recorded the outcome, if that was requested.
-        warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; they do not change
-            the verdict.
+        warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; files that are not
+            in the record and allowed. They do not change the verdict.
     """
 
     uri: str
@@ -328,31 +344,56 @@ def uncompared_error(found: Verification) -> StorageError:
 
 
 def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    different = () if sidecar is None else tuple(record_differences(checkpoint, sidecar))
+    missing = _missing(checkpoint, level, different)
+    compared = against is not None and level not in _OTHERS_SAY
+    wanted = not missing and (level in _READING or compared)
+    read = read_all(checkpoint, sidecar, against, how) if wanted else None
+    failed = missing if read is None else read.failed
+    if read is None and not missing:
+        failed = tuple(Failure(one.path, one.what) for one in different)
+        if sidecar is not None and level in _OTHERS_SAY and not failed:
+            failed = tuple(altered_companions(checkpoint, sidecar))  # the library reads them
+    added = {} if sidecar is None else added_files(checkpoint, locate(checkpoint.uri), sidecar)
+    verdict = "incomplete" if missing else "altered" if failed else "ok" if read is None else _verdict(read)
+    strange = tuple(Failure(name, _ADDED) for name, what in added.items() if not what)
+    return Verification(
+        uri=checkpoint.uri,
+        level=level,
+        verdict=ADDED if strange and verdict in ("ok", READ_ONLY, UNCOMPARED) else verdict,
+        checked=len(checkpoint.manifest.tensors),
+        failed=failed + strange,
+        nbytes=checkpoint.manifest.nbytes if read else 0,
+        measured=against.measured if against and against.measured.tensors else None,
+        full_read=read,
+        warnings=(*(read.warnings if read else ()), *_notes(sidecar, added)),
+    )
+
+
+def _missing(
+    checkpoint: Checkpoint, level: str, different: tuple[RecordDifference, ...]
+) -> tuple[Failure, ...]:
+    """The parts that are missing: chunks, parts of matrices, companion files."""
     pieces = () if level == "structure" else checkpoint.reader.absent()
     missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
     if (short := shortage(checkpoint.manifest)) is not None:
         missing += (Failure("", f"{short.reason}; {short.cure}"),)
         missing += tuple(Failure(render(path), what) for path, what in short.parts.items())
-    compared = against is not None and level not in _OTHERS_SAY
-    wanted = not missing and (level in _READING or compared)
-    read = read_all(checkpoint, against, how) if wanted else None
-    verdict = "incomplete" if missing else "ok" if read is None else _verdict(read)
-    return Verification(
-        uri=checkpoint.uri,
-        level=level,
-        verdict=verdict,
-        checked=len(checkpoint.manifest.tensors),
-        failed=missing + (read.failed if read else ()),
-        nbytes=checkpoint.manifest.nbytes if read else 0,
-        measured=against.measured if against and against.measured.tensors else None,
-        full_read=read,
-        warnings=read.warnings if read else (),
-    )
+    return missing + tuple(Failure(one.path, one.what) for one in different if one.kind == INCOMPLETE)
+
+
+def _notes(sidecar: Sidecar | None, added: Mapping[str, str]) -> Iterator[str]:
+    """Files that are not in the record and allowed, and whether the record could name any."""
+    if sidecar is not None and sidecar.files is None:
+        yield "its record has no list of files: of files that were added, only companion files are found"
+    for name, what in added.items():
+        if what:
+            yield f"{name}: not in the record, but allowed: {what}"
 
 
 def _verdict(read: FullRead) -> str:
-    if read.failed:
-        return "altered"
+    """The verdict on bytes that do not differ from anything."""
     if not read.proved:
         return READ_ONLY
     return UNCOMPARED if read.ledger.startswith(NOT_COMPARED) else "ok"
