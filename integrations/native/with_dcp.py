@@ -49,7 +49,10 @@ def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device())
         for name, tensor in index.tensors.items()
     }
-    checkpoint.load(state, storage_reader=InertReader(folder), no_dist=True)
+    try:
+        checkpoint.load(state, storage_reader=InertReader(folder), no_dist=True)
+    except checkpoint.api.CheckpointException as error:  # no Exception, so that nobody would catch it
+        raise RuntimeError(str(error)) from error
     return state
 
 

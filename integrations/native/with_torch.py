@@ -135,7 +135,11 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     kind: Any = getattr(transformers, names[0], None) if names else None
     # The config is data: it selects a model class, and reaches no other class of the library.
     if not _is_one_of(kind, transformers.PreTrainedModel):
-        named = f"has no model class {names[0]}" if names else f"needs the architecture, which {CONFIG} does not name"
+        named = (
+            f"has no model class {names[0]}"
+            if names
+            else f"needs the architecture, which {CONFIG} does not name"
+        )
         raise NoModelError(f"transformers {transformers.__version__} {named}", cure=_READ_ALL)
     model_type = stated.get("model_type")
     if model_type != kind.config_class.model_type:
@@ -146,7 +150,9 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     try:
         return _built(kind, names[0], tensors)
     except ImportError as error:
-        raise NoModelError(f"{names[0]} needs a package that is not installed: {error}", cure=_READ_ALL) from error
+        raise NoModelError(
+            f"{names[0]} needs a package that is not installed: {error}", cure=_READ_ALL
+        ) from error
 
 
 def _built(kind: Any, name: str, tensors: Mapping[str, Any]) -> Any:
@@ -158,9 +164,7 @@ def _built(kind: Any, name: str, tensors: Mapping[str, Any]) -> Any:
     )  # fmt: skip
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(what):
-            raise MismatchError(
-                f"{name}: {what.replace('_', ' ')}: {sorted(map(str, report[what]))[:20]}"
-            )
+            raise MismatchError(f"{name}: {what.replace('_', ' ')}: {sorted(map(str, report[what]))[:20]}")
     return made.to(device()).eval()
 
 

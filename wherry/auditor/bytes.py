@@ -216,7 +216,7 @@ def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
 
 
 def _failures(looked: PlaceAudit, outcome: Verification) -> Iterator[Finding]:
-    """The failures of a verification as findings, with the byte position of the leaf; files that were added are known."""
+    """The failures of a verification as findings, with the byte position of the leaf, but for known added files."""
     row, kind = looked.row, "altered" if outcome.ok else outcome.verdict
     known = {one.path for one in looked.findings if one.kind == "added"}
     for failure in outcome.failed:

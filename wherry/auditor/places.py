@@ -24,14 +24,14 @@ from wherry.errors import (
     StorageError,
     WherryError,
 )
-from wherry.formats.added_files import strange_files
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import describe_absent
+from wherry.formats.recorded_files import file_differences
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.records import record_differences
+from wherry.verifier.records import added_rows, file_rows, record_differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,25 +199,28 @@ class _Look:
             )
 
     def _contents(self, checkpoint: Checkpoint) -> Iterator[Finding]:
-        for piece in checkpoint.reader.absent():
-            yield about(
-                self.place, "incomplete", f"missing: {describe_absent(piece)}", path=render(piece.path)
-            )
+        missing = [
+            about(self.place, "incomplete", f"missing: {describe_absent(piece)}", path=render(piece.path))
+            for piece in checkpoint.reader.absent()
+        ]
+        yield from missing
         if self.sidecar is not None:
-            yield from self._structure(checkpoint, self.sidecar)
+            yield from self._differences(checkpoint, self.sidecar, named=bool(missing))
         self.fingerprint = present_fingerprint(checkpoint)
         marks = {self.fingerprint, present_fingerprint(checkpoint, marks=False)}
         recorded = {self.place.fingerprint, self.sidecar.checkpoint.fingerprint if self.sidecar else ""}
         if not marks & recorded:
             yield self._touch_finding()
 
-    def _structure(self, checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Finding]:
-        """Differences from the recorded structure: tensors, companion files, then files that were added."""
-        for kind, path, what in record_differences(checkpoint, sidecar):
-            yield about(self.place, kind, what, path=path)
+    def _differences(self, checkpoint: Checkpoint, sidecar: Sidecar, *, named: bool) -> Iterator[Finding]:
+        """Differences from the recorded structure: tensors, companions, then files unless missing parts are `named`."""
+        rows = [*record_differences(checkpoint, sidecar)]
         if self.required:
-            for name in strange_files(checkpoint, locate(self.place.uri), sidecar):
-                yield about(self.place, "added", "its record does not have this file", path=name)
+            files = file_differences(checkpoint, locate(self.place.uri), sidecar)
+            rows += [] if rows or named else file_rows(files)
+            rows += added_rows(files)
+        for kind, path, what in rows:
+            yield about(self.place, kind, what, path=path)
 
     def _touch_finding(self) -> Finding:
         if self.required:

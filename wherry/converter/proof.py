@@ -21,11 +21,11 @@ from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
-from wherry.formats.added_files import recorded_files
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look
 from wherry.formats.format import Glimpse
+from wherry.formats.recorded_files import recorded_files
 from wherry.formats.registry import find_format, formats
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
@@ -152,6 +152,7 @@ def prove(
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
+        files = recorded_files(found.reader, written)
         detection, manifest = found.detection, found.manifest
     origin = {
         **manifest.origin,
@@ -162,7 +163,7 @@ def prove(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
     )
     receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
-    return Sidecar(manifest, node, receipt, expected.leaves, recorded_files(written))
+    return Sidecar(manifest, node, receipt, expected.leaves, files)
 
 
 def open_written(written: Location, source: Detection, target: str) -> Checkpoint:

@@ -19,9 +19,9 @@ from wherry.errors import (
     TargetExistsError,
     wherry_error,
 )
-from wherry.formats.added_files import strange_files
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
+from wherry.formats.recorded_files import file_differences
 from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
@@ -210,7 +210,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         for companion in manifest.companions:
             if digest_companion(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "digest mismatch in the companion file")
-        extra = strange_files(copy, home, subject.sidecar)
+        extra = file_differences(copy, home, subject.sidecar).strange
         if extra:
             raise MismatchError(
                 f"the file {extra[0]} has no recorded digest",

@@ -19,8 +19,8 @@ from wherry.core.receipt import utc_now
 from wherry.core.services import service
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
-from wherry.formats.added_files import strange_files
 from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.recorded_files import file_differences
 from wherry.ledger.outcomes import record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
@@ -366,7 +366,9 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
     except NotRecordedError as error:
         if outcome.ok:  # without a record there is no promotion
             raise error.__cause__ or error from None
-    if not outcome.ok and outcome.verdict != ADDED:  # the gate `extra_companions` judges files that were added
+    if (
+        not outcome.ok and outcome.verdict != ADDED
+    ):  # the gate `extra_companions` judges files that were added
         cure = "restore the checkpoint from a backup, or convert it again"
         what = "the checkpoint differs from the registered one"
         raise failure_of(outcome, cure=cure, what=what, stage="promote")
@@ -379,7 +381,7 @@ def _facts(found: ResolvedModel, sidecar: Sidecar, level: str, approver: str | N
 
     digest, uri = sidecar.checkpoint.checkpoint_digest, found.uri
     with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
-        extra = strange_files(checkpoint, locate(uri), sidecar)
+        extra = file_differences(checkpoint, locate(uri), sidecar).strange
     with open_ledger() as ledger:
         outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
         node, made = nodes(ledger, [digest]).get(digest), conversions_to(ledger, digest)

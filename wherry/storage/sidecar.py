@@ -56,14 +56,15 @@ class Sidecar:
         checkpoint: the node of the lineage.
         receipt: the conversion that made it; None if only its digests were recorded.
         leaves: key path → raw hash of each leaf, by the algorithm of the digests.
-        files: names of all files in the folder of the checkpoint, empty if it is a file; None in older sidecars.
+        files: name → size of each file of the checkpoint, None for other files in its folder; None in older sidecars.
+            See `wherry.formats.recorded_files`.
     """
 
     manifest: Manifest
     checkpoint: CheckpointRef
     receipt: Receipt | None = None
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
-    files: tuple[str, ...] | None = None
+    files: Mapping[str, int | None] | None = None
 
     @property
     def algorithm(self) -> str:
@@ -151,7 +152,7 @@ def _scan(place: Location) -> Any:
     rows: Rows = {
         "manifest": {"tensors": lambda _number, row: tensor_row(row)},
         "leaves": {"*": leaves},
-        "files": lambda _number, name: _name(name),
+        "files": lambda _name, size: size,
     }
     pieces = place.metadata(scale_limit(MOST_SIDECAR))
     return scan_json(pieces, "the sidecar", rows, uri=place.uri, limits=_LIMITS, cure=_CURE)
@@ -177,7 +178,7 @@ def encode(sidecar: Sidecar) -> bytes:
                 render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
             }
         },
-        **({} if sidecar.files is None else {"files": list(sidecar.files)}),
+        **({} if sidecar.files is None else {"files": dict(sidecar.files)}),
     }
     # Indented by json's encoder in Python, which takes ten times as long as the one in C.
     indent = 1 if len(sidecar.manifest.tensors) <= _MOST_INDENTED else None
@@ -210,19 +211,14 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
         raise CorruptError(f"invalid sidecar: {describe_exception(error)}", uri=uri, cure=_CURE) from error
 
 
-def _files(data: dict[str, Any]) -> tuple[str, ...] | None:
-    """The names of the files; None in older sidecars."""
-    if "files" not in data:
+def _files(data: dict[str, Any]) -> dict[str, int | None] | None:
+    """The files and their sizes; None in older sidecars."""
+    found = data.get("files")
+    if found is None:
         return None
-    if not isinstance(data["files"], list):
-        raise TypeError(f"expected a list as 'files', got {type(data['files']).__name__}")
-    return tuple(map(_name, data["files"]))
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected names of files, got {value!r}")
-    return value
+    if not isinstance(found, dict) or {*map(type, found.values())} - {int, type(None)}:
+        raise TypeError("expected sizes of files")
+    return found
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

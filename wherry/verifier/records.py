@@ -21,6 +21,7 @@ from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
 from wherry.errors import CorruptError, WherryError
+from wherry.ledger.replay import ADDED
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
 from wherry.storage.home import sqlite_file, sqlite_to_read
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.recorded_files import FileDifferences
     from wherry.storage.sidecar import Sidecar
 
 _NODE = (
@@ -66,9 +68,9 @@ class RecordDifference(NamedTuple):
     """A difference of a checkpoint from its sidecar that metadata shows.
 
     Attributes:
-        kind: `structure` (names, shapes and dtypes of tensors), `incomplete` (a companion is missing) or `altered` (a
-            companion has another size).
-        path: of the tensor, or the name of the companion.
+        kind: `structure` (names, shapes and dtypes of tensors), `incomplete` (a file is missing), `altered` (a file has
+            another size) or `added` (the record does not have a file).
+        path: of the tensor, or the name of the file.
         what: the difference.
     """
 
@@ -211,6 +213,20 @@ def record_differences(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Rec
         elif sizes[companion.name] != companion.size:
             what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
             yield RecordDifference(ALTERED, companion.name, what)
+
+
+def file_rows(files: FileDifferences) -> Iterator[RecordDifference]:
+    """Files that are missing or have another size, for where nothing says which tensor that concerns."""
+    for name in files.missing:
+        yield RecordDifference(INCOMPLETE, name, "missing file")
+    for name, (expected, found) in files.resized.items():
+        yield RecordDifference(ALTERED, name, f"size mismatch: expected {expected} bytes, got {found}")
+
+
+def added_rows(files: FileDifferences) -> Iterator[RecordDifference]:
+    """Files that the record does not have, and that nothing is known to write."""
+    for name in files.strange:
+        yield RecordDifference(ADDED, name, "its record does not have this file")
 
 
 def contradictions(sidecar: Sidecar) -> Iterator[Failure]:

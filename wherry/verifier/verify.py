@@ -33,10 +33,10 @@ from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget, plural
 from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
-from wherry.formats.added_files import added_files
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.recorded_files import FileDifferences, file_differences
 from wherry.formats.shortage import shortage
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
@@ -54,10 +54,10 @@ from wherry.verifier.full_read import (
     altered_companions,
     read_all,
 )
-from wherry.verifier.records import INCOMPLETE, known_node, record_differences
+from wherry.verifier.records import INCOMPLETE, added_rows, file_rows, known_node, record_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _READING = ("digest", "roundtrip")
 _OTHERS_SAY = ("native", "logits")
-_ADDED = "its record does not have this file: remove it if a library must not read or run it"
 # verdict → exit code of the command line.
 UNCOMPARED = (
     "uncompared"  # the verdict on sound bytes where the ledger, which may say otherwise, could not be asked
@@ -104,6 +103,7 @@ class Verification:
         lineage: whether the ledger recorded the outcome, if that was requested.
         warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; files that are not
             in the record and allowed. They do not change the verdict.
+        recorded: whether a sidecar is there, with which names, shapes and files were compared.
     """
 
     uri: str
@@ -119,6 +119,7 @@ class Verification:
     full_read: FullRead | None = None
     lineage: str = ""
     warnings: tuple[str, ...] = ()
+    recorded: bool = False
 
     def __repr__(self) -> str:
         return f"<Verification: {self.verdict} at level {self.level}, {plural(self.checked, 'tensor')} of {self.uri}>"
@@ -148,6 +149,7 @@ class Verification:
             "level": self.level,
             "verdict": self.verdict,
             "ok": self.ok,
+            "recorded": self.recorded,
             "tensors": {
                 "checked": self.checked,
                 "failed": [{"path": row.path, "reason": row.reason, "leaf": row.leaf} for row in self.failed],
@@ -344,50 +346,64 @@ def uncompared_error(found: Verification) -> StorageError:
 
 
 def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
-    sidecar = read_sidecar(locate(checkpoint.uri))
-    different = () if sidecar is None else tuple(record_differences(checkpoint, sidecar))
-    missing = _missing(checkpoint, level, different)
+    place = locate(checkpoint.uri)
+    sidecar = read_sidecar(place)
+    different = [] if sidecar is None else [*record_differences(checkpoint, sidecar)]
+    files = FileDifferences() if sidecar is None else file_differences(checkpoint, place, sidecar)
+    missing = _missing(checkpoint, level, different, files)
     compared = against is not None and level not in _OTHERS_SAY
     wanted = not missing and (level in _READING or compared)
     read = read_all(checkpoint, sidecar, against, how) if wanted else None
-    failed = missing if read is None else read.failed
-    if read is None and not missing:
-        failed = tuple(Failure(one.path, one.what) for one in different)
-        if sidecar is not None and level in _OTHERS_SAY and not failed:
-            failed = tuple(altered_companions(checkpoint, sidecar))  # the library reads them
-    added = {} if sidecar is None else added_files(checkpoint, locate(checkpoint.uri), sidecar)
+    failed = missing or _failures(different, files, read)
+    if sidecar is not None and level in _OTHERS_SAY and not failed:
+        failed = tuple(altered_companions(checkpoint, sidecar))  # the library reads them
     verdict = "incomplete" if missing else "altered" if failed else "ok" if read is None else _verdict(read)
-    strange = tuple(Failure(name, _ADDED) for name, what in added.items() if not what)
     return Verification(
         uri=checkpoint.uri,
         level=level,
-        verdict=ADDED if strange and verdict in ("ok", READ_ONLY, UNCOMPARED) else verdict,
+        verdict=ADDED if files.strange and verdict in ("ok", READ_ONLY, UNCOMPARED) else verdict,
         checked=len(checkpoint.manifest.tensors),
-        failed=failed + strange,
+        failed=failed + _as_failures(added_rows(files)),
         nbytes=checkpoint.manifest.nbytes if read else 0,
         measured=against.measured if against and against.measured.tensors else None,
         full_read=read,
-        warnings=(*(read.warnings if read else ()), *_notes(sidecar, added)),
+        warnings=(*(read.warnings if read else ()), *_notes(sidecar, files)),
+        recorded=sidecar is not None,
     )
 
 
+def _as_failures(rows: Iterable[RecordDifference]) -> tuple[Failure, ...]:
+    return tuple(Failure(one.path, one.what) for one in rows)
+
+
 def _missing(
-    checkpoint: Checkpoint, level: str, different: tuple[RecordDifference, ...]
+    checkpoint: Checkpoint, level: str, different: Sequence[RecordDifference], files: FileDifferences
 ) -> tuple[Failure, ...]:
-    """The parts that are missing: chunks, parts of matrices, companion files."""
+    """The missing parts: chunks, parts of matrices, companion files; other files if nothing else says which."""
     pieces = () if level == "structure" else checkpoint.reader.absent()
     missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
     if (short := shortage(checkpoint.manifest)) is not None:
         missing += (Failure("", f"{short.reason}; {short.cure}"),)
         missing += tuple(Failure(render(path), what) for path, what in short.parts.items())
-    return missing + tuple(Failure(one.path, one.what) for one in different if one.kind == INCOMPLETE)
+    missing += _as_failures(one for one in different if one.kind == INCOMPLETE)
+    return missing or _as_failures(one for one in file_rows(files) if one.kind == INCOMPLETE)
 
 
-def _notes(sidecar: Sidecar | None, added: Mapping[str, str]) -> Iterator[str]:
+def _failures(
+    different: Sequence[RecordDifference], files: FileDifferences, read: FullRead | None
+) -> tuple[Failure, ...]:
+    """The differences in bytes and in metadata; sizes of files if nothing else says which tensor differs."""
+    failed = () if read is None else read.failed
+    named = {one.path for one in failed}
+    failed += _as_failures(one for one in different if one.path not in named)
+    return failed or _as_failures(file_rows(files))
+
+
+def _notes(sidecar: Sidecar | None, files: FileDifferences) -> Iterator[str]:
     """Files that are not in the record and allowed, and whether the record could name any."""
     if sidecar is not None and sidecar.files is None:
         yield "its record has no list of files: of files that were added, only companion files are found"
-    for name, what in added.items():
+    for name, what in files.added.items():
         if what:
             yield f"{name}: not in the record, but allowed: {what}"
 
