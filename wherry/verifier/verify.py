@@ -1,16 +1,27 @@
 """verify: check that a checkpoint is complete and matches what was recorded about it.
 
-Levels, each including those before it:
+Levels; each of the first four includes those before it, and the last two include `present`:
 
 - `structure`: it can be opened; keys, shapes and dtypes are consistent, and matrices are whole: see
-  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones.
-- `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
-- `digest`: every byte is read again, including companion files, and matches the sidecar and what the ledger has at this
-  place; the checksums that the container itself records are compared on the way.
+  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones. Names, shapes and
+  dtypes of tensors, files and their sizes are those of the sidecar. *Not proved*: any value, since none is read.
+- `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros. *Not proved*: any
+  value.
+- `digest`: every byte of every tensor and companion file is read again, and matches the sidecar and what the ledger has
+  at this place; the checksums that the container itself records are compared on the way. *Not proved*: bytes that belong
+  to no tensor, such as padding and the directory of an archive; that the record is right where no ledger has it.
 - `roundtrip`: it holds the tensors of `against`; if that is of another system, through the inverse layout, so that
   equal digests prove that the conversion lost nothing. Where values may change, the error is measured against a bound.
-- `native`, `logits`: it is present, and the system's own library loads it onto the available devices, bit by bit;
-  a reference implementation computes the same from it as from the source.
+  *Not proved*: that the layout is right, since an error of both directions cancels out.
+- `native`: the system's own library loads it onto the available devices with the recorded bits, and companion files are
+  those of the sidecar; of a Hugging Face folder, transformers builds the model that the config names. *Not proved*: that
+  the model computes the right function, or, for other systems, that their own code builds the model; the evidence names
+  what ran. The ledger is not compared.
+- `logits`: transformers computes the same from it as from the source, up to a relative bound. *Not proved*: single
+  bits, and anything that the few tokens do not reach; for other systems than Hugging Face, that these compute the same.
+
+Every level names files that the sidecar does not list; see `wherry.formats.recorded_files`. Without a sidecar there is
+nothing to compare names and files with, and `recorded` of the outcome is false.
 
 What nobody recorded is read too, and its digests are computed, but nothing proves that these bytes are the right ones:
 the verdict is `read`, which no policy, promotion or audit counts as proof. With `record` the ledger has the digests
