@@ -55,7 +55,9 @@ def test_the_table_has_every_damage_and_at_least_forty():
 @pytest.mark.parametrize("damage", SOUND)
 def test_what_is_no_damage_passes_every_level_that_a_target_has(damage):
     for name, found in GOLDEN[damage].items():
-        has = {level for level in LEVELS if level != "logits" or name != "torch-zip"}  # a file without a config
+        has = {
+            level for level in LEVELS if level != "logits" or name != "torch-zip"
+        }  # a file without a config
         assert {level for level, word in found.items() if word == "ok"} == has
 
 
