@@ -229,12 +229,15 @@ def damage_table() -> str:
     measured = json.loads(DAMAGE.read_text())
     sound = measured.pop("nothing")
     rows = [
-        (damage, *(damage_cell(level, found, sound) for level in LEVELS)) for damage, found in measured.items()
+        (damage, *(damage_cell(level, found, sound) for level in LEVELS))
+        for damage, found in measured.items()
     ]
     return table(("planted", *LEVELS), rows)
 
 
-def damage_cell(level: str, found: Mapping[str, Mapping[str, str]], sound: Mapping[str, Mapping[str, str]]) -> str:
+def damage_cell(
+    level: str, found: Mapping[str, Mapping[str, str]], sound: Mapping[str, Mapping[str, str]]
+) -> str:
     """The targets in which a level finds a damage, of those that have it and are sound at this level."""
     able = [name for name in found if sound[name][level] == "ok"]
     seen = [name for name in able if found[name][level] not in SOUND]

@@ -1,4 +1,4 @@
-"""Every level names the files of a checkpoint that its record does not have, those that are missing, and other sizes."""
+"""Every level names files that the record of a checkpoint does not have, those that are missing, and other sizes."""
 
 from __future__ import annotations
 
@@ -86,6 +86,25 @@ def test_what_known_readers_leave_is_named_and_allowed(made, name, named):
         assert found.ok, found.failed
         [warning] = [one for one in found.warnings if named in one]
         assert warning.startswith(f"{named}: not in the record, but allowed: ")
+
+
+def test_a_checkpoint_inside_the_folder_is_named_by_its_folder(made, source):
+    wherry.convert(source, made / "arrays" / "orbax", to="orbax")
+    found = wherry.verify(made)
+    assert found.ok
+    assert found.warnings == (
+        "arrays/orbax: not in the record, but allowed: a checkpoint of its own, with its own record",
+    )
+    (made / "arrays" / "run.py").write_text("")
+    assert [row.path for row in wherry.verify(made).failed] == ["arrays/run.py"]
+
+
+def test_a_sidecar_below_excuses_nothing_in_a_folder_of_the_checkpoint(source, tmp_path):
+    wherry.convert(source, tmp_path / "out", to="orbax")
+    (tmp_path / "out" / "d" / "wherry.json").write_text("{}")
+    (tmp_path / "out" / "d" / "run.py").write_text("")
+    found = wherry.verify(tmp_path / "out")
+    assert [row.path for row in found.failed] == ["d/run.py", "d/wherry.json"]
 
 
 def test_a_known_name_is_known_at_the_top_only():

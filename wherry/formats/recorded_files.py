@@ -19,10 +19,10 @@ from wherry.core.steps import step_number
 from wherry.formats.registry import find_format
 from wherry.objects.hub_commit import BLANK
 from wherry.storage.folders import is_staging
-from wherry.storage.sidecar import OWN_NAMES, Sidecar
+from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.reader import Reader
@@ -50,11 +50,13 @@ KNOWN = (
         re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini"), "what a file browser keeps of a folder"
     ),
     KnownFile(re.compile(r"\.nfs[0-9a-f]+"), "a removed file that NFS keeps while it is open"),
+    KnownFile(re.compile(r"\.wherry\.json\.before"), "the sidecar before a rewrite in place"),
 )
 _ITSELF = "."  # the name of a checkpoint that is one file
 _MOST = 100_000  # names in a record: arrays without OCDBT have a file for each chunk
 _PAGE = "a file of the repository's page"
 _STEP = "a step of a run is a checkpoint of its own"
+_RECORDED = "a checkpoint of its own, with its own record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,15 @@ def file_differences(checkpoint: Checkpoint, location: Location, sidecar: Sideca
         marks = find_format(checkpoint.detection.format).commit_members  # the last of which follow the record
         added |= sizes.keys() - recorded.keys() - companions - {_ITSELF, *marks}
     page = BLANK if location.store.capabilities.one_commit else frozenset[str]()
+    own = _recorded_folders(sizes, recorded)
     named: dict[str, str] = {}
     for name in sorted(added):
         what = known_file(name, page)
-        named[name.partition("/")[0] if what else name] = what
+        home = next((folder for folder in own if name.startswith(f"{folder}/")), None)
+        if home is not None:
+            named[home] = _RECORDED
+        else:
+            named[name.partition("/")[0] if what else name] = what
     stated = {name: size for name, size in recorded.items() if size is not None}
     return FileDifferences(
         named,
@@ -151,6 +158,12 @@ def _present_files(location: Location) -> dict[str, int]:
     if not entry.is_dir:
         return {_ITSELF: entry.size}
     return {one.name: one.size for one in location.walk() if not _is_own(one.name)}
+
+
+def _recorded_folders(sizes: Iterable[str], recorded: Iterable[str]) -> list[str]:
+    """The folders that have a sidecar of their own, and no recorded file of the checkpoint around them."""
+    folders = [folder for folder, _, name in (one.rpartition("/") for one in sizes) if name == FOLDER_NAME]
+    return [folder for folder in folders if not any(one.startswith(f"{folder}/") for one in recorded)]
 
 
 def _is_own(name: str) -> bool:

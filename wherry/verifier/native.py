@@ -1,10 +1,10 @@
 """native and logits: the levels of verification that use the systems' own software.
 
 `native` loads a checkpoint with the target system's own library onto the available devices (TPU, GPU, CPU), sharded if
-possible, and compares the digests of the loaded arrays with the recorded ones; transformers also builds the model. `logits`
-converts source and target to Hugging Face folders, unless they are, and compares the outputs of transformers' own
-model. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory is
-released. What they do not prove is in `wherry.verifier.verify`.
+possible, and compares the digests of the loaded arrays with the recorded ones; transformers also builds the model.
+`logits` converts source and target to Hugging Face folders, unless they are, and compares the outputs of transformers'
+own model. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory
+is released. What they do not prove is in `wherry.verifier.verify`.
 """
 
 from __future__ import annotations

@@ -7,16 +7,16 @@ Levels; each of the first four includes those before it, and the last two includ
   dtypes of tensors, files and their sizes are those of the sidecar. *Not proved*: any value, since none is read.
 - `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros. *Not proved*: any
   value.
-- `digest`: every byte of every tensor and companion file is read again, and matches the sidecar and what the ledger has
-  at this place; the checksums that the container itself records are compared on the way. *Not proved*: bytes that belong
-  to no tensor, such as padding and the directory of an archive; that the record is right where no ledger has it.
+- `digest`: every byte of every tensor and companion file is read again, and matches the sidecar and what the ledger
+  has at this place; the checksums that the container itself records are compared on the way. *Not proved*: bytes that
+  belong to no tensor, such as padding and the directory of an archive; that the record is right where no ledger has it.
 - `roundtrip`: it holds the tensors of `against`; if that is of another system, through the inverse layout, so that
   equal digests prove that the conversion lost nothing. Where values may change, the error is measured against a bound.
   *Not proved*: that the layout is right, since an error of both directions cancels out.
-- `native`: the system's own library loads it onto the available devices with the recorded bits, and companion files are
-  those of the sidecar; of a Hugging Face folder, transformers builds the model that the config names. *Not proved*: that
-  the model computes the right function, or, for other systems, that their own code builds the model; the evidence names
-  what ran. The ledger is not compared.
+- `native`: the system's own library loads it onto the available devices with the recorded bits, and companion files
+  are those of the sidecar; of a Hugging Face folder, transformers builds the model that the config names. *Not proved*:
+  that the model computes the right function, or, for other systems, that their own code builds the model; the evidence
+  names what ran. The ledger is not compared.
 - `logits`: transformers computes the same from it as from the source, up to a relative bound. *Not proved*: single
   bits, and anything that the few tokens do not reach; for other systems than Hugging Face, that these compute the same.
 
