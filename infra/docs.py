@@ -5,7 +5,8 @@
 A generated part is between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
 `docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this script after a change to either. It
 needs wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
-The tables of attributes are made of a golden file, which `python -m tests.support.walk.record` measures.
+The tables of attributes and of planted damage are made of golden files, which `python -m tests.support.walk.record` and
+`python -m tests.support.damage` measure.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from wherry.errors import WherryError
 from wherry.families import adapter_families, families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
+from wherry.ledger.replay import READ_ONLY
 from wherry.objects.stores import OBJECT_STORES
 from wherry.quantized.schemes import schemes
 from wherry.storage.protocols import PROTOCOLS
+from wherry.verifier.verify import LEVELS
 from wherry.view.overview import (
     WAYS,
     blocks_without_layouts,
@@ -62,6 +65,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
 RESULTS = ROOT / "infra" / "bench-results.json"
 RATES = ("BLAKE3", "SHA-256", "zstd encode bfloat16", "gzip decode float32", "memcpy")  # shown in README
+DAMAGE = ROOT / "tests" / "golden" / "damage.json"
+SOUND = ("ok", READ_ONLY)
 RATIOS = ("faster", "faster_read_back")
 
 
@@ -218,6 +223,30 @@ def native_list() -> str:
     """The formats without a loader at the level `native`."""
     names = ", ".join(f"`{name}`" for name in formats() if name not in LOADERS)
     return textwrap.fill(f"`native` has no loader for {names}.", 118, break_on_hyphens=False) + "\n"
+
+
+def damage_table() -> str:
+    """Which level of `verify` finds which planted damage in which targets, as measured."""
+    measured = json.loads(DAMAGE.read_text())
+    sound = measured.pop("nothing")
+    rows = [
+        (damage, *(damage_cell(level, found, sound) for level in LEVELS))
+        for damage, found in measured.items()
+    ]
+    return table(("planted", *LEVELS), rows)
+
+
+def damage_cell(
+    level: str, found: Mapping[str, Mapping[str, str]], sound: Mapping[str, Mapping[str, str]]
+) -> str:
+    """The targets in which a level finds a damage, of those that have it and are sound at this level."""
+    able = [name for name in found if sound[name][level] == "ok"]
+    seen = [name for name in able if found[name][level] not in SOUND]
+    if len(seen) in (0, len(able)):
+        return "all" if seen else "–"
+    most = len(seen) > len(able) / 2
+    named = ", ".join(name for name in able if (name in seen) != most)
+    return f"all but {named}" if most else named
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -441,6 +470,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "attributes": attribute_tables,
     "bench": benchmark,
     "commands": help_blocks,
+    "damage": damage_table,
     "deployments": deployments_table,
     "errors": error_catalogue,
     "exit_codes": exit_code_table,

@@ -75,7 +75,9 @@ BENCH = Purpose("bench", "bench", first=("torch",))
 
 def take_over() -> None:
     """Restart under a Python that is new enough, if this one is not; let the processes that it starts keep bytecode."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles every package that it imports
+    os.environ.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # else each process compiles every package that it imports
     if sys.version_info[:2] < OLDEST:
         python = find_python()
         os.execv(python, [python, *sys.argv])

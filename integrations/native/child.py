@@ -26,7 +26,7 @@ from wherry.core.keypath import render
 from wherry.core.manifest import from_json
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
-from wherry.integrations.native import UnsafeLibraryError
+from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.live.match import match
 from wherry.mover.output import as_bytes
 
@@ -53,12 +53,14 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `failed` (path and reason of each tensor that differs from the manifest), `checked`, `sharded` and `devices`; or
-        `refused`, the library's error message; or `unsupported` and `cure`, why loading was not tried.
+        `refused`, the library's error message; or `unsafe` or `unbuilt`, with `cure`: why loading was not tried.
     """
     try:
         return _logits(request) if request["task"] == "logits" else _native(request)
     except UnsafeLibraryError as error:
-        return {"unsupported": error.what, "cure": error.cure}
+        return {"unsafe": error.what, "cure": error.cure}
+    except NoModelError as error:
+        return {"unbuilt": error.what, "cure": error.cure}
 
 
 def _logits(request: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def _native(request: dict[str, Any]) -> dict[str, Any]:
     try:
         state = load(_place(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
-    except UnsafeLibraryError:
+    except (UnsafeLibraryError, NoModelError):
         raise
     except Exception as error:  # noqa: BLE001  any error of the library is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wherry.integrations.native import UnsafeLibraryError, with_torch
+from wherry.integrations.native import NoModelError, UnsafeLibraryError, with_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,10 +30,8 @@ def compare_logits(source: Path, target: Path) -> dict[str, Any]:
     for folder in (source, target):
         try:
             model = with_torch.model(folder, with_torch.weights(folder))
-            if model is None:
-                return {"refused": f"transformers has no model class for {folder}", "devices": "none"}
             found.append(_run(torch, model.float()))
-        except UnsafeLibraryError:
+        except (UnsafeLibraryError, NoModelError):
             raise
         except Exception as error:  # noqa: BLE001  any error of the library is the finding
             return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": "none"}

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.formats.dcp.folder import read_contents
+from wherry.integrations.formats.megatron import latest
 from wherry.integrations.native.with_torch import device, require_safe_torch
 from wherry.storage.stores import locate
 
@@ -48,8 +49,19 @@ def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device())
         for name, tensor in index.tensors.items()
     }
-    checkpoint.load(state, storage_reader=InertReader(folder), no_dist=True)
+    try:
+        checkpoint.load(state, storage_reader=InertReader(folder), no_dist=True)
+    except checkpoint.api.CheckpointException as error:  # no Exception, so that nobody would catch it
+        raise RuntimeError(str(error)) from error
     return state
+
+
+def load_megatron(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
+    """Load a step of Megatron-Core in the format `torch_dist`, or the newest step of a run, as a folder of DCP."""
+    step = latest(locate(str(folder)))
+    if not step:
+        return load_distributed(folder, specs)
+    return load_distributed(f"{folder}/{step}" if isinstance(folder, str) else folder / step, specs)
 
 
 def _metadata(index: DcpIndex) -> Any:

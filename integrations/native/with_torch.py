@@ -1,7 +1,7 @@
 """Loaders for the formats of PyTorch programs: every tensor is loaded onto the GPU if there is one.
 
-Archives are loaded with `weights_only`; what `weights_only` refuses is not loaded. For a Hugging Face folder whose
-config names a class of transformers, the model class loads the tensors too, with none missing or unexpected.
+Archives are loaded with `weights_only`; what `weights_only` refuses is not loaded. Of a Hugging Face folder, the model
+class that the config names is built from the tensors, with none missing, unexpected or of another shape.
 Facts: `weights_only` runs code of the file in torch before 2.6 (GHSA-53q9-r3pm-6pq6) and corrupts memory before 2.10
 (GHSA-63cw-57p8-fm3p). `from_pretrained` of transformers 5 looks in the folder that it is given for adapters and their
 base model, sharded checkpoints of DCP and code of generation.
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
-from wherry.integrations.native import UnsafeLibraryError
+from wherry.integrations.formats.huggingface.weights import find_weights
+from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 SAFE = (2, 10)  # the oldest torch whose `weights_only` is not known to run code
 CONFIG = "config.json"
+_MOST_INDEX = 64 << 20
+_READ_ALL = "pass --level digest, which reads every byte"
+_OTHER_LIBRARIES = {  # stem of the weights → what it is
+    "adapter_model": "adapter: PEFT loads it onto its base, which is no part of the checkpoint",
+    "diffusion_pytorch_model": "model of diffusers",
+}
 _CODE = frozenset({"auto_map", "custom_pipelines", "configuration_files"})
 
 
@@ -44,7 +51,7 @@ def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """Load a folder: its files with the safetensors library or torch, then the model class that the config names."""
+    """Load a folder: its files with the safetensors library or torch, then build the model that the config names."""
     del specs
     tensors = weights(folder)
     model(folder, tensors)
@@ -52,14 +59,27 @@ def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    """The tensors of a Hugging Face folder, read by the safetensors library or torch."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
+    """The tensors of the files that transformers would choose in a folder, read by the safetensors library or torch.
+
+    Raises:
+        NoModelError: it holds an adapter, or a model of diffusers.
+        NotFoundError: it has no weights, or no index says which of several files belong together.
+    """
+    chosen = find_weights({path.name: path for path in folder.iterdir()})
+    if chosen is None:
         raise NotFoundError(f"Hugging Face weights not found in {folder}")
-    load = safetensors if files[0].suffix == ".safetensors" else archive
+    if (library := _OTHER_LIBRARIES.get(chosen.stem)) is not None:
+        raise NoModelError(f"transformers builds no {library}", cure=_READ_ALL)
+    if chosen.form == "no index":
+        raise NotFoundError(f"no index of the weights in {folder}")
+    load = safetensors if chosen.container == "safetensors" else archive
+    names = [chosen.file]
+    if chosen.form == "sharded":
+        stated: Any = json.loads(locate(str(folder / chosen.file)).read_whole(_MOST_INDEX))
+        names = sorted(set(stated["weight_map"].values()))
     found: dict[str, Any] = {}
-    for file in files:
-        found |= load(file, {})
+    for name in names:
+        found |= load(Path(locate(str(folder)).member(name).path), {})
     return found
 
 
@@ -95,25 +115,48 @@ def require_safe_torch() -> None:
 
 
 def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
-    """The model with these tensors, of the class that its config names; None if transformers has no such class.
+    """The model with these tensors, of the class that its config names.
 
     transformers does not get the folder, where it would look for adapters, further weights and code: it gets the
     tensors and a config that names neither code nor other locations.
 
     Raises:
-        MismatchError: a tensor is missing, unexpected or of another shape.
+        NotFoundError: there is no config.
+        NoModelError: transformers has no such class, or needs a package for it that is not installed.
+        MismatchError: the config belongs to another class; or a tensor is missing, unexpected or of another shape.
     """
-    try:
-        import transformers
-    except ImportError:
-        return None
+    import transformers
+
     file = folder / CONFIG
-    stated = inert_config(json.loads(locate(str(file)).read_whole(MOST_CONFIG))) if file.exists() else {}
+    if not file.exists():
+        raise NotFoundError(f"file not found: {CONFIG}, without which transformers builds no model")
+    stated = inert_config(json.loads(locate(str(file)).read_whole(MOST_CONFIG)))
     names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
+    # The config is data: it selects a model class, and reaches no other class of the library.
     if not _is_one_of(kind, transformers.PreTrainedModel):
-        return None  # the config is data: it selects a model class, and reaches no other class of the library
+        named = (
+            f"has no model class {names[0]}"
+            if names
+            else f"needs the architecture, which {CONFIG} does not name"
+        )
+        raise NoModelError(f"transformers {transformers.__version__} {named}", cure=_READ_ALL)
+    model_type = stated.get("model_type")
+    if model_type != kind.config_class.model_type:
+        raise MismatchError(
+            f"{CONFIG} states model_type {model_type!r}, but {names[0]} is a {kind.config_class.model_type!r}"
+        )
     Path(CONFIG).write_text(json.dumps(stated))
+    try:
+        return _built(kind, names[0], tensors)
+    except ImportError as error:
+        raise NoModelError(
+            f"{names[0]} needs a package that is not installed: {error}", cure=_READ_ALL
+        ) from error
+
+
+def _built(kind: Any, name: str, tensors: Mapping[str, Any]) -> Any:
+    """The model of a class, by the config in the current folder."""
     config = kind.config_class.from_pretrained(Path.cwd(), local_files_only=True)
     made, report = kind.from_pretrained(
         None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype="auto",
@@ -121,9 +164,7 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     )  # fmt: skip
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(what):
-            raise MismatchError(
-                f"{names[0]}: {what.replace('_', ' ')}: {sorted(map(str, report[what]))[:20]}"
-            )
+            raise MismatchError(f"{name}: {what.replace('_', ' ')}: {sorted(map(str, report[what]))[:20]}")
     return made.to(device()).eval()
 
 

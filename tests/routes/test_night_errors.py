@@ -24,6 +24,7 @@ from wherry.errors import (
     StorageError,
     TargetInUseError,
     UnrepresentableError,
+    UnsupportedError,
     UsageError,
 )
 from wherry.ledger import record as ledgers
@@ -95,7 +96,8 @@ def test_a_faulty_limit_is_said_before_a_night_begins(night, monkeypatch, name):
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [
-        ('{"unsupported": "torch 2.1 is not safe", "cure": "upgrade it"}', MissingExtraError, "torch 2.1"),
+        ('{"unsafe": "torch 2.1 is not safe", "cure": "upgrade it"}', MissingExtraError, "torch 2.1"),
+        ('{"unbuilt": "no model class X", "cure": "read it"}', UnsupportedError, "no model class X"),
         ("", NoAnswerError, "printed no result"),
     ],
 )

@@ -283,4 +283,5 @@ ATTACKS = {
     "dcp": _DCP,
     "lingua": _DCP,
     "torchtitan": _DCP,
+    "megatron": _DCP,
 }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -167,3 +168,103 @@ def test_the_class_that_a_config_names_loads_the_whole_folder(llama, tmp_path):
     found = wherry.verify(tmp_path / "hf", level="native")
     assert found.verdict == "refused"
     assert "model.norm.weight" in found.failed[0].reason
+
+
+@pytest.fixture
+def folder(llama, tmp_path):
+    """A copy of the tiny model's folder, about which nothing is recorded."""
+    return shutil.copytree(llama / "hf", tmp_path / "hf")
+
+
+def state(folder, **attributes):
+    """Change attributes of a config; None removes one."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **attributes}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@pytest.mark.usefixtures("forked_loaders")
+def test_a_folder_without_a_config_is_refused(folder):
+    (folder / "config.json").unlink()
+    found = wherry.verify(folder, level="native")
+    assert (found.verdict, found.exit_code) == ("refused", 9)
+    assert "config.json, without which transformers builds no model" in found.failed[0].reason
+
+
+@pytest.mark.usefixtures("forked_loaders")
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"num_key_value_heads": 4}, {"hidden_size": 64}, {"num_hidden_layers": 3}, {"vocab_size": 61},
+        {"intermediate_size": 64}, {"architectures": ["MistralForCausalLM"]}, {"architectures": ["LlamaModel"]},
+        {"model_type": None}, {"tie_word_embeddings": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_does_not_fit_the_tensors_is_no_pass(folder, attributes):
+    state(folder, **attributes)
+    found = wherry.verify(folder, level="native")
+    assert (found.ok, found.exit_code != 0) == (False, True), found
+
+
+@pytest.mark.usefixtures("forked_loaders")
+def test_other_heads_of_the_same_shapes_are_found_by_the_record(folder, tmp_path):
+    wherry.convert(folder, tmp_path / "made", to="huggingface")
+    assert wherry.verify(tmp_path / "made", level="native").ok
+    file = tmp_path / "made" / "config.json"
+    text = file.read_text()
+    for name, before, after in (("num_attention_heads", 4, 2), ("num_key_value_heads", 2, 1)):
+        text = text.replace(f'"{name}": {before}', f'"{name}": {after}')
+    file.write_text(text)
+    found = wherry.verify(tmp_path / "made", level="native")
+    assert (found.verdict, found.failed[0].path) == ("altered", "config.json")
+
+
+@pytest.mark.usefixtures("forked_loaders")
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"architectures": ["UnknownForCausalLM"]}, "has no model class UnknownForCausalLM"),
+        ({"architectures": None}, "needs the architecture, which config.json does not name"),
+    ],
+)
+def test_a_class_that_is_not_there_is_said_and_proves_nothing(folder, attributes, words):
+    state(folder, **attributes)
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        wherry.verify(folder, level="native")
+    assert caught.value.exit_code == 4
+    assert "--level digest" in caught.value.cure
+
+
+@pytest.mark.usefixtures("forked_loaders")
+def test_an_adapter_is_no_model(folder):
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UnsupportedError, match="transformers builds no adapter: PEFT loads it onto its base"):
+        wherry.verify(folder, level="native")
+
+
+@pytest.mark.usefixtures("forked_loaders")
+def test_the_library_gets_the_files_that_it_would_choose_itself(folder):
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name: value * 0 for name, value in tensors.items()}, folder / "rest-00001-of-00002.safetensors"
+    )
+    found = wherry.verify(folder, level="native")
+    assert found.ok, found.failed
+
+
+@pytest.mark.usefixtures("forked_loaders")
+def test_megatron_s_step_is_read_by_torch_and_says_what_was_not_run(llama, tmp_path):
+    wherry.convert(llama / "hf", tmp_path / "megatron", to="megatron")
+    found = wherry.verify(tmp_path / "megatron", level="native")
+    assert found.ok, found.failed
+    assert found.native is not None
+    assert "Megatron-Core itself is not run, so nothing builds its model" in found.native.evidence
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "megatron").rename(run / "iter_0000007")
+    (run / "latest_checkpointed_iteration.txt").write_text("7")
+    assert wherry.verify(run, level="native").ok

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 # Verdicts after which it is still useful to read the bytes.
-_READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage")
+_READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage", "added")
 # Errors of this machine or of missing packages, not of the checkpoint.
 _NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
 
@@ -158,7 +158,7 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
                 row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
                 unit=how.unit_bytes,
             )  # fmt: skip
-            found = list(_failures(row, outcome))
+            found = list(_failures(looked, outcome))
             if outcome.verdict == UNCOMPARED:
                 found.append(error_finding(row, uncompared_error(outcome)))
             state = outcome.full_read.state if outcome.full_read else ""
@@ -179,7 +179,7 @@ def load_natively(looked: PlaceAudit) -> PlaceAudit:
     except WherryError as error:
         found = [error_finding(row, error)]
     else:
-        found = [replace(one, kind="not-native") for one in _failures(row, outcome)]
+        found = [replace(one, kind="not-native") for one in _failures(looked, outcome)]
         devices = outcome.native.devices if outcome.native else ""
     return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
@@ -215,10 +215,13 @@ def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
     }
 
 
-def _failures(row: CheckpointAudit, outcome: Verification) -> Iterator[Finding]:
-    """The failures of a verification as findings, with the byte position of the leaf."""
-    kind = "altered" if outcome.ok else outcome.verdict
+def _failures(looked: PlaceAudit, outcome: Verification) -> Iterator[Finding]:
+    """The failures of a verification as findings, with the byte position of the leaf, but for known added files."""
+    row, kind = looked.row, "altered" if outcome.ok else outcome.verdict
+    known = {one.path for one in looked.findings if one.kind == "added"}
     for failure in outcome.failed:
+        if failure.path in known:
+            continue
         where = ""
         if failure.leaf is not None:
             where = f", in the {LEAF >> 20} MiB from byte {failure.leaf * LEAF} of the tensor"

@@ -44,6 +44,7 @@ LOST = frozenset(
 _NO_COPY = "restore it from a backup; the ledger has no other intact copy"
 _CURES = {
     "sidecar-altered": "restore the sidecar from a backup or the evidence of an earlier audit, then audit again",
+    "added": "remove the file, or record it: remove the sidecar, then `wherry inspect --digest --write URI`",
     "sidecar-gone": "restore the sidecar from a backup or the evidence of an earlier audit",
     "touched": "run `wherry audit --level digest` to read its bytes",
     "unreachable": "check that the storage is reachable from here, then audit again",

@@ -28,10 +28,12 @@ from wherry.errors import (
 )
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import describe_absent
+from wherry.formats.recorded_files import file_differences
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate, locate_below
+from wherry.verifier.records import added_rows, file_rows, record_differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,36 +221,28 @@ class _Look:
             )
 
     def _contents(self, checkpoint: Checkpoint) -> Iterator[Finding]:
-        for piece in checkpoint.reader.absent():
-            yield about(
-                self.place, "incomplete", f"missing: {describe_absent(piece)}", path=render(piece.path)
-            )
+        missing = [
+            about(self.place, "incomplete", f"missing: {describe_absent(piece)}", path=render(piece.path))
+            for piece in checkpoint.reader.absent()
+        ]
+        yield from missing
         if self.sidecar is not None:
-            yield from self._structure(checkpoint, self.sidecar)
+            yield from self._differences(checkpoint, self.sidecar, named=bool(missing))
         self.fingerprint = present_fingerprint(checkpoint)
         marks = {self.fingerprint, present_fingerprint(checkpoint, marks=False)}
         recorded = {self.place.fingerprint, self.sidecar.checkpoint.fingerprint if self.sidecar else ""}
         if not marks & recorded:
             yield self._touch_finding()
 
-    def _structure(self, checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Finding]:
-        """Differences from the recorded structure: tensors, then companion files."""
-        held, stated = checkpoint.manifest.tensors, sidecar.manifest.tensors
-        for path in sorted({*held, *stated}):
-            here, there = held.get(path), stated.get(path)
-            if here is None or there is None:
-                what = "unrecorded tensor" if there is None else "missing tensor"
-                yield about(self.place, "structure", what, path=render(path))
-            elif (here.shape, here.dtype) != (there.shape, there.dtype):
-                what = f"expected {there.dtype} {list(there.shape)}, got {here.dtype} {list(here.shape)}"
-                yield about(self.place, "structure", what, path=render(path))
-        sizes = {one.name: one.size for one in checkpoint.manifest.companions}
-        for companion in sidecar.manifest.companions:
-            if companion.name not in sizes:
-                yield about(self.place, "incomplete", "missing companion file", path=companion.name)
-            elif sizes[companion.name] != companion.size:
-                what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
-                yield about(self.place, "altered", what, path=companion.name)
+    def _differences(self, checkpoint: Checkpoint, sidecar: Sidecar, *, named: bool) -> Iterator[Finding]:
+        """Differences from the recorded structure: tensors, companions, then files unless missing parts are `named`."""
+        rows = [*record_differences(checkpoint, sidecar)]
+        if self.required:
+            files = file_differences(checkpoint, checkpoint.location, sidecar)
+            rows += [] if rows or named else file_rows(files)
+            rows += added_rows(files)
+        for kind, path, what in rows:
+            yield about(self.place, kind, what, path=path)
 
     def _touch_finding(self) -> Finding:
         if self.required:

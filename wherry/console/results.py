@@ -222,6 +222,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         )
     if (seen := verification.native) is not None:
         say(f"  method: {seen.evidence}; devices: {seen.devices}")
+    if not verification.recorded and verification.full_read is None:
+        say("  record: none, so names, shapes and files were not compared with any")
     for warning in verification.warnings:
         say(f"  warning: {warning}")
     for failure in verification.failed:

@@ -23,6 +23,7 @@ from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerpri
 from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
+from wherry.formats.recorded_files import recorded_files
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint, hash_rest
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
@@ -242,7 +243,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         ours = ours.joined(boxed)
         mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
         with without_collection():
-            sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark)
+            files = recorded_files(written.reader, place)
+            sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
             text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)
@@ -267,7 +269,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
     with blaming_changes(job.pin, job.checkpoint.original), without_collection():
         sidecar, receipt = _sidecar(
-            staged, ours, hashes, verification, fingerprint([file], place, marks=False)
+            staged, ours, hashes, verification, fingerprint([file], place, marks=False), {".": file.size}
         )
         text = encode(sidecar)
     job.pin.require_unchanged(job.checkpoint.original)
@@ -438,7 +440,12 @@ def _is_alike(spec: TensorSpec, written: TensorSpec | None) -> bool:
 
 
 def _sidecar(
-    staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None, mark: str
+    staged: StagedJob,
+    ours: Hashes,
+    hashes: Hashes,
+    verification: dict[str, Any] | None,
+    mark: str,
+    files: dict[str, int | None] | None,
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
     origin = {**plan.manifest.origin, **({"meta": redact_values(job.meta)} if job.meta else {})}
@@ -489,7 +496,7 @@ def _sidecar(
         parents=parents_of(sources, merge),
         losses=[{"path": render(path), **asdict(one)} for path, one in sorted(losses.items())],
     )
-    return Sidecar(manifest, target, receipt, ours.leaves), receipt
+    return Sidecar(manifest, target, receipt, ours.leaves, files), receipt
 
 
 def _bytes_read(job: Job) -> int:

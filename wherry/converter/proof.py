@@ -25,6 +25,7 @@ from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerpri
 from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look
 from wherry.formats.format import Glimpse
+from wherry.formats.recorded_files import recorded_files
 from wherry.formats.registry import find_format, formats
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
@@ -150,6 +151,7 @@ def prove(
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
+        files = recorded_files(found.reader, written)
         detection, manifest = found.detection, found.manifest
     origin = {
         **manifest.origin,
@@ -160,7 +162,7 @@ def prove(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
     )
     receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
-    return Sidecar(manifest, node, receipt, expected.leaves)
+    return Sidecar(manifest, node, receipt, expected.leaves, files)
 
 
 def open_written(written: Location, source: Detection, target: str) -> Checkpoint:

@@ -282,7 +282,9 @@ def open_source(source: SourceRequest) -> Checkpoint:
         files = store
     place = replace(location, store=files or store)
     stored = location if isinstance(store, LocalStore) else None
-    return Checkpoint(find_format(detection.format).open(place, detection), files, source.allow_opaque, stored)
+    return Checkpoint(
+        find_format(detection.format).open(place, detection), files, source.allow_opaque, stored
+    )
 
 
 def open_again(checkpoint: Checkpoint) -> Checkpoint:

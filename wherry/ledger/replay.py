@@ -27,7 +27,8 @@ _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "sc
 _NEEDED = {"route", "target", "request"}
 _FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
 READ_ONLY = "read"  # the verdict on what was read, but never recorded: it proves nothing
-SOUND = ("ok", READ_ONLY)  # verdicts of verifications that found nothing wrong
+ADDED = "added"  # the verdict on intact data with files beside it that its record does not have
+SOUND = ("ok", READ_ONLY, ADDED)  # verdicts of verifications that found the data intact
 _PROVING = ("digest", "roundtrip")  # levels that prove that the bytes match the recorded digests
 
 

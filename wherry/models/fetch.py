@@ -23,6 +23,7 @@ from wherry.errors import (
 )
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
+from wherry.formats.recorded_files import file_differences
 from wherry.formats.registry import find_format
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
@@ -38,7 +39,6 @@ from wherry.storage.sidecar import (
     read_sidecar,
     sidecar_location,
     signature_location,
-    unrecorded_companions,
 )
 from wherry.storage.stores import locate
 
@@ -211,10 +211,10 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         for companion in manifest.companions:
             if digest_companion(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "digest mismatch in the companion file")
-        extra = unrecorded_companions(subject.sidecar, copy.manifest)
+        extra = file_differences(copy, home, subject.sidecar).strange
         if extra:
             raise MismatchError(
-                f"companion file {extra[0]} has no recorded digest",
+                f"the file {extra[0]} has no recorded digest",
                 uri=subject.location.uri,
                 path=extra[0],
                 cure="remove it from the original, or run "

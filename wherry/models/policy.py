@@ -68,7 +68,7 @@ class Policy(BaseModel):
         default=(), description="Patterns of companion files; each must match an existing file."
     )
     extra_companions: bool = Field(
-        default=False, description="Permit companion files that were not recorded with the checkpoint."
+        default=False, description="Permit files in its folder that were not recorded with the checkpoint."
     )
     max_age_days: float | None = Field(
         default=None, gt=0, description="Maximum age of the conversion in days."
@@ -92,7 +92,7 @@ class PolicyFacts:
         manifest: what it holds; the registered digest covers the names of its companion files.
         kind: its kind by the ledger; empty where the ledger does not have it.
         level: level of the verification of this promotion.
-        extra: names of companion files that are not in the manifest.
+        extra: names of files in its folder that are not in its record.
         registered: whether the ledger has registered this version.
         verifications: level → JSON form of the last verification that passed, recorded before this promotion.
         sources: URIs that the ledger's conversions to it have read.

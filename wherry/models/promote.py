@@ -23,11 +23,12 @@ from wherry.core.services import service
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
+from wherry.formats.recorded_files import file_differences
 from wherry.ledger.outcomes import record_outcome
-from wherry.ledger.replay import READ_ONLY, has_passed
+from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
-from wherry.storage.sidecar import read_sidecar, unrecorded_companions
+from wherry.storage.sidecar import read_sidecar
 from wherry.verifier.verify import UNCOMPARED, uncompared_error, verify_source
 from wherry.verifier.workflow import failure_of, unproved_error
 
@@ -370,7 +371,9 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
     except NotRecordedError as error:
         if outcome.ok:  # without a record there is no promotion
             raise error.__cause__ or error from None
-    if not outcome.ok:
+    if (
+        not outcome.ok and outcome.verdict != ADDED
+    ):  # the gate `extra_companions` judges files that were added
         cure = "restore the checkpoint from a backup, or convert it again"
         what = "the checkpoint differs from the registered one"
         raise failure_of(outcome, cure=cure, what=what, stage="promote")
@@ -383,7 +386,7 @@ def _facts(found: ResolvedModel, sidecar: Sidecar, level: str, approver: str | N
 
     digest, uri = sidecar.checkpoint.checkpoint_digest, found.uri
     with open_source(SourceRequest(uri, sidecar.checkpoint.format, below=root_of(uri))) as checkpoint:
-        extra = unrecorded_companions(sidecar, checkpoint.manifest)
+        extra = file_differences(checkpoint, checkpoint.location, sidecar).strange
     with open_ledger() as ledger:
         outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
         node, made = nodes(ledger, [digest]).get(digest), conversions_to(ledger, digest)

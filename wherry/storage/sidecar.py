@@ -56,12 +56,15 @@ class Sidecar:
         checkpoint: the node of the lineage.
         receipt: the conversion that made it; None if only its digests were recorded.
         leaves: key path → raw hash of each leaf, by the algorithm of the digests.
+        files: name → size of each file of the checkpoint, None for other files in its folder; None in older sidecars.
+            See `wherry.formats.recorded_files`.
     """
 
     manifest: Manifest
     checkpoint: CheckpointRef
     receipt: Receipt | None = None
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+    files: Mapping[str, int | None] | None = None
 
     @property
     def algorithm(self) -> str:
@@ -146,7 +149,11 @@ def _scan(place: Location) -> Any:
             raise beyond("the sidecar", scale_limit(_MOST_LEAVES), "leaves", uri=place.uri)
         return found
 
-    rows: Rows = {"manifest": {"tensors": lambda _number, row: tensor_row(row)}, "leaves": {"*": leaves}}
+    rows: Rows = {
+        "manifest": {"tensors": lambda _number, row: tensor_row(row)},
+        "leaves": {"*": leaves},
+        "files": lambda _name, size: size,
+    }
     pieces = place.metadata(scale_limit(MOST_SIDECAR))
     return scan_json(pieces, "the sidecar", rows, uri=place.uri, limits=_LIMITS, cure=_CURE)
 
@@ -157,12 +164,6 @@ def readable_sidecar(location: Location) -> Sidecar | None:
         return read_sidecar(location)
     except CorruptError:
         return None
-
-
-def unrecorded_companions(sidecar: Sidecar, found: Manifest) -> list[str]:
-    """Names of companion files that were added after the sidecar was written; signatures do not count."""
-    known = {companion.name for companion in sidecar.manifest.companions}
-    return sorted({companion.name for companion in found.companions} - known - {SIGNATURE_NAME})
 
 
 def encode(sidecar: Sidecar) -> bytes:
@@ -177,6 +178,7 @@ def encode(sidecar: Sidecar) -> bytes:
                 render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
             }
         },
+        **({} if sidecar.files is None else {"files": dict(sidecar.files)}),
     }
     # Indented by json's encoder in Python, which takes ten times as long as the one in C.
     indent = 1 if len(sidecar.manifest.tensors) <= _MOST_INDENTED else None
@@ -201,11 +203,22 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
                 parse(path): _leaves(found) if isinstance(found, str) else found
                 for path, found in leaves.items()
             },
+            files=_files(data),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(f"invalid sidecar: {describe_exception(error)}", uri=uri, cure=_CURE) from error
+
+
+def _files(data: dict[str, Any]) -> dict[str, int | None] | None:
+    """The files and their sizes; None in older sidecars."""
+    found = data.get("files")
+    if found is None:
+        return None
+    if not isinstance(found, dict) or {*map(type, found.values())} - {int, type(None)}:
+        raise TypeError("expected sizes of files")
+    return found
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

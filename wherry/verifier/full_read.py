@@ -24,7 +24,6 @@ from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.view import as_recorded
-from wherry.storage.sidecar import read_sidecar
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 from wherry.units.cut import UNIT_BYTES
@@ -105,11 +104,14 @@ class FullRead:
     state: str = ""
 
 
-def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) -> FullRead:
+def read_all(
+    checkpoint: Checkpoint, sidecar: Sidecar | None, against: Other | None, how: ReadOptions
+) -> FullRead:
     """Read every byte of a checkpoint and compare it with everything that is known about it.
 
     Args:
         checkpoint: the opened checkpoint, without missing parts.
+        sidecar: its record.
         against: another checkpoint whose tensors it must equal.
         how: budget and progress.
 
@@ -117,8 +119,7 @@ def read_all(checkpoint: Checkpoint, against: Other | None, how: ReadOptions) ->
         CorruptError: a checksum of its container differs.
         WherryError: it or the other checkpoint cannot be read.
     """
-    sidecar, entry = read_sidecar(checkpoint.location), entry_at(checkpoint.uri)
-    pin = object_pin(checkpoint)
+    entry, pin = entry_at(checkpoint.uri), object_pin(checkpoint)
     found = hash_tensors(checkpoint, _algorithm(sidecar, entry), how)
     present = _present(checkpoint, sidecar, found)
     failed = [] if sidecar is None else list(_compare_with_sidecar(checkpoint, found, sidecar))
@@ -167,7 +168,7 @@ def _compare_with_sidecar(checkpoint: Checkpoint, found: Hashes, sidecar: Sideca
     """The differences from the sidecar, and of the sidecar from itself."""
     yield from contradictions(sidecar)
     yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
-    yield from _altered_companions(checkpoint, sidecar)
+    yield from altered_companions(checkpoint, sidecar)
 
 
 def _with_the_ledger(
@@ -328,7 +329,12 @@ def _differences(
         yield Failure(render(path), "unexpected tensor")
 
 
-def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
+def altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
+    """The companion files whose bytes differ from their record.
+
+    Raises:
+        HostileError, StorageError: one cannot be read.
+    """
     for companion in sidecar.manifest.companions:
         try:
             found = digest_companion(checkpoint, companion)

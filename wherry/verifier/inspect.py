@@ -24,6 +24,7 @@ from wherry.errors import IncompleteError, TargetExistsError, UsageError, storag
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.recorded_files import recorded_files
 from wherry.ledger.open import resolve_named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
@@ -187,14 +188,14 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     if lacking is not None:
         raise IncompleteError("the tensor has no digest", uri=uri, path=render(lacking))
     companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
-    mark = present_fingerprint(checkpoint)
+    mark, files = present_fingerprint(checkpoint), recorded_files(checkpoint.reader, locate(uri))
     pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
     node = reference(found.uri, found.format, found.format_version, manifest, mark, hashes.algorithm)
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:
-        _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves)))
+        _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves, files)))
     elif proved_digest(there) != node.checkpoint_digest:
         raise TargetExistsError(
             "the existing sidecar describes another checkpoint",

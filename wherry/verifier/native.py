@@ -1,9 +1,10 @@
 """native and logits: the levels of verification that use the systems' own software.
 
 `native` loads a checkpoint with the target system's own library onto the available devices (TPU, GPU, CPU), sharded if
-possible, and compares the digests of the loaded arrays with the recorded ones. `logits` converts source and target to
-Hugging Face folders, unless they are, and compares the outputs of transformers' own model. Each check is a child
-process, so that the heavy libraries are never imported by the caller and their memory is released.
+possible, and compares the digests of the loaded arrays with the recorded ones; transformers also builds the model.
+`logits` converts source and target to Hugging Face folders, unless they are, and compares the outputs of transformers'
+own model. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory
+is released. What they do not prove is in `wherry.verifier.verify`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         memory: budget of the pass over the bytes, if there is no record.
 
     Raises:
-        UnsupportedError: no library is known for its format, or it is too large for a temporary local copy.
+        UnsupportedError: no library is known for its format, none that is installed has the model class of its config,
+            or it is too large for a temporary local copy.
         StorageError, MismatchError: the copy failed.
         MissingExtraError: the library is not installed, or its version is not safe.
         NoAnswerError: the child exceeded a limit, was killed, or failed to start.
@@ -216,8 +218,10 @@ def _ask(request: dict[str, Any], nbytes: int, variables: Mapping[str, str] = NO
         raise NoAnswerError(
             f"the {request['task']} check printed no result", cure="check what the library prints"
         ) from error
-    if "unsupported" in answer:
-        raise MissingExtraError(answer["unsupported"], cure=answer["cure"])
+    if "unsafe" in answer:
+        raise MissingExtraError(answer["unsafe"], cure=answer["cure"])
+    if "unbuilt" in answer:
+        raise UnsupportedError(answer["unbuilt"], cure=answer["cure"])
     return answer
 
 

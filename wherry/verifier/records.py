@@ -11,15 +11,17 @@ import shlex
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.settings import ledger_url
 from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import weights_digest
+from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
 from wherry.errors import CorruptError, WherryError
+from wherry.ledger.replay import ADDED
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
 from wherry.storage.home import sqlite_file, sqlite_to_read
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.receipt import Receipt
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.recorded_files import FileDifferences
     from wherry.storage.sidecar import Sidecar
 
 _NODE = (
@@ -55,6 +59,24 @@ _MADE = """
     WHERE done.target = :digest AND done.target_uri = :uri ORDER BY done.statement
 """
 _PASSING = ("already", "lineage", "schema")  # fields of a receipt that do not describe the conversion
+
+
+STRUCTURE, INCOMPLETE, ALTERED = "structure", "incomplete", "altered"
+
+
+class RecordDifference(NamedTuple):
+    """A difference of a checkpoint from its sidecar that metadata shows.
+
+    Attributes:
+        kind: `structure` (names, shapes and dtypes of tensors), `incomplete` (a file is missing), `altered` (a file has
+            another size) or `added` (the record does not have a file).
+        path: of the tensor, or the name of the file.
+        what: the difference.
+    """
+
+    kind: str
+    path: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +188,45 @@ def known_node(uri: str) -> CheckpointRef | None:
         return entry.node
     stated = sidecar.checkpoint
     return None if entry.node and entry.node.checkpoint_digest != stated.checkpoint_digest else stated
+
+
+def record_differences(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[RecordDifference]:
+    """Compare the metadata of a checkpoint with its sidecar: tensors first, then companion files.
+
+    Args:
+        checkpoint: opened.
+        sidecar: its record.
+    """
+    held, stated = checkpoint.manifest.tensors, sidecar.manifest.tensors
+    for path in sorted({*held, *stated}):
+        here, there = held.get(path), stated.get(path)
+        if here is None or there is None:
+            what = "unrecorded tensor" if there is None else "missing tensor"
+            yield RecordDifference(STRUCTURE, render(path), what)
+        elif (here.shape, here.dtype) != (there.shape, there.dtype):
+            what = f"expected {there.dtype} {list(there.shape)}, got {here.dtype} {list(here.shape)}"
+            yield RecordDifference(STRUCTURE, render(path), what)
+    sizes = {one.name: one.size for one in checkpoint.manifest.companions}
+    for companion in sidecar.manifest.companions:
+        if companion.name not in sizes:
+            yield RecordDifference(INCOMPLETE, companion.name, "missing companion file")
+        elif sizes[companion.name] != companion.size:
+            what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
+            yield RecordDifference(ALTERED, companion.name, what)
+
+
+def file_rows(files: FileDifferences) -> Iterator[RecordDifference]:
+    """Files that are missing or have another size, for where nothing says which tensor that concerns."""
+    for name in files.missing:
+        yield RecordDifference(INCOMPLETE, name, "missing file")
+    for name, (expected, found) in files.resized.items():
+        yield RecordDifference(ALTERED, name, f"size mismatch: expected {expected} bytes, got {found}")
+
+
+def added_rows(files: FileDifferences) -> Iterator[RecordDifference]:
+    """Files that the record does not have, and that nothing is known to write."""
+    for name in files.strange:
+        yield RecordDifference(ADDED, name, "its record does not have this file")
 
 
 def contradictions(sidecar: Sidecar) -> Iterator[Failure]:

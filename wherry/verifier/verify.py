@@ -1,16 +1,27 @@
 """verify: check that a checkpoint is complete and matches what was recorded about it.
 
-Levels, each including those before it:
+Levels; each of the first four includes those before it, and the last two include `present`:
 
 - `structure`: it can be opened; keys, shapes and dtypes are consistent, and matrices are whole: see
-  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones.
-- `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
-- `digest`: every byte is read again, including companion files, and matches the sidecar and what the ledger has at this
-  place; the checksums that the container itself records are compared on the way.
+  `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones. Names, shapes and
+  dtypes of tensors, files and their sizes are those of the sidecar. *Not proved*: any value, since none is read.
+- `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros. *Not proved*: any
+  value.
+- `digest`: every byte of every tensor and companion file is read again, and matches the sidecar and what the ledger
+  has at this place; the checksums that the container itself records are compared on the way. *Not proved*: bytes that
+  belong to no tensor, such as padding and the directory of an archive; that the record is right where no ledger has it.
 - `roundtrip`: it holds the tensors of `against`; if that is of another system, through the inverse layout, so that
   equal digests prove that the conversion lost nothing. Where values may change, the error is measured against a bound.
-- `native`, `logits`: it is present, and the system's own library loads it onto the available devices, bit by bit;
-  a reference implementation computes the same from it as from the source.
+  *Not proved*: that the layout is right, since an error of both directions cancels out.
+- `native`: the system's own library loads it onto the available devices with the recorded bits, and companion files
+  are those of the sidecar; of a Hugging Face folder, transformers builds the model that the config names. *Not proved*:
+  that the model computes the right function, or, for other systems, that their own code builds the model; the evidence
+  names what ran. The ledger is not compared.
+- `logits`: transformers computes the same from it as from the source, up to a relative bound. *Not proved*: single
+  bits, and anything that the few tokens do not reach; for other systems than Hugging Face, that these compute the same.
+
+Every level names files that the sidecar does not list; see `wherry.formats.recorded_files`. Without a sidecar there is
+nothing to compare names and files with, and `recorded` of the outcome is false.
 
 What nobody recorded is read too, and its digests are computed, but nothing proves that these bytes are the right ones:
 the verdict is `read`, which no policy, promotion or audit counts as proof. With `record` the ledger has the digests
@@ -36,20 +47,33 @@ from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageE
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.recorded_files import FileDifferences, file_differences
 from wherry.formats.shortage import shortage
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
-from wherry.ledger.replay import READ_ONLY
+from wherry.ledger.replay import ADDED, READ_ONLY
 from wherry.mover.hashing import Failure, MeasuredError
+from wherry.storage.sidecar import read_sidecar
 from wherry.text.html import html_table
-from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, ReadOptions, read_all
-from wherry.verifier.records import known_node
+from wherry.verifier.full_read import (
+    NOT_COMPARED,
+    FullRead,
+    Other,
+    ReadOptions,
+    altered_companions,
+    read_all,
+)
+from wherry.verifier.records import INCOMPLETE, added_rows, file_rows, known_node, record_differences
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import NativeReport
+    from wherry.verifier.records import RecordDifference
 
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
@@ -60,7 +84,7 @@ UNCOMPARED = (
     "uncompared"  # the verdict on sound bytes where the ledger, which may say otherwise, could not be asked
 )
 _EXIT_CODES = {
-    "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9,
+    "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, ADDED: 9, "refused": 9,
     UNCOMPARED: 10,
 }  # fmt: skip
 
@@ -74,10 +98,11 @@ class Verification:
         level: the level of the verification.
         verdict: `ok`, `read` (every byte was read, but nothing is recorded that it could be compared with),
             `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes differ from
-            the recorded digests), `refused` (its own library cannot load it), or `uncompared` (its bytes are those of
-            its sidecar, but the ledger could not be compared with them).
+            the recorded digests, or metadata from the record), `added` (nothing else is wrong, but files lie in its
+            folder that its record does not have), `refused` (its own library cannot load it), or `uncompared` (its
+            bytes are those of its sidecar, but the ledger could not be compared with them).
         checked: number of tensors.
-        failed: tensors that failed, each with its reason and, if known, the damaged leaf.
+        failed: tensors and files that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
         nbytes: bytes read.
         measured: the error after a round trip through another system's layout, within its bound.
@@ -85,8 +110,9 @@ class Verification:
         against: the checkpoint with which it was compared, if one was named and it passed.
         full_read: the comparison with the records, and the digests, where every byte was read.
         lineage: whether the ledger recorded the outcome, if that was requested.
-        warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; they do not change
-            the verdict.
+        warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; files that are not
+            in the record and allowed. They do not change the verdict.
+        recorded: whether a sidecar is there, with which names, shapes and files were compared.
     """
 
     uri: str
@@ -102,6 +128,7 @@ class Verification:
     full_read: FullRead | None = None
     lineage: str = ""
     warnings: tuple[str, ...] = ()
+    recorded: bool = False
 
     def __repr__(self) -> str:
         return f"<Verification: {self.verdict} at level {self.level}, {plural(self.checked, 'tensor')} of {self.uri}>"
@@ -131,6 +158,7 @@ class Verification:
             "level": self.level,
             "verdict": self.verdict,
             "ok": self.ok,
+            "recorded": self.recorded,
             "tensors": {
                 "checked": self.checked,
                 "failed": [{"path": row.path, "reason": row.reason, "leaf": row.leaf} for row in self.failed],
@@ -330,31 +358,70 @@ def uncompared_error(found: Verification) -> StorageError:
 
 
 def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
+    place = checkpoint.location
+    sidecar = read_sidecar(place)
+    different = [] if sidecar is None else [*record_differences(checkpoint, sidecar)]
+    files = FileDifferences() if sidecar is None else file_differences(checkpoint, place, sidecar)
+    missing = _missing(checkpoint, level, different, files)
+    compared = against is not None and level not in _OTHERS_SAY
+    wanted = not missing and (level in _READING or compared)
+    read = read_all(checkpoint, sidecar, against, how) if wanted else None
+    failed = missing or _failures(different, files, read)
+    if sidecar is not None and level in _OTHERS_SAY and not failed:
+        failed = tuple(altered_companions(checkpoint, sidecar))  # the library reads them
+    verdict = "incomplete" if missing else "altered" if failed else "ok" if read is None else _verdict(read)
+    return Verification(
+        uri=checkpoint.uri,
+        level=level,
+        verdict=ADDED if files.strange and verdict in ("ok", READ_ONLY, UNCOMPARED) else verdict,
+        checked=len(checkpoint.manifest.tensors),
+        failed=failed + _as_failures(added_rows(files)),
+        nbytes=checkpoint.manifest.nbytes if read else 0,
+        measured=against.measured if against and against.measured.tensors else None,
+        full_read=read,
+        warnings=(*(read.warnings if read else ()), *_notes(sidecar, files)),
+        recorded=sidecar is not None,
+    )
+
+
+def _as_failures(rows: Iterable[RecordDifference]) -> tuple[Failure, ...]:
+    return tuple(Failure(one.path, one.what) for one in rows)
+
+
+def _missing(
+    checkpoint: Checkpoint, level: str, different: Sequence[RecordDifference], files: FileDifferences
+) -> tuple[Failure, ...]:
+    """The missing parts: chunks, parts of matrices, companion files; other files if nothing else says which."""
     pieces = () if level == "structure" else checkpoint.reader.absent()
     missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
     if (short := shortage(checkpoint.manifest)) is not None:
         missing += (Failure("", f"{short.reason}; {short.cure}"),)
         missing += tuple(Failure(render(path), what) for path, what in short.parts.items())
-    compared = against is not None and level not in _OTHERS_SAY
-    wanted = not missing and (level in _READING or compared)
-    read = read_all(checkpoint, against, how) if wanted else None
-    verdict = "incomplete" if missing else "ok" if read is None else _verdict(read)
-    return Verification(
-        uri=checkpoint.uri,
-        level=level,
-        verdict=verdict,
-        checked=len(checkpoint.manifest.tensors),
-        failed=missing + (read.failed if read else ()),
-        nbytes=checkpoint.manifest.nbytes if read else 0,
-        measured=against.measured if against and against.measured.tensors else None,
-        full_read=read,
-        warnings=read.warnings if read else (),
-    )
+    missing += _as_failures(one for one in different if one.kind == INCOMPLETE)
+    return missing or _as_failures(one for one in file_rows(files) if one.kind == INCOMPLETE)
+
+
+def _failures(
+    different: Sequence[RecordDifference], files: FileDifferences, read: FullRead | None
+) -> tuple[Failure, ...]:
+    """The differences in bytes and in metadata; sizes of files if nothing else says which tensor differs."""
+    failed = () if read is None else read.failed
+    named = {one.path for one in failed}
+    failed += _as_failures(one for one in different if one.path not in named)
+    return failed or _as_failures(file_rows(files))
+
+
+def _notes(sidecar: Sidecar | None, files: FileDifferences) -> Iterator[str]:
+    """Files that are not in the record and allowed, and whether the record could name any."""
+    if sidecar is not None and sidecar.files is None:
+        yield "its record has no list of files: of files that were added, only companion files are found"
+    for name, what in files.added.items():
+        if what:
+            yield f"{name}: not in the record, but allowed: {what}"
 
 
 def _verdict(read: FullRead) -> str:
-    if read.failed:
-        return "altered"
+    """The verdict on bytes that do not differ from anything."""
     if not read.proved:
         return READ_ONLY
     return UNCOMPARED if read.ledger.startswith(NOT_COMPARED) else "ok"
