@@ -368,7 +368,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
 
 
 def _permission_error(uri: str, reason: str) -> StorageError:
-    late = "set the clock of this machine, which is over a day ahead of the server's"
+    late = "set the clock of this machine, which is over a day from that of the server"
     role = "use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER"
     return StorageError(
         f"the login of the ledger lacks a permission: {reason}",
