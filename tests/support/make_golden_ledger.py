@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
+_STORAGE_TIME = "2026-11-02T00:00:00.000+00:00"
 _CLOCKS = ("clocks", "cursors")  # the modules that look at the clock
 
 

@@ -84,7 +84,7 @@ def statements(
     while True:
         query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(_PAGE)
         query = query if kinds is None else query.where(table.c.kind.in_(kinds))
-        query = query if last is None else query.where(_WRITTEN <= last)
+        query = query if last is None else query.where(last >= _WRITTEN)
         with ledger.read() as connection:
             page, more = _page(connection.execute(query))
         yield from (_statement(row) for row in page)
@@ -152,9 +152,9 @@ def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
 
 
 def _statement(row: Row[Any]) -> Statement:
-    for time in (row.time, row.storage_time or ""):
-        if len(time) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
-            raise tables.damage_error(f"times: {time[:_LONGEST_TIME]!r} goes on")
+    for stated in (row.time, row.storage_time or ""):
+        if len(stated) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
+            raise tables.damage_error(f"times: {stated[:_LONGEST_TIME]!r} goes on")
     body = body_of(row.schema, row.body)
     return Statement(
         row.seq,
