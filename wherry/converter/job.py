@@ -26,6 +26,7 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint, hash_rest
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
+from wherry.runtime.interrupts import committing
 from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
@@ -251,7 +252,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     job.pin.require_unchanged(job.checkpoint.original)
     if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
-    staged.staging.commit(text if job.row.single_file else None)
+    with committing(job.target.uri):
+        staged.staging.commit(text if job.row.single_file else None)
     return receipt
 
 
@@ -271,7 +273,8 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
         )
         text = encode(sidecar)
     job.pin.require_unchanged(job.checkpoint.original)
-    staging.commit(text)
+    with committing(job.target.uri):
+        staging.commit(text)
     try:
         with _open_staged(job, place) as written:
             _require_structure(job, written.manifest)

@@ -25,6 +25,7 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.runtime.interrupts import go_on
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
+        go_on()
         try:
             done = _pass([jobs[number] for number in group])
         except WherryError as error:

@@ -33,6 +33,7 @@ from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pi
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record
+from wherry.runtime.interrupts import committing
 from wherry.staging.copied_staging import open_staging
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
 from wherry.staging.staging import tidy
@@ -255,7 +256,8 @@ def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
         if isinstance(staging, ObjectStaging):
             staging.run.prove_small()
         ready.pin.require_unchanged(ready.checkpoint)
-        staging.commit()
+        with committing(ready.target.uri):
+            staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 

@@ -12,11 +12,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry import cures
+from wherry.core import forks as _forks
+from wherry.core.background import waited_for
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+assert _forks  # a process that calls wherry can be forked
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # What the parts of an annotation accept. An argument is checked if all parts of its annotation are here.
@@ -27,7 +30,8 @@ _WORDS = {"str": "text", "os.PathLike[str]": "a path"}
 def usage_checked(verb: str) -> Callable[[Function], Function]:
     """Give a function errors of the request for arguments that it does not take.
 
-    Only texts and paths are compared with their annotations; other values are left to the function.
+    Only texts and paths are compared with their annotations; other values are left to the function. A program that ends
+    while another thread is in a call waits for it (`wherry.core.background`).
 
     Args:
         verb: its public name, `wherry.convert`.
@@ -55,7 +59,8 @@ def usage_checked(verb: str) -> Callable[[Function], Function]:
                 raise UsageError(f"{verb}: {error}", cure=f"its arguments are: {', '.join(names)}") from error
             for name, value in bound.arguments.items():
                 _require_text(verb, name, value, kinds[name])
-            return function(*arguments, **keywords)
+            with waited_for(verb):
+                return function(*arguments, **keywords)
 
         return cast("Function", call)
 

@@ -25,6 +25,7 @@ from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
+from wherry.runtime.interrupts import committing
 from wherry.staging.in_use import in_use
 from wherry.staging.object_clean import tidy_objects
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
@@ -190,7 +191,8 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
         if isinstance(staging, ObjectStaging):
             staging.run.prove_small()
-        staging.commit(beside)
+        with committing(place.uri):
+            staging.commit(beside)
     return resumed
 
 
