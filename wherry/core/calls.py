@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry import cures
 from wherry.core import forks as _forks
-from wherry.core.background import waited_for
+from wherry.core.background import wait_at_exit, waited_for
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 assert _forks  # a process that calls wherry can be forked
+wait_at_exit()
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # What the parts of an annotation accept. An argument is checked if all parts of its annotation are here.

@@ -11,16 +11,15 @@ A fork therefore waits for what runs in `without_forks`, but not without end. Af
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import os
 import sys
 import threading
 import time
-from concurrent.futures import thread as _executors
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from importlib import _bootstrap  # type: ignore[attr-defined]  which module locks are held is not public
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _before_fork() -> None:
 
 def _imports_elsewhere() -> bool:
     """Whether another thread imports a module: the child would wait for that import for ever."""
-    locks = getattr(_bootstrap, "_module_locks", {})
+    locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
     owners = (getattr(reference(), "owner", None) for reference in tuple(locks.values()))
     return any(owner not in (None, threading.get_ident()) for owner in owners)
 
@@ -130,5 +129,6 @@ def _renew_locks(owner: object) -> None:
 
 # What is registered last comes first before a fork: those of these modules take locks that others wait for.
 assert logging
-assert _executors
+with suppress(RuntimeError):  # the end of the process has begun: nothing forks any more
+    importlib.import_module("concurrent.futures.thread")
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -83,8 +83,7 @@ class ThreadPool(Executor):
                     task = self._tasks.get_nowait()
                     if task is not None:
                         task[0].cancel()
-            for _ in self._threads:
-                self._tasks.put(None)
+            self._tasks.put(None)
         if wait:
             for thread in self._threads:
                 thread.join()
@@ -94,6 +93,7 @@ class ThreadPool(Executor):
             _carry_out(*task)
             del task  # and what it refers to, while the thread waits
             self._idle.release()
+        self._tasks.put(None)  # for the next one, also one that an interrupt kept out of the list
 
 
 _Task: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
