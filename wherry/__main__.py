@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wherry.runtime import interrupts
+from wherry.core import interrupts
 
 
 def main() -> None:

@@ -57,9 +57,9 @@ from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.cli.units import commit, on_engine, on_readers, split, unit_size, work
 from wherry.console.say import explain, say_lines, show_waits
+from wherry.core import interrupts
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
-from wherry.runtime import interrupts
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
 from wherry.version import __version__
 

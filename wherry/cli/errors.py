@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from wherry.console.say import OneLine
+from wherry.core import interrupts
 from wherry.errors import (
     InterruptedRunError,
     NotRecordedError,
@@ -22,7 +23,6 @@ from wherry.errors import (
     storage_error,
     wherry_error,
 )
-from wherry.runtime import interrupts
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:

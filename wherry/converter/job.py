@@ -15,6 +15,7 @@ from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import sha256_of
+from wherry.core.interrupts import committing
 from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
@@ -26,7 +27,6 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint, hash_rest
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
-from wherry.runtime.interrupts import committing
 from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal

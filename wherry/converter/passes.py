@@ -15,6 +15,7 @@ from wherry.converter.job import Job, StagedJob, complete, reading_memory, stage
 from wherry.converter.plan import joint_moves
 from wherry.converter.references import agree_with_sources, recorded_of
 from wherry.converter.traffic import streams
+from wherry.core.interrupts import go_on
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
@@ -25,7 +26,6 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
-from wherry.runtime.interrupts import go_on
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
 from wherry.core.digest import sha256_of
+from wherry.core.interrupts import committing
 from wherry.core.keypath import render
 from wherry.core.progress import Meter, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
@@ -33,7 +34,6 @@ from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pi
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record
-from wherry.runtime.interrupts import committing
 from wherry.staging.copied_staging import open_staging
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
 from wherry.staging.staging import tidy

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.interrupts import committing
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import (
     MismatchError,
@@ -25,7 +26,6 @@ from wherry.formats.registry import find_format
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
-from wherry.runtime.interrupts import committing
 from wherry.staging.in_use import in_use
 from wherry.staging.object_clean import tidy_objects
 from wherry.staging.object_staging import ObjectStaging, is_unfinished
