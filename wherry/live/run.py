@@ -39,6 +39,7 @@ from wherry.live.snapshot import Snapshot
 from wherry.staging.janitor import forget, note
 from wherry.staging.janitor import tidy as tidy_left_behind
 from wherry.staging.lease import Lease
+from wherry.storage.folders import remove_leftover
 from wherry.storage.stores import locate
 from wherry.tree.tree_reading import read_leaves
 
@@ -91,7 +92,7 @@ def begin(state: object, request: ExportRequest) -> Begun:
     ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
     if processes.rank == 0:
         ticket, planned = _plan_export(ready, ticket, shared=processes.count > 1)
-    ticket = ticket_from(processes.broadcast(ticket.to_text()))
+    ticket = _agree(processes, ticket)
     if isinstance(ready, Exception):
         _report(Path(ticket.folder) if ticket.folder else None, processes, ready)
         raise ready
@@ -156,6 +157,18 @@ def _plan_export(
     except Exception as error:  # noqa: BLE001  it is raised once the others know
         return replace(ticket, stop=_in_short(error)), error
     return ticket, None
+
+
+def _agree(processes: Any, ticket: Ticket) -> Ticket:
+    """The ticket of rank 0, which all processes get; if one of them is lost, its folder is removed."""
+    try:
+        return ticket_from(processes.broadcast(ticket.to_text()))
+    except BaseException:
+        if ticket.folder is not None:
+            folder = Path(ticket.folder)
+            remove_leftover(folder)
+            forget(folder)
+        raise
 
 
 def _in_short(error: Exception) -> str:

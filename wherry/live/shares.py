@@ -196,9 +196,14 @@ def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] |
         deadline = time.monotonic() + _GOODBYE
         for rank in ranks:
             with waiting(str(folder), what=f"process {rank}, which has not read the outcome"):
-                _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
+                _until(lambda rank=rank: _has_read(folder, rank), deadline - time.monotonic())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_read(folder: Path, rank: int) -> bool:
+    """Whether a process has read the outcome, or never will."""
+    return (folder / f"seen-{rank}").exists() or bool(_end_of(folder, rank))
 
 
 def leave_failure(folder: Path, ranks: Iterable[int], error: str) -> None:
