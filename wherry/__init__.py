@@ -32,6 +32,7 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from wherry.core import background as _background
 from wherry.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -122,10 +123,11 @@ def __getattr__(name: str) -> object:
     if name not in _DOOR:
         raise AttributeError(f"module 'wherry' has no attribute {name!r}")
     module, attribute = _DOOR[name].split(":")
-    value = getattr(import_module(module), attribute)
-    if isinstance(value, FunctionType):
+    with _background.waited_for(f"the import of wherry.{name}"):
+        value = getattr(import_module(module), attribute)
         from wherry.core.calls import usage_checked
 
+    if isinstance(value, FunctionType):
         value = usage_checked(f"wherry.{name}")(value)
         value.__module__, value.__qualname__ = __name__, name  # by which pickle finds it
     globals()[name] = value

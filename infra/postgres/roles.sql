@@ -52,11 +52,13 @@ CREATE POLICY wherry_registrar_states ON wherry.statement FOR INSERT
   WITH CHECK (pg_has_role(current_user, 'wherry_registrar', 'USAGE')
     AND kind IN ('conversion', 'verification', 'sighting', 'audit', 'note',
       'claim', 'release', 'registration', 'promotion', 'rollback', 'deletion'));
--- Of everyone: a body that is a table, and a time that later statements can continue, by the server's clock.
+-- Of everyone: a body that is a table, and times that are those of the server's clock, give or take a day.
 CREATE POLICY wherry_form ON wherry.statement AS RESTRICTIVE FOR INSERT
   WITH CHECK (json_typeof(body::json) = 'object'
     AND "time" ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00$'
-    AND "time"::timestamptz < now() + interval '1 day');
+    AND storage_time ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00$'
+    AND "time"::timestamptz BETWEEN now() - interval '1 day' AND now() + interval '1 day'
+    AND storage_time::timestamptz BETWEEN now() - interval '1 day' AND now() + interval '1 day');
 GRANT INSERT, UPDATE ON wherry.location, wherry.tombstone, wherry.verification, wherry.projection
   TO wherry_worker, wherry_registrar;
 GRANT DELETE ON wherry.tombstone TO wherry_worker, wherry_registrar; -- a checkpoint that is there again

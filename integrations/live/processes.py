@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.errors import UnsupportedError
+from wherry.errors import IncompleteError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +63,20 @@ def _torch() -> ProcessGroup:
 
     def broadcast(text: str) -> str:
         told = [text]
-        distributed.broadcast_object_list(told, src=0)
+        try:
+            distributed.broadcast_object_list(told, src=0)
+        except RuntimeError as error:
+            raise _lost_error(error) from error
         return told[0]
 
     return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), broadcast)
+
+
+def _lost_error(error: RuntimeError) -> IncompleteError:
+    return IncompleteError(
+        f"another process of the training has ended or cannot be reached: {str(error)[:200]}",
+        cure="check the logs of the other processes",
+    )
 
 
 def _jax() -> ProcessGroup:
@@ -77,7 +87,10 @@ def _jax() -> ProcessGroup:
         data = text.encode()
         if len(data) > _LONGEST:
             raise UnsupportedError(f"broadcast of {len(data)} bytes exceeds the limit of {_LONGEST} bytes")
-        told = multihost_utils.broadcast_one_to_all(np.frombuffer(data.ljust(_LONGEST), "u1"))
+        try:
+            told = multihost_utils.broadcast_one_to_all(np.frombuffer(data.ljust(_LONGEST), "u1"))
+        except RuntimeError as error:
+            raise _lost_error(error) from error
         return np.asarray(told).tobytes().decode().rstrip()
 
     jax = sys.modules["jax"]

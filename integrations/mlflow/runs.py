@@ -31,6 +31,7 @@ from wherry.integrations.mlflow.client import (
 )
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
+from wherry.staging.janitor import owner_text, text_has_ended
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ SOURCE_MODEL_TAG = "wherry.source_model"
 _EXTERNAL = {"mlflow.model.isExternal": "true"}
 _NOT_IN_NAMES = re.compile(r"[/:.%\"']+")
 _LONGEST_NAME = 200
+OWNER_TAG = "wherry.owner"
+_MOST_ZOMBIES = 100  # that are ended at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def record_run(
         facts: what else is known about it.
     """
     experiment = _experiment(client)
-    noted = {**tags, MLFLOW_RUN_NOTE: description(tags)}
+    end_zombies(client, experiment)
+    noted = {**tags, MLFLOW_RUN_NOTE: description(tags), OWNER_TAG: owner_text()}
     run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
     run_id: str = run.info.run_id
     recorded = RunRecord(run_id, {}, [lambda: client.delete_run(run_id)])
@@ -99,6 +103,27 @@ def record_run(
         recorded.take_back()
         raise
     return RunRecord(run_id, links, recorded.undo)
+
+
+def end_zombies(client: MlflowClient, experiment: str) -> list[str]:
+    """End the runs of processes of this machine that have ended in the middle of a registration.
+
+    Args:
+        client: client of the tracking store.
+        experiment: id of wherry's experiment.
+
+    Returns:
+        The ids of these runs, whose status is KILLED now.
+    """
+    running = client.search_runs(
+        [experiment],
+        f"attributes.status = 'RUNNING' and tags.`{OWNER_TAG}` LIKE '%'",
+        max_results=_MOST_ZOMBIES,
+    )
+    ended = [run.info.run_id for run in running if text_has_ended(run.data.tags[OWNER_TAG])]
+    for run_id in ended:
+        absent_is_fine(lambda run_id=run_id: client.set_terminated(run_id, "KILLED"))
+    return ended
 
 
 def forget_run(client: MlflowClient, run_id: str | None, tags: Mapping[str, str]) -> None:

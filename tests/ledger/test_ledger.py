@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.ledger import REGISTRY, conversion, digest, node
 from wherry.errors import UsageError
+from wherry.ledger.clocks import ClockReadings
 from wherry.ledger.nodes import (
     current_conversions,
     digest_at,
@@ -168,14 +169,18 @@ def test_what_was_seen_last_at_a_place_counts(url):
 
 
 def test_statements_in_order_by_kind_and_up_to_a_moment(url, monkeypatch):
-    ticks = iter([f"2026-01-0{day}T12:00:00.000+00:00" for day in (1, 2, 5, 4)])
-    monkeypatch.setattr("wherry.ledger.append.utc_now", lambda: next(ticks))
+    ticks = (f"2026-01-0{day}T12:00:00.000+00:00" for day in (1, 2, 5, 4))
+    machine = "2026-01-03T12:00:00.000+00:00"
+    monkeypatch.setattr(
+        "wherry.ledger.append.plausible_clocks", lambda _connection: ClockReadings(machine, next(ticks))
+    )
     with open_ledger(url) as ledger:
         for number in range(4):
             record_event(ledger, "note" if number % 2 else "audit", None, {"number": number})
         every = list(statements(ledger))
         assert [one.seq for one in every] == [1, 2, 3, 4]
-        assert every[3].time == every[2].time, "a clock that goes back does not take the chain along"
+        assert [one.storage_time[:10] for one in every[2:]] == ["2026-01-05", "2026-01-04"], "each as it was"
+        assert {one.time for one in every} == {machine}
         assert [one.prev for one in every[1:]] == [one.hash for one in every[:-1]]
         assert [one.body["number"] for one in statements(ledger, after=1, kinds={"note"})] == [1, 3]
         assert [one.seq for one in statements(ledger, until="2026-01-02")] == [1, 2]

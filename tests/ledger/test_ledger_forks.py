@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from importlib import import_module
 
+import pytest
+
+from wherry.core import blank_values
 from wherry.core.forks import without_forks
-from wherry.ledger.record import open_ledger, record_event
+from wherry.errors import StorageError
+from wherry.ledger.record import check_chain, open_ledger, record_event
+from wherry.ledger.replay import LedgerState
 
 
 def note(url, text):
@@ -56,3 +63,75 @@ def test_a_child_begins_anew():
     with without_forks():
         assert forked(lambda: None) == 0
     assert forked(lambda: forked(lambda: None)) == 0
+
+
+def test_a_fork_waits_until_the_ledger_is_closed(tmp_path):
+    """Between its transactions, too: the child has SQLite's list of the locks of its parent, but not the locks."""
+    url, inside, leave, left = f"sqlite:///{tmp_path / 'ledger.db'}", *(threading.Event() for _ in range(3))
+
+    def hold():
+        with open_ledger(url):
+            inside.set()
+            leave.wait(60)
+        left.set()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(60)
+    threading.Timer(0.3, leave.set).start()
+    assert forked(lambda: (note(url, "x"), os._exit(0 if leave.is_set() else 2))) == 0
+    thread.join()
+
+
+def test_a_child_that_was_forked_while_the_ledger_was_open_is_refused(tmp_path):
+    """Both would write at once, without the locks of each other: the file was malformed then."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+
+    def use():
+        with pytest.raises(StorageError, match="the ledger was open when this process was forked") as caught:
+            note(url, "x")
+        assert "spawn" in caught.value.cure
+        note(f"sqlite:///{tmp_path / 'another.db'}", "y")
+
+    with open_ledger(url):
+        assert forked(use) == 0
+        note(url, "z")
+    assert forked(lambda: note(url, "x")) == 0, "and after it is closed, all can use it"
+    with open_ledger(url) as ledger:
+        assert check_chain(ledger).statements == 2
+
+
+@pytest.mark.parametrize("held", ["wherry.core.blank_values", "a cached property"])
+def test_a_child_gets_locks_that_no_thread_of_its_parent_holds(held):
+    if held == "a cached property":
+        lock = getattr(LedgerState.by_source, "lock", None) or pytest.skip("it has no lock in this Python")
+    else:
+        lock = blank_values._LOCK
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            inside.set()
+            leave.wait(60)
+
+    def use():
+        assert blank_values._LOCK.acquire(timeout=5)
+        assert LedgerState().by_source == {}
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(60)
+    assert forked(use) == 0
+    leave.set()
+    thread.join()
+
+
+def test_a_fork_waits_for_the_imports_of_other_threads(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=import_module, args=("slow_module",))
+    thread.start()
+    while "slow_module" not in sys.modules:
+        pass
+    assert forked(lambda: import_module("slow_module")) == 0
+    thread.join()

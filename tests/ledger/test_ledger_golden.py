@@ -201,13 +201,15 @@ def in_schema_2(url, old):
             for column in set(tables.CHECKPOINT_DIGESTS) & {*table.c.keys()}:
                 connection.execute(f"ALTER TABLE {table.name} ALTER COLUMN {column} TYPE varchar(64)")
         for table in tables.metadata.sorted_tables:
-            names = ", ".join(table.c.keys())
-            for row in rows(old, f"SELECT {names} FROM {table.name} ORDER BY rowid"):
-                named = zip(table.c.keys(), row, strict=True)
+            columns = [name for name in table.c.keys() if name != "storage_time"]  # noqa: SIM118  columns
+            for row in rows(old, f"SELECT {', '.join(columns)} FROM {table.name} ORDER BY rowid"):
+                named = zip(columns, row, strict=True)
                 values = [bool(one) if name == "lossless" else one for name, one in named]
+                marks = ", ".join(["%s"] * len(row))
                 connection.execute(
-                    f"INSERT INTO {table.name} VALUES ({', '.join(['%s'] * len(row))})", values
+                    f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({marks})", values
                 )
+        connection.execute("ALTER TABLE statement DROP COLUMN storage_time")
         connection.execute("COMMENT ON TABLE statement IS 'wherry ledger, schema 2'")
 
 

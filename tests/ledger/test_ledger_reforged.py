@@ -57,11 +57,14 @@ def rewrite(url, rows, *, unique=True):
 
 
 def _insert(row):
-    values = ", ".join(
-        str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
-        for value in row.values()
-    )
+    values = ", ".join(map(_literal, row.values()))
     return f"INSERT INTO statement ({', '.join(row)}) VALUES ({values})"
+
+
+def _literal(value):
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
 def _without_constraints(url):

@@ -13,6 +13,7 @@ from tests.support.postgres import new_database, postgres_server
 from wherry.errors import StorageError
 from wherry.ledger.append import _STATES, KINDS
 from wherry.ledger.check import check_chain
+from wherry.ledger.clocks import ClockReadings
 from wherry.ledger.record import (
     claim_registration,
     open_ledger,
@@ -234,10 +235,10 @@ def test_every_kind_of_statement_has_a_role_or_is_the_owners():
     assert kinds_of("worker") == kinds_of("registrar") - {*_STATES, "promotion", "rollback", "deletion"}
 
 
-def stating(kind="note", body="{}", time=NOW):
+def stating(kind="note", body="{}", time=NOW, storage_time=NOW):
     return (
-        "INSERT INTO wherry.statement (seq, prev, kind, schema, content, body, time, hash) "
-        f"SELECT seq + 1, hash, '{kind}', 1, repeat('a', 64), '{body}', {time}, repeat('b', 64) "
+        "INSERT INTO wherry.statement (seq, prev, kind, schema, content, body, time, storage_time, hash) "
+        f"SELECT seq + 1, hash, '{kind}', 1, repeat('a', 64), '{body}', {time}, {storage_time}, repeat('b', 64) "
         "FROM wherry.statement ORDER BY seq DESC LIMIT 1"
     )
 
@@ -265,6 +266,10 @@ def test_the_server_refuses_a_statement_that_is_not_of_the_role(urls, login, kin
         {"time": "'2026-13-01T00:00:00.000+00:00'"},
         {"time": "'2026-01-01 00:00:00'"},
         {"time": "'infinity'"},
+        {"time": "'2001-01-01T00:00:00.000+00:00'"},
+        {"storage_time": "'9999-01-01T00:00:00.000+00:00'"},
+        {"storage_time": "'2001-01-01T00:00:00.000+00:00'"},
+        {"storage_time": "NULL"},
         {"body": "[]"},
         {"body": "{"},
         {"body": ""},
@@ -283,8 +288,9 @@ def test_the_server_refuses_a_statement_that_spoils_the_later_ones(urls, login, 
         connection.rollback()
 
 
-def test_a_clock_that_is_days_ahead_is_named(urls, monkeypatch):
-    monkeypatch.setattr("wherry.ledger.append.utc_now", lambda: "2999-01-01T00:00:00.000+00:00")
+def test_a_clock_that_is_days_off_is_named(urls, monkeypatch):
+    late = ClockReadings("2999-01-01T00:00:00.000+00:00", None)
+    monkeypatch.setattr("wherry.ledger.append.plausible_clocks", lambda _connection: late)
     with pytest.raises(StorageError, match="wherry_form") as caught, open_ledger(urls["worker"]) as ledger:
         record_conversion(ledger, conversion("d", "later"))
     assert "set the clock of this machine" in caught.value.cure

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ledger import REGISTRY, conversion, digest, filled, node
+from wherry.ledger.clocks import ClockReadings
 from wherry.ledger.nodes import conversions, digest_at, nodes, present
 from wherry.ledger.record import (
     claim_registration,
@@ -120,7 +121,9 @@ def test_it_says_what_the_tables_say(ledger):
 def test_as_of_a_moment_it_says_what_it_said_then(tmp_path, monkeypatch):
     """Replaying a beginning of the chain is replaying the ledger as it was."""
     ticks = (f"2026-11-02T00:{n // 60:02}:{n % 60:02}.000+00:00" for n in range(3600))
-    monkeypatch.setattr("wherry.ledger.append.utc_now", lambda: next(ticks))
+    monkeypatch.setattr(
+        "wherry.ledger.append.plausible_clocks", lambda _connection: ClockReadings(*[next(ticks)] * 2)
+    )
     url, then = f"sqlite:///{tmp_path / 'ledger.db'}", {}
     for number in range(6):
         with open_ledger(url) as ledger:

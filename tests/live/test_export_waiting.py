@@ -266,3 +266,61 @@ def test_parts_of_a_shared_state_are_not_ones_own(tmp_path, monkeypatch):
         wherry.export(STATE, tmp_path / "t", to="orbax", alone=True)
     assert refused.value.path == "w"
     assert "without alone=True" in refused.value.cure
+
+
+GONE = """
+import sys
+from pathlib import Path
+from wherry.live.shares import put_owner
+put_owner(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def _gone(folder, rank):
+    """A process that has said which rank it is, and has ended."""
+    process = subprocess.Popen([sys.executable, "-c", GONE, str(folder), str(rank)])
+    assert process.wait(120) == 0
+    return process.pid
+
+
+LONG = 100_000.0  # seconds: a test that waited for it would not end
+
+
+def test_a_process_that_has_ended_is_named_long_before_the_patience(folder):
+    pid = _gone(folder, 1)
+    with pytest.raises(IncompleteError, match=rf"process 1 has ended \(process number {pid} on "):
+        shares.gather_shares(folder, {}, {}, [1], patience=LONG)
+
+
+def test_what_a_process_sent_before_its_end_counts(folder):
+    _gone(folder, 1)
+    shares.put_share(folder, 1, {}, {})
+    assert shares.gather_shares(folder, {}, {}, [1], patience=LONG) == {}
+
+
+def test_process_0_that_has_ended_is_named_and_its_folder_removed(folder):
+    pid = _gone(folder, 0)
+    with pytest.raises(StorageError, match=rf"process 0 has ended \(process number {pid} on "):
+        shares.await_outcome(folder, 1, patience=LONG)
+    assert not folder.exists()
+
+
+def test_a_group_that_lost_a_process_says_so(monkeypatch):
+    class Lost:
+        def broadcast_object_list(self, told, src):
+            raise RuntimeError("Connection closed by peer")
+
+        get_rank, get_world_size = (lambda self: 1), (lambda self: 2)
+
+    monkeypatch.setitem(sys.modules, "torch", type("torch", (), {"distributed": Lost()}))
+    with pytest.raises(
+        IncompleteError, match=r"another process of the training has ended .*Connection closed"
+    ):
+        processes.group("torch").broadcast("x")
+
+
+def test_the_outcome_does_not_wait_for_a_process_that_has_ended(folder, monkeypatch):
+    _gone(folder, 1)
+    monkeypatch.setattr(shares, "_GOODBYE", LONG)
+    shares.put_outcome(folder, [1], None, "no")
+    assert not folder.exists()

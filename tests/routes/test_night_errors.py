@@ -7,7 +7,6 @@ import shutil
 import signal
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from wherry.routes import night as nights
 from wherry.routes.report import failure, markdown
 from wherry.routes.routes import load_config
 from wherry.runtime.child import NoAnswerError
+from wherry.runtime.threads import ThreadPool
 from wherry.verifier import native
 
 CONFIG = """
@@ -300,7 +300,7 @@ def test_an_interrupted_night_begins_nothing_more(night, monkeypatch, interrupt)
     The first work interrupts the night when all are in the queue, and ends when the pool has been stopped.
     """
     begun, ended, queued, stopped = [], [], threading.Semaphore(0), threading.Event()
-    submit, shutdown = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
+    submit, shutdown = ThreadPool.submit, ThreadPool.shutdown
 
     def submitted(pool, call, *given):
         future = submit(pool, call, *given)
@@ -324,8 +324,8 @@ def test_an_interrupted_night_begins_nothing_more(night, monkeypatch, interrupt)
         return 0
 
     monkeypatch.setattr(nights, "_carry", carry)
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", submitted)
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
+    monkeypatch.setattr(ThreadPool, "submit", submitted)
+    monkeypatch.setattr(ThreadPool, "shutdown", shut_down)
     with pytest.raises(KeyboardInterrupt):
         night(runs=RUNS).run()
     assert len(begun) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 
 import numpy as np
@@ -101,6 +102,17 @@ def test_removal_leaves_a_tombstone_and_is_not_made_again(night, tmp_path):
     assert {stone["reason"] for stone in stones} == {"r: no rule of its route keeps it"}
     assert dict(run_night(loaded, loaded.routes).counts) == {"done": 2, "pruned": 3}
     assert actions(prune(loaded.routes, dry_run=False)) == {4: "keep", 5: "keep"}
+
+
+def test_an_age_counts_from_the_statement_not_from_the_clock_of_the_machine_that_converted(
+    night, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.converter.job.utc_now", lambda: "2001-01-01T00:00:00.000+00:00")
+        loaded = night("keep_days = 30")
+    assert set(actions(prune(loaded.routes)).values()) == {"keep"}
+    later = datetime.now(UTC) + timedelta(days=31)
+    assert set(actions(prune(loaded.routes, now=later)).values()) == {"remove"}
 
 
 def test_the_only_copy_stays(night, tmp_path):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
-_CLOCKS = ("append", "cursors")  # the modules that look at the clock
+_STORAGE_TIME = "2026-11-02T00:00:00.000+00:00"
+_CLOCKS = ("clocks", "cursors")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
@@ -130,6 +131,9 @@ def main(folder: Path) -> None:
         file = Path(scratch) / "ledger.db"
         for module in _CLOCKS:
             stack.enter_context(patch(f"wherry.ledger.{module}.utc_now", lambda: next(ticks)))
+        stack.enter_context(
+            patch("wherry.ledger.clocks._storage_time", lambda _connection: "2026-11-02T00:00:00.000+00:00")
+        )
         with record.open_ledger(f"sqlite:///{file}") as opened:
             fill(opened)
         with closing(sqlite3.connect(file)) as connection:

@@ -290,6 +290,7 @@ def _extract(ledger: Ledger, last: int) -> Iterator[bytes]:
             "content": row.content,
             "body": row.text,
             "time": row.time,
+            "storage_time": row.storage_time,
         }
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 

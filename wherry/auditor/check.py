@@ -51,6 +51,7 @@ GENESIS = "0" * 64
 _LINE_MAX = 16 << 20  # maximum bytes of one statement
 _NODES_MAX = 2_000_000  # JSON values of one file or statement; a manifest of 100,000 tensors has 1,500,000
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
+_ONE_CLOCK = 3  # the last schema of statements without a time of the ledger's storage
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError
 )  # fmt: skip
@@ -226,7 +227,8 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
         return "it does not contain the hash of the statement before it"
     if row["content"] != _sha256_of(row["kind"], _load_json(row["body"].encode(), LEDGER)):
         return "its contents were altered"
-    if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
+    names = _HASHED if row["schema"] <= _ONE_CLOCK else (*_HASHED, "storage_time")
+    if row["hash"] != _sha256_of("statement", {name: row[name] for name in names}):
         return "hash mismatch with its contents"
     return None
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.processes import variables
 from wherry.errors import StorageError
-from wherry.runtime import child
+from wherry.runtime import child, threads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
     from concurrent.futures import Future
 
     from wherry.carriers.worker_pool import WorkerFunction
+    from wherry.runtime.threads import ThreadPool
 
 _LOOK_SECONDS = 0.1
 
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.1
 class ChildPool:
     """Processes of this machine; see WorkerPool."""
 
-    def __init__(self, count: int, executor: ThreadPoolExecutor, over: threading.Event) -> None:
+    def __init__(self, count: int, executor: ThreadPool, over: threading.Event) -> None:
         """Begin.
 
         Args:
@@ -74,7 +74,7 @@ def child_pool(count: int) -> Generator[ChildPool]:
         count: number of workers.
     """
     over = threading.Event()
-    with ThreadPoolExecutor(count, "wherry-child") as executor:
+    with threads.executor(count, "wherry-child", numbers=False) as executor:
         try:
             yield ChildPool(count, executor, over)
         finally:

@@ -6,7 +6,6 @@ prefect or mlflow.
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -58,6 +57,7 @@ from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.cli.units import commit, on_engine, on_readers, split, unit_size, work
 from wherry.console.say import explain, say_lines, show_waits
+from wherry.core import interrupts
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
@@ -241,7 +241,6 @@ def convert(
             results.show_plan(found, json_=json_)
             results.require_room(found)
         return
-    signal.signal(signal.SIGTERM, _stop)
     keep_freed_memory()
     with (
         tables.show_before_error(results.show_receipts, json_=json_),
@@ -392,6 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     tune()
     show_waits(words)
     try:
+        if alone:
+            interrupts.interrupt()
         code = _run(words)
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
         if debug:
@@ -399,6 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail(as_ours(error, words), words)
     except KeyboardInterrupt:  # outside of a command
         _fail(interrupt_error(), words)
+    interrupts.end_with(code)
     sys.exit(code)
 
 
@@ -415,6 +417,7 @@ def _run(words: list[str]) -> int:
 
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
+    interrupts.end_with(error.exit_code)
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
     notes: list[str] = getattr(error, "__notes__", [])
     if "--json" in words:
@@ -426,7 +429,3 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
         say_lines("\n".join([f"error: {error.for_shell()}", *(f"note: {note}" for note in notes)]), err=True)
     flush_output()
     sys.exit(error.exit_code)
-
-
-def _stop(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

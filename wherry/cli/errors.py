@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from wherry.console.say import OneLine
+from wherry.core import interrupts
 from wherry.core.names import meant_names
 from wherry.errors import (
     InterruptedRunError,
@@ -40,7 +41,9 @@ def is_debugging(words: Sequence[str]) -> bool:
 
 
 def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
-    """Any exception as an error with a cure."""
+    """Any exception as an error with a cure; after a signal, whatever a library made of it, the interrupt."""
+    if interrupts.were_raised() and not isinstance(error, NotRecordedError):
+        return interrupt_error()
     if isinstance(error, click.ClickException):
         return _of_click(error, words)
     if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
@@ -97,12 +100,15 @@ def _was_printing(error: OSError) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
 
 
-def interrupt_error() -> InterruptedRunError:
+def interrupt_error() -> WherryError:
     """The error for Ctrl-C and SIGTERM."""
-    return InterruptedRunError(
-        "interrupted before completion",
-        cure="run the same command again; it resumes where it was interrupted",
-    )
+    error = InterruptedRunError(interrupts.WHAT, cure=interrupts.CURE)
+    done = interrupts.committed_targets()
+    if not done:
+        return error
+    from wherry.ledger.outcomes import not_recorded
+
+    return not_recorded(InterruptedRunError("the command was interrupted"), done)
 
 
 def document(error: WherryError) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def ledger() -> None:
 def check(anchor: str | None, url: str | None, json_: bool) -> None:
     """Recompute the hash chain and every row, and report the first altered row.
 
-    A time of the future, or before that of the statement before it, is a warning: `clock`.
+    Times that contradict each other or the present by more than a day are a warning: `clock`.
 
     Exits with 5 if a row was altered, with 9 if the anchor is not in the chain.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -51,7 +50,6 @@ def rewrite(
     if dry_run:
         _show_rewriting(plan_rewrite(request), json_=json_)
         return
-    signal.signal(signal.SIGTERM, _stop)
     with (
         tables.show_before_error(_show_rewritten, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
@@ -114,7 +112,3 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("verified", f"every byte read back, {plural(checked['tensors'], 'tensor')}" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
-
-
-def _stop(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -101,7 +100,6 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     def report_unit(unit: Unit, receipt: UnitReceipt) -> None:
         say(f"unit {unit.name}: {show_size(unit.nbytes)} in {show_seconds(receipt.seconds)}", err=True)
 
-    signal.signal(signal.SIGTERM, _stop)
     report = make_units(job, expiry=duration(expiry), on_unit=None if quiet or json_ else report_unit)
     if commits and not report.ended:
         _commit(job, quiet=quiet, json_=json_)
@@ -121,7 +119,6 @@ def commit(job: str, quiet: bool, json_: bool) -> None:
 
     JOB is its folder, or its target.
     """
-    signal.signal(signal.SIGTERM, _stop)
     _commit(job, quiet=quiet, json_=json_)
 
 
@@ -135,7 +132,3 @@ def _commit(job: str, *, quiet: bool, json_: bool) -> None:
     ):
         group = commit_job(job, progress=progress)
     results.show_receipts(group, json_=json_)
-
-
-def _stop(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -43,6 +43,7 @@ from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.runtime.threads import without_collection
 from wherry.staging.in_use import in_use
+from wherry.staging.janitor import tidy as tidy_left_behind
 from wherry.staging.object_clean import tidy_objects
 from wherry.staging.object_staging import is_unfinished
 from wherry.staging.staging import tidy
@@ -125,6 +126,7 @@ def convert_all(
     running, sign = RunContext.begun(progress), request.sign
     if sign is not None:
         service("signing").load_key(sign)  # report an invalid key before any byte is moved
+    tidy_left_behind()
     opening = opened or partial(settled_source, request.source)
     with (
         _failures_told(request, running.started),

@@ -15,6 +15,7 @@ from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import sha256_of
+from wherry.core.interrupts import committing
 from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
@@ -253,7 +254,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     job.pin.require_unchanged(job.checkpoint.original)
     if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
-    staged.staging.commit(text if job.row.single_file else None)
+    with committing(job.target.uri):
+        staged.staging.commit(text if job.row.single_file else None)
     return receipt
 
 
@@ -273,7 +275,8 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
         )
         text = encode(sidecar)
     job.pin.require_unchanged(job.checkpoint.original)
-    staging.commit(text)
+    with committing(job.target.uri):
+        staging.commit(text)
     try:
         with _open_staged(job, place) as written:
             _require_structure(job, written.manifest)

@@ -15,6 +15,7 @@ from wherry.converter.job import Job, StagedJob, complete, reading_memory, stage
 from wherry.converter.plan import joint_moves
 from wherry.converter.references import agree_with_sources, recorded_of
 from wherry.converter.traffic import streams
+from wherry.core.interrupts import go_on
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
@@ -44,6 +45,7 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
+        go_on()
         try:
             done = _pass([jobs[number] for number in group])
         except WherryError as error:

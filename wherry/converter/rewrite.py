@@ -22,6 +22,7 @@ from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
 from wherry.core.digest import sha256_of
+from wherry.core.interrupts import committing
 from wherry.core.keypath import render
 from wherry.core.progress import Meter, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
@@ -255,7 +256,8 @@ def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
         if isinstance(staging, ObjectStaging):
             staging.run.prove_small()
         ready.pin.require_unchanged(ready.checkpoint)
-        staging.commit()
+        with committing(ready.target.uri):
+            staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 

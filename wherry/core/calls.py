@@ -12,12 +12,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry import cures
+from wherry.core import forks as _forks
+from wherry.core.background import wait_at_exit, waited_for
 from wherry.core.names import meant_names
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+assert _forks  # a process that calls wherry can be forked
+wait_at_exit()
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # What the parts of an annotation accept. An argument is checked if all parts of its annotation are here.
@@ -28,7 +32,8 @@ _WORDS = {"str": "text", "os.PathLike[str]": "a path"}
 def usage_checked(verb: str) -> Callable[[Function], Function]:
     """Give a function errors of the request for arguments that it does not take.
 
-    Only texts and paths are compared with their annotations; other values are left to the function.
+    Only texts and paths are compared with their annotations; other values are left to the function. A program that ends
+    while another thread is in a call waits for it (`wherry.core.background`).
 
     Args:
         verb: its public name, `wherry.convert`.
@@ -56,7 +61,8 @@ def usage_checked(verb: str) -> Callable[[Function], Function]:
                 raise UsageError(f"{verb}: {error}", cure=f"its arguments are: {', '.join(names)}") from error
             for name, value in bound.arguments.items():
                 _require_text(verb, name, value, kinds[name])
-            return function(*arguments, **keywords)
+            with waited_for(verb):
+                return function(*arguments, **keywords)
 
         return cast("Function", call)
 

@@ -12,6 +12,7 @@ new tables with it. So it reads the bodies of all schemas:
 - Since schema 2 every body has the whole `subject`, and there are `claim`, `release`, `sighting`, `migration` (the
   contents of schema 1's rows that its statements lacked), `rebuild` and the events.
 - Since schema 3 the digests of checkpoints have their algorithm; before, all were SHA-256. `body_of` adds it.
+- Since schema 4 a statement states the time of the ledger's storage beside that of the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ from sqlalchemy import select
 
 from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
-from wherry.core.receipt import utc_now
 from wherry.errors import WherryError
 from wherry.ledger import schema as tables
-from wherry.ledger.clocks import is_ahead, require_plausible
+from wherry.ledger.clocks import plausible_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -44,13 +44,13 @@ _DIGESTS = ("checkpoint_digest", "weights_digest")
 _WITHOUT_ALGORITHM = 2  # the last schema whose bodies have digests without their algorithm
 _LARGEST_NUMBER = 1 << 63
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
+ONE_CLOCK = 3  # the last schema whose statements have no time of the storage
 
 
 def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
     """Add a statement and its rows.
 
-    Its time is not before that of its predecessor, where the writers' clocks agree to a day, so that the ledger up to a
-    moment is a prefix of the chain. A predecessor of the future is left alone: its time does not spread.
+    Its place is after the last statement, whatever the clocks say: their times are stored as they were read.
 
     Returns:
         Its number.
@@ -58,10 +58,9 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
     Raises:
         StorageError: the clock of this machine differs from that of the ledger's storage.
     """
-    require_plausible(connection)
-    now = utc_now()
+    clocks = plausible_clocks(connection)
     table = tables.statement.c
-    query = select(table.seq, table.hash, table.time).order_by(table.seq.desc()).limit(1)
+    query = select(table.seq, table.hash).order_by(table.seq.desc()).limit(1)
     last = connection.execute(query).first()
     text = canonical_json(body).decode()
     row: dict[str, Any] = {
@@ -71,7 +70,8 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         "schema": tables.SCHEMA,
         "content": content_of(kind, text),
         "body": text,
-        "time": max(now, last.time) if last and not is_ahead(last.time, now) else now,
+        "time": clocks.machine,
+        "storage_time": clocks.storage,
     }
     connection.execute(tables.statement.insert(), {**row, "hash": hash_of(row)})
     write(connection, rows_of(BareStatement(kind, body, row["seq"], row["time"])))
@@ -197,7 +197,8 @@ def content_of(kind: str, text: str) -> str:
 
 def hash_of(row: Mapping[str, Any] | RowMapping) -> str:
     """The hash of a statement: over all columns of its row, including the previous hash."""
-    return sha256_of("statement", {name: row[name] for name in _HASHED})
+    names = _HASHED if row["schema"] <= ONE_CLOCK else (*_HASHED, "storage_time")
+    return sha256_of("statement", {name: row[name] for name in names})
 
 
 def write(connection: Connection, rows: Iterable[Row]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,17 @@ from wherry.core.receipt import utc_now
 from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
 from wherry.ledger import schema as tables
-from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of, stored_time
-from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, require_plausible
+from wherry.ledger.append import (
+    ONE_CLOCK,
+    BareStatement,
+    Row,
+    body_of,
+    content_of,
+    hash_of,
+    rows_of,
+    stored_time,
+)
+from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, plausible_clocks
 from wherry.ledger.statements import head as last_statement
 
 if TYPE_CHECKING:
@@ -72,8 +81,8 @@ class Chain:
         statements: number of statements.
         head: hash of the last one.
         altered: the first altered row, and the reason; None if no row was altered.
-        clock: the first statement whose time is of the future, or before that of the statement before it: its writer's
-            clock was wrong. The order is that of the chain, so nothing is lost.
+        clock: the first statement whose times contradict each other or the present by more than a day: a clock was
+            wrong. The order is that of the chain, so nothing is lost.
         anchored: number of the statement that the anchor names; None if it is not in this chain, or without an anchor.
     """
 
@@ -96,10 +105,10 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
         clock: str | None = None
         anchored = 0 if anchor == _BEFORE_ALL else None
         for row in _statements(connection):
-            fault = _fault(row, head, count + 1) or _time_fault(row["time"]) or expected.take(row)
+            fault = _fault(row, head, count + 1) or _time_fault(row) or expected.take(row)
             if fault:
                 return Chain(count, head, f"statement {row['seq']}: {fault}", anchored, clock)
-            odd = clock is None and _clock_fault(row["time"], time)
+            odd = clock is None and _clock_fault(row, time)
             clock = f"statement {row['seq']}: {odd}" if odd else clock
             head, count, time = row["hash"], row["seq"], row["time"]
             if anchor and head.startswith(anchor.hash) and anchor.seq in (None, count):
@@ -120,8 +129,8 @@ def require_agreement(ledger: Ledger) -> None:
         StorageError: the clocks differ, or the last statement is of the future.
     """
     with ledger.read() as connection:
-        require_plausible(connection)
-    last, time = last_statement(ledger), utc_now()
+        time = plausible_clocks(connection).machine
+    last = last_statement(ledger)
     if last.seq and is_ahead(last.time, time):
         raise StorageError(
             f"the last statement of the ledger is of {last.time}, but it is {time} by the clock of this machine",
@@ -150,20 +159,26 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
         return "its contents were altered"
     if row["schema"] > tables.SCHEMA:
         return f"unsupported schema {row['schema']}; upgrade wherry"
+    if row["schema"] <= ONE_CLOCK and row["storage_time"] is not None:
+        return "it has a time of the storage, which its schema does not have"
     told = content_of(row["kind"], row["body"])
     return None if row["content"] == told else "content digest mismatch"
 
 
-def _time_fault(time: str) -> str | None:
-    return None if _is_written(time) else f"its time is not one that wherry writes: {time[:40]!r}"
+def _time_fault(row: RowMapping) -> str | None:
+    times = (time for time in (row["time"], row["storage_time"]) if time is not None)
+    odd = next((time for time in times if not _is_written(time)), None)
+    return None if odd is None else f"its time is not one that wherry writes: {odd[:40]!r}"
 
 
-def _clock_fault(time: str, before: str) -> str | None:
-    """What shows that the clock of a statement's writer was wrong."""
-    if time < before:
-        return "its time is before that of the statement before it"
-    latest = (datetime.now(UTC) + SKEW).isoformat()
-    return f"its time is in the future: {time}" if time > latest else None
+def _clock_fault(row: RowMapping, before: str) -> str | None:
+    """What shows that a clock was wrong when a statement was written, by more than a day."""
+    time, storage, now = row["time"], row["storage_time"], utc_now()
+    if is_ahead(time, now) or (storage is not None and is_ahead(storage, now)):
+        return f"its time is in the future: {time}"
+    if storage is not None and abs(datetime.fromisoformat(time) - datetime.fromisoformat(storage)) > SKEW:
+        return f"its time is {time}, but that of the ledger's storage was {storage}"
+    return "its time is before that of the statement before it" if before and is_ahead(before, time) else None
 
 
 def _is_written(time: str) -> bool:

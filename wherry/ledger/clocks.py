@@ -1,13 +1,15 @@
 """clocks: the clock of this machine against that of what stores the ledger, and against the ledger itself.
 
-The order of the statements is that of the hash chain; a time is what the clock of a writer claimed. A clock that is off
-by more than a day is refused before it enters the ledger, where nothing could be taken back.
+The order of the statements is that of the hash chain; a time is what a clock claimed. A statement has two of them, in
+fields of their own: that of the machine which wrote it, and that of the storage. A clock that is off by more than a day
+is refused before it enters the ledger, where nothing could be taken back.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +26,21 @@ SKEW = timedelta(days=1)  # by which clocks may differ
 CLOCK_CURE = "set the clock of this machine (`timedatectl` shows it), and run the command again"
 
 
-def require_plausible(connection: Connection) -> None:
-    """Require that the clock of this machine is that of the ledger's storage, give or take a day.
+@dataclass(frozen=True, slots=True)
+class ClockReadings:
+    """What two clocks said at one moment; UTC.
+
+    Attributes:
+        machine: the clock of this machine.
+        storage: the clock of what stores the ledger; None if it cannot be read.
+    """
+
+    machine: str
+    storage: str | None
+
+
+def plausible_clocks(connection: Connection) -> ClockReadings:
+    """The clocks of this machine and of the ledger's storage, which agree, give or take a day.
 
     Args:
         connection: a connection to the ledger.
@@ -33,16 +48,16 @@ def require_plausible(connection: Connection) -> None:
     Raises:
         StorageError: the clocks differ.
     """
-    stored = _storage_time(connection)
-    if stored is None:
-        return
-    ahead = datetime.fromisoformat(utc_now()) - stored
-    if abs(ahead) > SKEW:
-        raise StorageError(
-            f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
-            uri=connection.engine.url.render_as_string(),
-            cure=CLOCK_CURE,
-        )
+    read = ClockReadings(utc_now(), _storage_time(connection))
+    if read.storage is not None:
+        ahead = datetime.fromisoformat(read.machine) - datetime.fromisoformat(read.storage)
+        if abs(ahead) > SKEW:
+            raise StorageError(
+                f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
+                uri=connection.engine.url.render_as_string(),
+                cure=CLOCK_CURE,
+            )
+    return read
 
 
 def is_ahead(time: str, now: str) -> bool:
@@ -50,17 +65,22 @@ def is_ahead(time: str, now: str) -> bool:
     return datetime.fromisoformat(time) - datetime.fromisoformat(now) > SKEW
 
 
-def _storage_time(connection: Connection) -> datetime | None:
-    """The present time by the database server, or by the file system of a SQLite file; None if it cannot be asked."""
+def _storage_time(connection: Connection) -> str | None:
+    """The present time by the database server, or by the file system of a SQLite file; None if it cannot be read."""
     if connection.dialect.name != "sqlite":
-        return connection.scalar(select(func.now()))
+        # Not now(), which is the start of the transaction: it may have waited for the ledger's lock since.
+        return _text(connection.scalar(select(func.clock_timestamp())))
     try:
         with tempfile.TemporaryFile(dir=Path(str(connection.engine.url.database)).parent) as probe:
             probe.write(b"\0")
             probe.flush()
-            return datetime.fromtimestamp(os.fstat(probe.fileno()).st_mtime, UTC)
+            return _text(datetime.fromtimestamp(os.fstat(probe.fileno()).st_mtime, UTC))
     except OSError:
         return None
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def _words(ahead: timedelta) -> str:

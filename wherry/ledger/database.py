@@ -18,8 +18,10 @@ import math
 import os
 import random
 import sqlite3
+import threading
 import time
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
-from wherry.core.forks import without_forks
+from wherry.core.forks import was_open_at_fork, without_forks
 from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
@@ -57,6 +59,7 @@ _GENERATED = (  # hidden: 2 and 3
     "WHERE own.type = 'table' AND one.hidden > 1 LIMIT 1"
 )
 _FOREIGN_CURE = "do not use this file; open a copy of known origin, or start another ledger"
+_FORK_CURE = "start the process with multiprocessing's spawn instead of fork, or use a ledger in PostgreSQL"
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 
@@ -164,16 +167,21 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
         MissingExtraError: the driver of the database is not installed.
     """
     chosen = url or ledger_url()
-    if url is None and sqlite_file(chosen) is not None:
+    file = sqlite_file(chosen)
+    if url is None and file is not None:
         ensure_home()
+    opened = "" if file is None else os.path.realpath(file)
+    if was_open_at_fork(opened):
+        raise StorageError(
+            "the ledger was open when this process was forked: SQLite cannot use it in both",
+            uri=opened,
+            cure=_FORK_CURE,
+        )
     engine, uri, backend = _engine(chosen)
-    try:
+    with without_forks(opened) if file is not None else nullcontext(), _used(engine):
         ledger = Ledger(engine, uri, backend)
         _prepare(ledger, migrating=migrating)
         yield ledger
-    finally:
-        with without_forks():
-            engine.dispose()
 
 
 def schema_of(ledger: Ledger) -> int:
@@ -215,6 +223,29 @@ def _connect(url: str) -> tuple[Engine, str, Backend]:
         uri=without_secrets(url),
         cure=_CURE,
     )
+
+
+_users = Counter[Engine]()
+_users_lock = threading.Lock()
+
+
+@contextmanager
+def _used(engine: Engine) -> Generator[None]:
+    """Close all connections of an engine when the last of its users has ended.
+
+    An engine that is disposed of while another thread uses a connection forgets that one: it stays open until the
+    garbage is collected, and a process that is forked meanwhile inherits it.
+    """
+    with _users_lock:
+        _users[engine] += 1
+    try:
+        yield
+    finally:
+        with _users_lock:
+            _users[engine] -= 1
+            if not _users[engine]:
+                del _users[engine]
+                engine.dispose()
 
 
 @lru_cache(maxsize=4)
@@ -368,7 +399,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
 
 
 def _permission_error(uri: str, reason: str) -> StorageError:
-    late = "set the clock of this machine, which is over a day ahead of the server's"
+    late = "set the clock of this machine, which is over a day from that of the server"
     role = "use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER"
     return StorageError(
         f"the login of the ledger lacks a permission: {reason}",

@@ -4,7 +4,8 @@ The rows of the old tables are moved to the new ones as they are, except that th
 algorithm, so that a row that was altered before is still found by the check. From schema 1 only checkpoints and edges
 are moved; its other tables are filled from the statements. Old rows without a statement (in schema 1: claims,
 sightings, and checkpoints that were only verified) are added as one statement of kind `migration`, so that from then on
-every row follows from the chain. The migration is one transaction.
+every row follows from the chain. From schema 3 only the column of the storage's times is added: old statements have
+none. The migration is one transaction.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
     Raises:
         CorruptError: the schema version or a statement is invalid.
     """
-    if version not in _MOVED:
+    if not 0 < version < tables.SCHEMA:
         raise CorruptError(f"invalid ledger schema {version}", cure="restore the ledger from a backup")
     old = _old_rows(connection) if version == _WITHOUT_STATEMENTS else {}
-    _remake(connection, _MOVED[version], create)
+    _add_storage_time(connection)
+    if version in _MOVED:
+        _remake(connection, _MOVED[version], create)
+    else:
+        create(connection)
     try:
         if old:
             _fill(connection)
@@ -58,6 +63,12 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
         raise CorruptError(
             f"invalid statement: {describe_exception(error)}", cure="restore the ledger from a backup"
         ) from error
+
+
+def _add_storage_time(connection: Connection) -> None:
+    column = tables.statement.c.storage_time
+    stored = f"{column.name} {column.type.compile(connection.dialect)}"
+    connection.execute(text(f"ALTER TABLE {_schema_prefix(connection)}statement ADD COLUMN {stored}"))
 
 
 def _remake(connection: Connection, moved: Iterable[Table], create: Callable[[Connection], None]) -> None:

@@ -36,7 +36,7 @@ from wherry.errors import CorruptError
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-SCHEMA = 3
+SCHEMA = 4
 GENESIS = "0" * 64  # the previous hash of the first statement
 
 
@@ -113,7 +113,8 @@ statement = Table(
     Column("schema", _SmallInteger(), nullable=False),
     Column("content", _HASH, nullable=False, index=True),
     Column("body", _LongText(), nullable=False),
-    Column("time", _TEXT, nullable=False),
+    Column("time", _TEXT, nullable=False),  # by the clock of the machine that wrote it
+    Column("storage_time", _TEXT),  # by the clock of the ledger's storage
 )
 Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
 Index("statement_kind", statement.c.kind, statement.c.seq)

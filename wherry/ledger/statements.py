@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PAGE = 500  # statements read in one transaction, at most
 _LONGEST_TIME = 40  # characters
+_WRITTEN = func.coalesce(tables.statement.c.storage_time, tables.statement.c.time)
 _PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
 
 
@@ -30,7 +31,8 @@ class Statement:
         seq: its number, from 1 without gaps.
         kind: one of `wherry.ledger.append.KINDS`.
         schema: schema version of its body.
-        time: when it was appended; UTC, never before its predecessor's.
+        time: when it was appended, by the clock of the machine that wrote it; UTC.
+        storage_time: the same by the clock of the ledger's storage; None where that is not known.
         hash: over all fields, including `prev`.
         prev: hash of the statement before it.
         body: its contents, with the algorithm in every digest of a checkpoint.
@@ -47,6 +49,7 @@ class Statement:
     body: dict[str, Any]
     content: str
     text: str
+    storage_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def statements(
         ledger: the ledger.
         after: number after which to begin.
         kinds: only these.
-        until: only those up to this moment (ISO 8601; UTC where it has no offset; a date means its end).
+        until: only those up to this moment by the clock of the ledger's storage, which all writers share (ISO 8601;
+            UTC where it has no offset; a date means its end).
 
     Raises:
         UsageError: `until` is not a valid date or time.
@@ -80,7 +84,7 @@ def statements(
     while True:
         query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(_PAGE)
         query = query if kinds is None else query.where(table.c.kind.in_(kinds))
-        query = query if last is None else query.where(table.c.time <= last)
+        query = query if last is None else query.where(last >= _WRITTEN)
         with ledger.read() as connection:
             page, more = _page(connection.execute(query))
         yield from (_statement(row) for row in page)
@@ -94,7 +98,7 @@ def _page(rows: Iterable[Row[Any]]) -> tuple[list[Row[Any]], bool]:
     page, size = list[Row[Any]](), 0
     for row in rows:
         page.append(row)
-        size += len(row.body) + len(row.kind) + len(row.time)
+        size += len(row.body) + len(row.kind) + len(row.time) + len(row.storage_time or "")
         if size > _PAGE_TEXT:
             return page, True
     return page, len(page) == _PAGE
@@ -137,8 +141,30 @@ def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
     return found
 
 
+def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
+    """Number → when a statement was appended, by the clock of the ledger's storage where that is known; UTC."""
+    table, found, every = tables.statement.c, dict[int, str](), sorted(numbers)
+    with ledger.read() as connection:
+        for start in range(0, len(every), _PAGE):
+            query = select(table.seq, _WRITTEN).where(table.seq.in_(every[start : start + _PAGE]))
+            found |= dict(connection.execute(query).tuples().all())
+    return found
+
+
 def _statement(row: Row[Any]) -> Statement:
-    if len(row.time) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
-        raise tables.damage_error(f"times: {row.time[:_LONGEST_TIME]!r} goes on")
+    for stated in (row.time, row.storage_time or ""):
+        if len(stated) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
+            raise tables.damage_error(f"times: {stated[:_LONGEST_TIME]!r} goes on")
     body = body_of(row.schema, row.body)
-    return Statement(row.seq, row.kind, row.schema, row.time, row.hash, row.prev, body, row.content, row.body)
+    return Statement(
+        row.seq,
+        row.kind,
+        row.schema,
+        row.time,
+        row.hash,
+        row.prev,
+        body,
+        row.content,
+        row.body,
+        row.storage_time,
+    )

@@ -7,6 +7,7 @@ order depends only on the conversions, so that a rebuilt ledger gives the same o
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass
@@ -253,7 +254,7 @@ def _mark(edge: Edge) -> tuple[str, str, str]:
 def _steps(
     tree: LineageTree, told: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
 ) -> tuple[LineageStep, ...]:
-    """The conversions breadth first, each once; those at the same distance by time."""
+    """The conversions breadth first, each once; those at the same distance in the order of the ledger."""
     edges = defaultdict[str, "list[Edge]"](list)
     for edge in tree.edges:
         edges[edge.target if up else edge.source].append(edge)
@@ -261,7 +262,7 @@ def _steps(
     level, seen, distance = {tree.root}, {tree.root}, 1
     while level:
         here = [edge for digest in level for edge in edges.get(digest, ())]
-        for edge in sorted(here, key=lambda edge: (edge.time, _mark(edge))):
+        for edge in sorted(here, key=lambda edge: (edge.statement or math.inf, edge.time, _mark(edge))):
             body = told.get(_mark(edge), {})
             found.append(LineageStep(edge, distance, {name: body[name] for name in _HOW if name in body}))
         level = {edge.source if up else edge.target for edge in here} - seen

@@ -1,20 +1,19 @@
 """The handle of an export that writes a checkpoint in the background.
 
 No error of the storage is raised into training: errors are logged with their cure, and `result` raises them. A process
-that exits while an export is running waits for it, but not longer than `exit_wait` seconds.
+that exits while an export is running waits for it, but not longer than `exit_wait` seconds. A process that is forked
+meanwhile does not: the export goes on in its parent alone.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import time
-from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wherry.core.background import Work, begin, end
 from wherry.core.progress import logger
-from wherry.errors import NotRecordedError, WherryError, wherry_error
+from wherry.errors import NotRecordedError, UsageError, WherryError, wherry_error
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 log = logger("wherry.export")
 _NICE = 10  # training's own threads have priority
-_under_way: set[Export] = set()
-assert _executors
 
 
 class Export:
@@ -48,16 +45,18 @@ class Export:
         self.exit_wait = exit_wait
         self.error: WherryError | None = None
         self.receipt: Receipt | None = None
-        self._ended = threading.Event()
+        self._work = Work(
+            f"the export to {uri}", exit_wait, on_timeout=self._report_timeout, on_fork=self._fail_in_fork
+        )
 
     def done(self) -> bool:
         """Whether it has ended, successfully or not."""
-        return self._ended.is_set()
+        return self._work.ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; False after `timeout` seconds. Never raises the error of the export."""
         with waiting(self.uri, what="the export to end"):
-            return self._ended.wait(timeout)
+            return self._work.ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Receipt | None:
         """The receipt; None in a process that had nothing to do.
@@ -86,7 +85,7 @@ class Export:
             then: called when it has ended.
             undo: called instead of the work if no thread can be started.
         """
-        _under_way.add(self)
+        begin(self._work)
         try:
             threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
@@ -136,8 +135,19 @@ class Export:
         except Exception:  # a user's callback must not change the outcome of the export
             log.exception("the callback after the export to %s failed", self.uri)
         finally:
-            _under_way.discard(self)
-            self._ended.set()
+            end(self._work)
+
+    def _report_timeout(self) -> None:
+        log.error("the export to %s timed out after %.0f s; nothing was committed", self.uri, self.exit_wait)
+
+    def _fail_in_fork(self) -> None:
+        """In a forked child: nothing ends this export there."""
+        self.error = UsageError(
+            "the export runs in another process, which forked this one",
+            uri=self.uri,
+            cure="ask for its result in the process that called wherry.export",
+        )
+        self._work.ended.set()
 
 
 def _give_way() -> None:
@@ -146,24 +156,3 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError as error:
         log.debug("could not lower the priority of the export: %s", error)
-
-
-def _wait_at_exit() -> None:
-    begun = time.monotonic()
-    for export in sorted(_under_way, key=lambda one: one.exit_wait):
-        log.info("waiting for the export to %s before the process exits", export.uri)
-        if not export.wait(max(export.exit_wait - (time.monotonic() - begun), 0)):
-            log.error(
-                "the export to %s timed out after %.0f s; nothing was committed",
-                export.uri,
-                export.exit_wait,
-            )
-
-
-def _register(hook: Callable[[], None]) -> None:
-    """Run a hook at exit while executors still accept work; `atexit` would be too late."""
-    register: Any = getattr(threading, "_register_atexit", atexit.register)
-    register(hook)
-
-
-_register(_wait_at_exit)

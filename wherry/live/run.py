@@ -30,12 +30,16 @@ from wherry.live.shares import (
     leave_failure,
     put_failure,
     put_outcome,
+    put_owner,
     put_share,
     require_folder,
     ticket_from,
 )
 from wherry.live.snapshot import Snapshot
+from wherry.staging.janitor import forget, note
+from wherry.staging.janitor import tidy as tidy_left_behind
 from wherry.staging.lease import Lease
+from wherry.storage.folders import remove_leftover
 from wherry.storage.stores import locate
 from wherry.tree.tree_reading import read_leaves
 
@@ -88,7 +92,7 @@ def begin(state: object, request: ExportRequest) -> Begun:
     ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
     if processes.rank == 0:
         ticket, planned = _plan_export(ready, ticket, shared=processes.count > 1)
-    ticket = ticket_from(processes.broadcast(ticket.to_text()))
+    ticket = _agree(processes, ticket)
     if isinstance(ready, Exception):
         _report(Path(ticket.folder) if ticket.folder else None, processes, ready)
         raise ready
@@ -135,6 +139,7 @@ def _plan_export(
     if isinstance(ready, Exception):
         return replace(ticket, stop=_in_short(ready)), ready
     request, manifest = ready
+    tidy_left_behind()
     try:
         with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
             job = plan_jobs(checkpoint, request.convert, RunContext.begun())[0]
@@ -143,6 +148,7 @@ def _plan_export(
             return replace(ticket, stop=_THERE), there
         if shared or request.snapshot == "disk":
             folder = spool_of(request, ticket.mark)
+            note(folder)  # for the janitor, if this process is killed
             folder.mkdir(mode=0o700)
             ticket = replace(ticket, folder=str(folder))
     except OSError as error:
@@ -151,6 +157,18 @@ def _plan_export(
     except Exception as error:  # noqa: BLE001  it is raised once the others know
         return replace(ticket, stop=_in_short(error)), error
     return ticket, None
+
+
+def _agree(processes: Any, ticket: Ticket) -> Ticket:
+    """The ticket of rank 0, which all processes get; if one of them is lost, its folder is removed."""
+    try:
+        return ticket_from(processes.broadcast(ticket.to_text()))
+    except BaseException:
+        if ticket.folder is not None:
+            folder = Path(ticket.folder)
+            remove_leftover(folder)
+            forget(folder)
+        raise
 
 
 def _in_short(error: Exception) -> str:
@@ -175,6 +193,7 @@ def _copy_share(
     try:
         if folder is not None:
             require_folder(folder)
+            put_owner(folder, processes.rank)
         shot = Snapshot(share if request.snapshot == "disk" else None)
         held.callback(shot.close)
         shot.take(one for one in found.tensors if one.shared or not processes.rank)
@@ -203,6 +222,8 @@ def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
             leave_failure(folder, range(1, processes.count), str(error))
     except OSError as failure:
         log.warning("could not notify the other processes that the export failed: %s", failure)
+    finally:
+        forget(folder)
 
 
 def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, patience: float) -> Receipt:
@@ -257,6 +278,8 @@ def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: 
         put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
     except OSError as error:
         log.warning("could not notify the other processes of the outcome of the export: %s", error)
+    finally:
+        forget(folder)
 
 
 def _checkpoint(

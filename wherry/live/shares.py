@@ -4,7 +4,8 @@ Each process writes its boxes into the folder, then `share-<rank>.json`, which s
 for all of them, converts, and leaves `outcome.json` for the others. Nothing here is a collective operation, so it can
 run in the background while training uses its communicators; only `Ticket` is broadcast while training waits. Every wait
 is bounded: rank 0 waits `patience` seconds for a share, the others wait as long after the last heartbeat of rank 0,
-which renews a lease in the folder. Only rank 0 creates the folder; a process that does not find it gives up.
+which renews a lease in the folder. That a process of the same machine has ended is noticed within seconds, by the
+owner's files `here-<rank>.json`. Only rank 0 creates the folder; a process that does not find it gives up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
 from wherry.remote.waits import waiting
-from wherry.staging.lease_watch import Verdict, Watch
+from wherry.staging.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -134,9 +135,10 @@ def gather_shares(
     merged = {path: list(boxes) for path, boxes in mine.items()}
     for rank in ranks:
         with waiting(str(folder), what=f"the share of process {rank}"):
-            share = _await(folder / f"share-{rank}.json", patience)
+            share, ended = _share_of(folder, rank, patience)
         if share is None or "failed" in share:
             why = f"sent no share within {patience:g} s" if share is None else f"failed: {share['failed']}"
+            why = ended or why
             raise IncompleteError(
                 f"process {rank} {why}",
                 uri=str(folder),
@@ -146,6 +148,40 @@ def gather_shares(
         for name, row in share["tensors"].items():
             merged.setdefault(parse(name), []).extend(_place_box(box) for box in row["boxes"])
     return {path: tuple(boxes) for path, boxes in merged.items()}
+
+
+def put_owner(folder: Path, rank: int) -> None:
+    """Say which process a rank is, so that the others notice when it has ended; if that fails, they wait longer.
+
+    Args:
+        folder: the shared folder.
+        rank: of this process.
+    """
+    try:
+        (folder / f"here-{rank}.json").write_text(json.dumps(this_process(f"rank-{rank}").to_json()))
+    except OSError as error:
+        log.debug("could not name this process in %s: %s", folder, error)
+
+
+def _share_of(folder: Path, rank: int, patience: float) -> tuple[dict[str, Any] | None, str]:
+    """The share of a process; None if it does not come, with the words about its end if it has ended."""
+    deadline = time.monotonic() + patience
+    while True:
+        ended = _end_of(folder, rank)  # looked at first: what a process has sent before its end counts
+        share = _await(folder / f"share-{rank}.json", min(_LOOK, max(deadline - time.monotonic(), 0)))
+        if share is not None or ended or time.monotonic() >= deadline:
+            return share, ended
+
+
+def _end_of(folder: Path, rank: int) -> str:
+    """The words about the end of a process of this machine; empty if it lives, or if that is not known."""
+    try:
+        owner = owner_in((folder / f"here-{rank}.json").read_bytes()[:MOST_BYTES])
+    except OSError:
+        return ""
+    if verdict_of_process(owner) is not Verdict.DEAD or owner is None:
+        return ""
+    return f"has ended (process number {owner.pid} on {owner.host})"
 
 
 def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] | None, error: str) -> None:
@@ -160,9 +196,14 @@ def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] |
         deadline = time.monotonic() + _GOODBYE
         for rank in ranks:
             with waiting(str(folder), what=f"process {rank}, which has not read the outcome"):
-                _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
+                _until(lambda rank=rank: _has_read(folder, rank), deadline - time.monotonic())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_read(folder: Path, rank: int) -> bool:
+    """Whether a process has read the outcome, or never will."""
+    return (folder / f"seen-{rank}").exists() or bool(_end_of(folder, rank))
 
 
 def leave_failure(folder: Path, ranks: Iterable[int], error: str) -> None:
@@ -210,6 +251,12 @@ def _outcome(folder: Path, patience: float) -> dict[str, Any]:
             raise StorageError(
                 "process 0 ended without reporting the outcome of the export", uri=str(folder), cure=_CURE
             )
+        ended = _end_of(folder, 0)
+        if ended and (found := _await(folder / _OUTCOME, 0)) is not None:
+            return found
+        if ended:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise StorageError(f"process 0 {ended}", uri=str(folder), cure=_CURE)
         if _shows_life(watch):
             deadline = time.monotonic() + patience
         elif time.monotonic() > deadline:

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.interrupts import committing
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import (
@@ -191,7 +192,8 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
         if isinstance(staging, ObjectStaging):
             staging.run.prove_small()
-        staging.commit(beside)
+        with committing(place.uri):
+            staging.commit(beside)
     return resumed
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.errors import storage_error
 from wherry.runtime.threads import StoppedError
+from wherry.staging.janitor import forget, note
 from wherry.storage.direct import writing
 from wherry.storage.folders import PREFIX
 
@@ -205,6 +206,7 @@ class Spill:
         with self._lock:
             if self._made and self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+                forget(self._folder)
             self._made = False
             self._files.clear()
 
@@ -242,6 +244,7 @@ class Spill:
                 self._folder = self._folder or Path(
                     tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
                 )
+                note(self._folder)
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
                 raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error

@@ -36,6 +36,7 @@ from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
 from wherry.routes.survey import Omission, survey
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
+from wherry.staging.janitor import tidy as tidy_left_behind
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
@@ -99,6 +100,8 @@ def run_night(
         StorageError: the ledger cannot be read or written.
     """
     asked, chosen = tuple(routes), runner or partial(_on_threads, config)
+    if not dry_run:
+        tidy_left_behind()
     with ExitStack() as stack:
         free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
         plans = plan_night(free, retry_failed=retry_failed, go=go)

@@ -80,11 +80,12 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """An existing target that a route made: the note, the conversion and the checkpoint."""
+    """An existing target that a route made: the note, the conversion, the checkpoint, and when it was recorded."""
 
     note: ProductNote
     done: ConversionRecord
     node: LineageNode
+    recorded: str
 
 
 def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None = None) -> PruneReport:
@@ -126,6 +127,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
     """The existing targets that the routes made, route by route."""
     from wherry.ledger.nodes import nodes, present
+    from wherry.ledger.statements import times_written
 
     state = present(ledger)
     there = [
@@ -138,12 +140,15 @@ def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
         and locate(uri).exists()
     ]
     known = nodes(ledger, {done.target_digest for _note, done in there})
-    return [_Product(note, done, known[done.target_digest]) for note, done in there]
+    times = times_written(ledger, {done.statement for _note, done in there})
+    return [_Product(note, done, known[done.target_digest], times[done.statement]) for note, done in there]
 
 
 def _retention_entry(one: _Product) -> RetentionEntry:
     note, done = one.note, one.done
-    return RetentionEntry(done.target_uri, note.run, done.format, note.step, done.time, note.score)
+    return RetentionEntry(
+        done.target_uri, note.run, done.format, note.step, one.recorded, note.score, done.statement
+    )
 
 
 def _judge_products(
@@ -276,8 +281,9 @@ class RetentionEntry:
         run: run of its source.
         format: its format.
         step: step of its source, where known.
-        time: when it was made; UTC, ISO 8601.
+        time: when the ledger recorded it, by the clock of the ledger's storage; UTC, ISO 8601.
         score: metric of its source, where known.
+        statement: number of the statement that recorded it, which orders entries of one step.
     """
 
     uri: str
@@ -286,6 +292,7 @@ class RetentionEntry:
     step: int | None
     time: str
     score: float | None = None
+    statement: int = 0
 
 
 def superfluous(
@@ -312,7 +319,9 @@ def _of_group(rules: Retention, group: list[RetentionEntry], now: datetime) -> M
     reasons: dict[str, str | None] = {one.uri: None for one in group}
     if rules.states_nothing:
         return {one.uri: "the route states no retention" for one in group}
-    newest = sorted(group, key=lambda one: (-1 if one.step is None else one.step, one.time), reverse=True)
+    newest = sorted(
+        group, key=lambda one: (-1 if one.step is None else one.step, one.statement), reverse=True
+    )
     if rules.keep_days is not None:
         since = now - timedelta(days=rules.keep_days)
         young = (one for one in group if stored_time(one.time) >= since)

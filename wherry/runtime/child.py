@@ -201,7 +201,7 @@ def child_process(
     """
     with ExitStack() as stack:
         with _could_not_start(purpose):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wherry-child-"))
+            folder = stack.enter_context(service("janitor").temporary_folder("wherry-child-"))
             stdin, stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             stdin.write(text.encode())
             stdin.seek(0)

@@ -11,18 +11,19 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from wherry.core import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Callable, Generator, Iterator
 
     Task: TypeAlias = Callable[[], None]
-    from collections.abc import Generator
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def worker_count() -> int:
@@ -35,7 +36,82 @@ def carrier_count() -> int:
     return worker_count() * 3 // 2
 
 
-def executor(count: int, name: str = "wherry", *, numbers: bool = True) -> ThreadPoolExecutor:
+class ThreadPool(Executor):
+    """An executor of threads which takes tasks also while the process ends, as long as a thread can give it some.
+
+    That of the standard library refuses tasks once the main thread has ended, and with them the work of every other
+    thread, for which Python waits nevertheless. The threads are daemons: whoever opens a pool waits for its tasks.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a thread call a function.
+
+        Raises:
+            RuntimeError: the pool is closed, or no thread can be started.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool of threads is closed")
+            if len(self._threads) < self._count and not self._idle.acquire(blocking=False):
+                name = f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            self._tasks.put((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Refuse further tasks.
+
+        Args:
+            wait: whether to wait until all tasks have ended.
+            cancel_futures: whether tasks that have not begun are cancelled.
+        """
+        with self._lock:
+            self._closed = True
+            with suppress(Empty):
+                while cancel_futures:
+                    task = self._tasks.get_nowait()
+                    if task is not None:
+                        task[0].cancel()
+            self._tasks.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            _carry_out(*task)
+            del task  # and what it refers to, while the thread waits
+            self._idle.release()
+        self._tasks.put(None)  # for the next one, also one that an interrupt kept out of the list
+
+
+_Task: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+
+
+def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001  the future raises it
+        future.set_exception(error)
+        del future  # which refers to the error, whose traceback refers to this frame
+    else:
+        future.set_result(result)
+
+
+def executor(count: int, name: str = "wherry", *, numbers: bool = True) -> ThreadPool:
     """A pool of threads.
 
     Args:
@@ -46,7 +122,7 @@ def executor(count: int, name: str = "wherry", *, numbers: bool = True) -> Threa
     """
     if numbers:
         dtypes.ready()
-    return ThreadPoolExecutor(count, thread_name_prefix=name)
+    return ThreadPool(count, name)
 
 
 _LOOK_SECONDS = 0.2  # short waits, so that a signal reaches the main thread at once

@@ -21,6 +21,7 @@ from wherry.errors import NotFoundError, StorageError, TargetInUseError, UsageEr
 from wherry.objects.stores import object_store
 from wherry.staging.area import set_aside
 from wherry.staging.hub_repository import clean_repository
+from wherry.staging.janitor import left_behind, tidy
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
 from wherry.staging.object_clean import clean_one, leftovers
@@ -42,7 +43,7 @@ _OWN = re.compile(
     rf"\{PREFIX}(?:(.+)\.(?:lease|reading|draft|job|{_HEX}(?:\.[a-z]+)?)|(?:spill-|audit-|dask-|ray-|logits\.)\w{{8,16}})"
 )
 # The files of a spool folder of a live state; `wherry.live`.
-_SPOOLED = re.compile(r"(?:part|share|seen)-\d+(?:\.json)?")
+_SPOOLED = re.compile(r"(?:part|share|seen|here)-\d+(?:\.json)?")
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 _HELD = "a running job holds its lease"
 _YOUNG = "changed within the hour; may be in use"
@@ -61,7 +62,7 @@ class CleanReport(NamedTuple):
 def clean(
     root: str | os.PathLike[str], *, dry_run: bool = False, min_age: float = _QUIET_SECONDS
 ) -> list[CleanReport]:
-    """Remove stale staging areas below a root.
+    """Remove stale staging areas below a root, and what processes of this machine left elsewhere that have ended.
 
     Args:
         root: a local folder, one in a store of objects, or a repository of the Hub.
@@ -73,7 +74,22 @@ def clean(
         UsageError: the root is in a store that only reads.
         StorageError: an area could not be removed.
     """
-    location = locate(root)
+    return _clean_below(locate(root), dry_run=dry_run, min_age=min_age) + _clean_left_behind(dry_run=dry_run)
+
+
+def _clean_left_behind(*, dry_run: bool) -> list[CleanReport]:
+    reason = "dry run" if dry_run else "its process has ended"
+    rows = [(left, _nbytes(left.path)) for left in left_behind()]
+    removed = set() if dry_run else set(tidy())
+    return [CleanReport(str(left.path), nbytes, left in removed, reason) for left, nbytes in rows]
+
+
+def _nbytes(path: Path) -> int:
+    found = (one for one in _statuses(path) if one is not None and not stat.S_ISDIR(one.st_mode))
+    return sum(one.st_size for one in found)
+
+
+def _clean_below(location: Location, *, dry_run: bool, min_age: float) -> list[CleanReport]:
     if object_store(location.store) is not None:
         return _clean_objects(location, dry_run=dry_run, min_age=min_age)
     if location.store.capabilities.one_commit:

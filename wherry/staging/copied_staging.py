@@ -24,6 +24,7 @@ from wherry.errors import MismatchError, TargetExistsError, storage_errors
 from wherry.objects.hub_commit import HubCommit
 from wherry.objects.stores import object_store
 from wherry.staging.hub_repository import CARD, card, inside, require_path
+from wherry.staging.janitor import forget, note
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.folders import remove_leftover
@@ -62,6 +63,7 @@ class CopiedStaging:
         """
         self.target = target
         self.folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        note(self.folder)
         self._local = Staging(local_location(str(self.folder / target.name)), "0" * 8, resume=False)
         self.location, self.journal, self.spill = (
             self._local.location,
@@ -85,6 +87,7 @@ class CopiedStaging:
                 raise
         except BaseException:
             remove_leftover(self.folder)
+            forget(self.folder)
             raise
         return self
 
@@ -95,6 +98,7 @@ class CopiedStaging:
             self._local.__exit__(kind, error, trace)
         finally:
             remove_leftover(self.folder)
+            forget(self.folder)
             if self._remote is not None:
                 self._remote.__exit__(kind, error, trace)
 

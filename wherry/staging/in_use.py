@@ -12,7 +12,7 @@ cannot be written either, the conversion continues without a mark.
 from __future__ import annotations
 
 import secrets
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
 from wherry.errors import WherryError
+from wherry.staging.janitor import owned
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge
 from wherry.storage.folders import PREFIX
@@ -46,12 +47,10 @@ def in_use(uri: str) -> Generator[None]:
         uri: the checkpoint itself, as its detection names it.
     """
     location = locate(uri)
-    mark = _hold_mark(location) if sidecar_location(location).exists() else None
-    try:
+    with ExitStack() as stack:
+        if sidecar_location(location).exists():
+            _hold_mark(location, stack)
         yield
-    finally:
-        if mark is not None:
-            mark.__exit__(None, None, None)
 
 
 def is_in_use(uri: str) -> bool:
@@ -70,19 +69,22 @@ def uris_in_use(uris: Iterable[str]) -> set[str]:
     return {marks[mark] for mark, judgement in found.items() if judgement.verdict is Verdict.ALIVE}
 
 
-def _hold_mark(location: Location) -> Lease | None:
-    """A mark that is held; None if none could be created."""
+def _hold_mark(location: Location, stack: ExitStack) -> None:
+    """Hold a mark in a stack, if one can be created."""
     error: BaseException | None = None
     for made in (_beside, _at_home):
         try:
             place = made(location)
             if place is not None:
-                lease = Lease(place.with_name(f"{place.name}.{secrets.token_hex(4)}{_SUFFIX}"), location.uri)
-                return lease.__enter__()
+                mark = place.with_name(f"{place.name}.{secrets.token_hex(4)}{_SUFFIX}")
+                with ExitStack() as held:
+                    held.enter_context(owned(mark))
+                    held.enter_context(Lease(mark, location.uri))
+                    stack.enter_context(held.pop_all())
+                return
         except (WherryError, OSError) as caught:
             error = caught
     _log.warning("%s could not be marked as in use: %s", location.uri, error)
-    return None
 
 
 def _beside(location: Location) -> Path | None:

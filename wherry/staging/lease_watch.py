@@ -33,6 +33,7 @@ _MOST_PID = 1 << 31
 _MOST_TEXT = 255
 _UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)
 _BOOT = "/proc/sys/kernel/random/boot_id"
+_MACHINE = "/etc/machine-id"
 _PID_NAMESPACE = "/proc/self/ns/pid"
 _STOPPED, _ENDED = "Tt", "ZX"
 _ended_owners: set[str] = set()  # tokens of this process
@@ -225,9 +226,16 @@ def _text(path: Path) -> bytes:
 def owner_in(text: bytes) -> Owner | None:
     """The owner that a text names; None if a field is missing or invalid."""
     try:
-        found: Any = json.loads(text)
+        return owner_from(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def owner_from(found: Any) -> Owner | None:
+    """The owner that a JSON table names; None if a field is missing or invalid."""
+    try:
         host, pid, namespace, start, token = (found[name] for name in Owner.__slots__)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return None
     words = all(
         type(word) is str and word.isprintable() and len(word) <= _MOST_TEXT
@@ -237,6 +245,22 @@ def owner_in(text: bytes) -> Owner | None:
     return Owner(host, pid, namespace, start, token) if words and numbers else None
 
 
+def this_machine() -> str:
+    """An identifier of this installation of an operating system and of its host name; empty if it is unknown."""
+    try:
+        return f"{Path(_MACHINE).read_text().strip()} {socket.gethostname()}"
+    except OSError:
+        return ""
+
+
+def this_boot() -> str:
+    """An identifier of the present run of this machine; empty if it is unknown."""
+    try:
+        return Path(_BOOT).read_text().strip()
+    except OSError:
+        return ""
+
+
 def _pid_namespace() -> str:
     """An identifier of this PID namespace; empty if it is unknown.
 
@@ -244,9 +268,10 @@ def _pid_namespace() -> str:
     included: the initial namespace has the same number on every machine, and two machines may have the same name.
     """
     try:
-        return f"{Path(_BOOT).read_text().strip()} {Path(_PID_NAMESPACE).readlink()}"
+        space = Path(_PID_NAMESPACE).readlink()
     except OSError:
         return ""  # not Linux, or hidden from us
+    return f"{this_boot()} {space}" if this_boot() else ""
 
 
 class _Process(NamedTuple):

@@ -18,7 +18,7 @@ from wherry.runtime import threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
     from wherry.storage.location import Location
 
@@ -26,7 +26,7 @@ GAP = 1 << 20  # a smaller gap between two ranges is read with them
 LARGEST = 8 << 20  # bytes of one request at most; the parts of a larger range have at least half
 MOST_REQUESTS = 10  # at a time: 80 MiB, so that a conversion stays within 250 MB
 _DEFAULT_MEMORY = 64 << 20
-_pool: ThreadPoolExecutor | None = None
+_pool: threads.ThreadPool | None = None
 _pool_lock = threading.Lock()
 
 
@@ -125,7 +125,7 @@ def fill_together(requests: Sequence[tuple[Location, RangeRequest, memoryview]])
         wait(futures)  # nothing may fill a buffer that its owner has given back
 
 
-def request_pool() -> ThreadPoolExecutor:
+def request_pool() -> threads.ThreadPool:
     """The threads of this process that wait for requests; a task of it must not wait for another one."""
     global _pool  # noqa: PLW0603  state of the process
     with _pool_lock:
@@ -144,7 +144,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _read_ahead(
-    place: Location, planned: Iterable[RangeRequest], most: int, pool: ThreadPoolExecutor
+    place: Location, planned: Iterable[RangeRequest], most: int, pool: threads.ThreadPool
 ) -> Iterator[RangePart]:
     """Keep so many requests running, read, or held by the caller."""
     waiting: deque[tuple[RangeRequest, Future[bytes]]] = deque()

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.job import finish, inside, targets_of
@@ -26,6 +25,7 @@ from wherry.mover.output import Output
 from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.objects.stores import object_store
 from wherry.records.unit_receipt import MadeFile, UnitReceipt
+from wherry.staging.janitor import temporary_folder
 from wherry.staging.journal import DurableMove, Journal
 from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
@@ -160,7 +160,7 @@ def member(staged: Location, name: str) -> Location:
 def _area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[_AttemptPlace]:
     """The place of an attempt while the block runs; if it fails, what was written is removed."""
     store = object_store(split.job.committed.store)
-    with TemporaryDirectory(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE)) as spill:
+    with temporary_folder(f"{PREFIX}spill-", os.environ.get(FOLDER_VARIABLE)) as spill:
         area = _local_area if store is None else partial(_object_area, store)
         with area(split, unit, claim) as staged:
             yield _AttemptPlace(staged, Path(spill))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from wherry.core.services import service
 from wherry.core.units import parse_size, show_size
 from wherry.errors import StorageError, UnsupportedError
 from wherry.formats.pin import take_pin
+from wherry.staging.janitor import temporary_folder
 from wherry.storage.copy import copy_files
 from wherry.storage.stores import local_location, locate
 
@@ -73,7 +73,7 @@ def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generat
     elif protocol in stores:
         yield NativeSource(checkpoint.uri, _variables(protocol), f"it reads {protocol}:// itself")
     else:
-        with tempfile.TemporaryDirectory(prefix="wherry-native-") as folder:
+        with temporary_folder("wherry-native-") as folder:
             nbytes, path = _copy(checkpoint, local_location(folder))
             note = f"it reads no {protocol}://: {show_size(nbytes)} were copied to a temporary folder"
             yield NativeSource(path, note=note)

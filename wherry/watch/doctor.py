@@ -8,6 +8,7 @@ servers get one request with a short timeout. A finding is `ok`, `missing` (an e
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from wherry.config.digests import digest_choice
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, new_hash
+from wherry.core.services import service
 from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
 from wherry.remote.probe import reason_of
@@ -80,6 +82,7 @@ def diagnose() -> list[Diagnosis]:
         *_prefect(),
         *_mlflow(),
         _disk(),
+        *_left_behind(),
     ]
 
 
@@ -262,6 +265,16 @@ def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
         return Diagnosis(
             name, "broken", f"{shown} does not respond: {reason_of(error, _ANSWER_SECONDS)}", cure
         )
+
+
+def _left_behind() -> Iterator[Diagnosis]:
+    """What processes left outside of their targets that have ended."""
+    found = service("janitor").left_behind()
+    if found:
+        detail = f"{plural(len(found), 'leftover')} of processes that have ended, the first {found[0].path}"
+        folder = shlex.quote(str(found[0].path.parent))
+        cure = f"run `wherry clean {folder}`; each conversion and each night removes them, too"
+        yield Diagnosis("left behind", "ok", detail, cure)
 
 
 def _disk() -> Diagnosis:

@@ -1,0 +1,177 @@
+"""janitor: what runs make outside of their targets, by owner, so that what a dead one left is removed.
+
+A mark beside a source, a temporary folder and the spool of an export are not found from any target. So before one of
+them is made, an owner's file in `WHERRY_HOME/made` says where it will be, and which process makes it: its host, number
+and start, and the boot of the machine. The file goes when the work ends. What belongs to a process of this machine
+that has ended is removed by the next conversion or export, by `wherry clean` and each night, whatever its age; what
+belongs to a process of another machine is left to that machine.
+
+A home that cannot be written costs nothing but this: the work goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.digest import sha256_of
+from wherry.core.progress import logger
+from wherry.errors import WherryError
+from wherry.staging.lease_watch import (
+    Owner,
+    Verdict,
+    owner_from,
+    this_boot,
+    this_machine,
+    this_process,
+    verdict_of_process,
+)
+from wherry.storage.folders import PREFIX, remove
+from wherry.storage.home import ensure_home, home
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+_FOLDER = "made"
+_MOST_BYTES = 16384  # of an owner's file
+_NAMES = (PREFIX, "wherry-")  # with which the names begin of all that wherry makes outside of targets
+_log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What a process made that has ended: the owner's file, and what it names."""
+
+    record: Path
+    path: Path
+
+
+@contextmanager
+def owned(path: Path) -> Generator[None]:
+    """Name this process as the owner of what the block makes at a path, and removes again."""
+    note(path)
+    try:
+        yield
+    finally:
+        forget(path)
+
+
+def note(path: Path) -> None:
+    """Name this process as the owner of what will be at a path; `forget` takes that back."""
+    data = {**_owner_table(secrets.token_hex(8)), "path": str(path.absolute())}
+    try:
+        ensure_home()
+        record = _record_of(path)
+        record.parent.mkdir(mode=0o700, exist_ok=True)
+        record.write_text(json.dumps(data))
+    except (WherryError, OSError) as error:
+        _log.debug("%s has no owner's file: %s", path, error)
+
+
+def forget(path: Path) -> None:
+    """Remove the owner's file of a path if nothing is there any more."""
+    with suppress(OSError):
+        if not os.path.lexists(path):
+            _record_of(path).unlink(missing_ok=True)
+
+
+def _record_of(path: Path) -> Path:
+    return home() / _FOLDER / f"{sha256_of('made', str(path.absolute()))[:32]}.json"
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: str | os.PathLike[str] | None = None) -> Generator[str]:
+    """A temporary folder that is removed at the end of the block, or by the janitor.
+
+    Args:
+        prefix: of its name.
+        parent: the folder that it is made in; by default that for temporary files.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = Path(parent or tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(4)}"
+    with owned(path):
+        path.mkdir(mode=0o700)
+        try:
+            yield str(path)
+        finally:
+            with suppress(FileNotFoundError):
+                remove(path)
+
+
+def left_behind() -> list[LeftBehind]:
+    """What processes of this machine left that have ended."""
+    return [left for left in _records() if os.path.lexists(left.path)]
+
+
+def tidy() -> list[LeftBehind]:
+    """Remove what processes of this machine left that have ended; what cannot be removed stays for the next time.
+
+    Returns:
+        What was removed.
+    """
+    done: list[LeftBehind] = []
+    for left in _records():
+        try:
+            if os.path.lexists(left.path):
+                remove(left.path)
+                done.append(left)
+            left.record.unlink(missing_ok=True)
+        except OSError as error:
+            _log.debug("%s, which process left, cannot be removed: %s", left.path, error)
+    return done
+
+
+def owner_text() -> str:
+    """This process as the owner of something that is not a file; see `text_has_ended`."""
+    return json.dumps(_owner_table(secrets.token_hex(8)))
+
+
+def text_has_ended(text: str) -> bool:
+    """Whether the owner that a text names was a process of this machine that has ended."""
+    try:
+        found = json.loads(text[:_MOST_BYTES])
+    except (ValueError, RecursionError):
+        return False
+    owner = owner_from(found)
+    return owner is not None and _has_ended(owner, found)
+
+
+def _owner_table(token: str) -> dict[str, Any]:
+    return {**this_process(token).to_json(), "machine": this_machine(), "boot": this_boot()}
+
+
+def _records() -> Iterator[LeftBehind]:
+    """The owner's files of processes of this machine that have ended."""
+    with suppress(OSError):
+        for record in sorted((home() / _FOLDER).glob("*.json")):
+            found = _read(record)
+            if found is not None and _has_ended(*found):
+                path = Path(found[1]["path"])
+                if path.is_absolute() and path.name.startswith(_NAMES):
+                    yield LeftBehind(record, path)
+
+
+def _read(record: Path) -> tuple[Owner, dict[str, Any]] | None:
+    try:
+        with record.open("rb") as file:
+            data = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    owner = owner_from(data)
+    return (owner, data) if owner is not None and isinstance(data.get("path"), str) else None
+
+
+def _has_ended(owner: Owner, data: dict[str, Any]) -> bool:
+    """Whether the owner was a process of this machine, in its process table or before the machine was started again."""
+    machine, boot = data.get("machine"), data.get("boot")
+    if machine and boot and this_boot() and machine == this_machine() and boot != this_boot():
+        return True
+    return verdict_of_process(owner) is Verdict.DEAD
