@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _MOST_ROWS = 2_000  # of a table that rich lays out
+_PIPE = 400  # columns of an output that is no terminal
+_EDGES, _GAP = 2, 3  # columns that rich puts around a table, and between two of its columns
+_LEAST_PATH = 24  # columns of a path for which other columns of the table are dropped
 
 
 def print_json(data: Any) -> None:
@@ -35,21 +39,72 @@ def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
             say(f"{name + ':':<16}{value}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str = "", drop: Sequence[str] = ()) -> None:
+    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated.
+
+    Args:
+        columns: their headings.
+        rows: their cells.
+        cut: the column of paths. On a terminal that is too narrow they are cut in their middle, where rows stay different.
+        drop: columns that are left out before that, in this order.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     shown = [tuple(printable(redact(cell)) for cell in row) for row in rows]
+    console = Console(width=None if sys.stdout.isatty() else _PIPE, markup=False, highlight=False, emoji=False)
+    if cut and console.width < _PIPE:
+        columns, shown = _fit(columns, shown, console.width, cut, drop)
     if len(shown) > _MOST_ROWS:
         _print_long(columns, shown)
         return
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=cut not in ("", name), overflow="fold")
     for row in shown:
         table.add_row(*row)
-    width = None if sys.stdout.isatty() else 400
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    console.print(table)
+
+
+def _fit(
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int, cut: str, drop: Sequence[str]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows that fit into a width: some columns dropped, then paths cut to the room that is left.
+
+    Rows that would look alike keep their whole path, which goes on in the next line.
+    """
+    from rich.cells import cell_len
+
+    path = columns.index(cut)
+    widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+    kept = [at for at in range(len(columns)) if at == path or any(row[at] for row in rows)]
+
+    def room() -> int:
+        return width - _EDGES - sum(widths[at] + _GAP for at in kept if at != path)
+
+    for name in drop:
+        at = columns.index(name)
+        if at in kept and room() < min(widths[path], _LEAST_PATH):
+            kept.remove(at)
+    whole = [tuple(row[at] for at in kept) for row in rows]
+    place = kept.index(path)
+    short = [(*row[:place], _cut(row[place], room()), *row[place + 1 :]) for row in whole]
+    alike = Counter(short)
+    fitted = [one if alike[one] == 1 else row for one, row in zip(short, whole, strict=True)]
+    return [columns[at] for at in kept], fitted
+
+
+def _cut(path: str, width: int) -> str:
+    """A path without its middle where it is wider; more stays of its end, which differs most."""
+    from rich.cells import cell_len
+
+    start, end = width // 3, len(path) - (width - width // 3 - 1)
+    shown = path
+    while cell_len(shown) > width and end < len(path):
+        shown = f"{path[:start]}…{path[end:]}"
+        end += 1
+    return shown
 
 
 def _print_long(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
