@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.errors import UsageError, storage_error
+from wherry.installation import package_command
 from wherry.watch.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ async def published_template(client: PrefectClient, pool_type: str) -> dict[str,
             return collection[pool_type]["default_base_job_configuration"]
     raise UsageError(
         f"unknown work pool type {pool_type!r}",
-        cure=f"run `pip install prefect-{pool_type}` on the machine that deploys",
+        cure=f"run `{package_command(f'prefect-{pool_type}')}` on the machine that deploys",
     )
 
 

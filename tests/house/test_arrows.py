@@ -21,15 +21,16 @@ OTHERS = ("flows", "tasks", "integrations")
 # of `wherry/core/services.py`.
 ROOMS: Mapping[str, str] = {
     "version": "",
+    "installation": "",
     "cures": "",
     "credentials": "",
-    "errors": "version cures credentials",
+    "errors": "version installation cures credentials",
     "text": "credentials errors",
     "core": "credentials cures errors text",
     "runtime": "errors core",
     "remote": "credentials errors core",
     "storage": "credentials errors text core runtime remote",
-    "objects": "errors core runtime remote storage",
+    "objects": "errors installation core runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core remote storage objects upload",
     "formats": "errors core remote storage objects upload",
@@ -47,7 +48,7 @@ ROOMS: Mapping[str, str] = {
     "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
-    "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"
+    "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger converter"
     " records readings",
     "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
     "compare": "errors text core runtime formats mover view config ledger",
@@ -62,7 +63,7 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter units"
     " carriers verifier",
     "site": "credentials errors version core ledger catalog lineage",
-    "watch": "credentials errors core remote storage formats config ledger routes",
+    "watch": "credentials errors installation core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",
@@ -241,6 +242,7 @@ def test_the_top_of_the_engine_is_the_door() -> None:
         "cures.py",
         "errors.py",
         "version.py",
+        "installation.py",
         "format.py",
         "__main__.py",
     }
@@ -251,7 +253,7 @@ def test_the_top_of_the_engine_is_the_door() -> None:
     [
         name
         for name in ROOMS
-        if name not in ("version", "cures", "credentials", "errors", "format", "__main__")
+        if name not in ("version", "installation", "cures", "credentials", "errors", "format", "__main__")
     ],
 )
 def test_a_room_defines_its_nouns(one: str) -> None:

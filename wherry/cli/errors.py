@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"
+# Options of other programs by which they replace what exists → what to do with wherry, which never does.
+_REPLACES = "nothing is overwritten: remove the target or choose another; `--if-exists skip` accepts one that wherry wrote"
+_HABITS = dict.fromkeys(("--overwrite", "--force", "--clobber", "--replace", "--exist-ok"), _REPLACES)
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"
 
@@ -60,6 +63,8 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
     cure = f"see `{command} --help`"
+    if isinstance(error, click.NoSuchOption) and context is not None and _writes(context.command):
+        cure = _HABITS.get(error.option_name, cure)
     if (
         isinstance(error, click.NoSuchOption)
         and context is not None
@@ -67,6 +72,11 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     ):
         cure = _cure_of_group(context, error, words) or cure
     return UsageError(text[:1].lower() + text[1:], cure=cure)
+
+
+def _writes(command: click.Command) -> bool:
+    """Whether a command has a target, of which `--if-exists` says what is accepted there."""
+    return any("--if-exists" in option.opts for option in command.params)
 
 
 def _cure_of_group(context: click.Context, error: click.NoSuchOption, words: Sequence[str]) -> str | None:

@@ -1,9 +1,10 @@
-"""tables: JSON, rows, tables and the progress bar."""
+"""tables: JSON, rows, tables, and progress as a bar or as lines."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.console.say import say
-from wherry.core.units import plural
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.credentials import redact
 from wherry.errors import NotRecordedError, json_escaped, printable
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 2_000  # of a table that rich lays out
 _PIPE = 400  # columns of an output that is no terminal
 _EDGES, _GAP = 2, 3  # columns that rich puts around a table, and between two of its columns
+LINE_SECONDS = 10.0  # between two lines of progress
 _LEAST_PATH = 24  # columns of a path for which other columns of the table are dropped
 
 
@@ -116,9 +118,12 @@ def _print_long(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def bar(*, quiet: bool) -> Generator[OnProgress | None]:
-    """A progress bar with bytes per second and time left, on a terminal only."""
-    if quiet or not sys.stderr.isatty():
+    """Progress with bytes per second and time left: a bar on a terminal, elsewhere a line every so often."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _progress_lines()
         return
     from rich import progress as rich_progress
     from rich.console import Console
@@ -139,13 +144,39 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
         def report(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
-            current = printable(now.current)
-            if now.units:
-                workers = plural(now.units.workers, "worker")
-                current = f"{now.units.done} of {plural(now.units.total, 'unit')}, {workers}"
-            shown.update(tasks[now.stage], completed=now.done, current=current)
+            shown.update(tasks[now.stage], completed=now.done, current=_current(now))
 
         yield report
+
+
+def _current(now: Progress) -> str:
+    """What is worked at: the tensor, or how many units are made."""
+    if not now.units:
+        return printable(now.current)
+    workers = plural(now.units.workers, "worker")
+    return f"{now.units.done} of {plural(now.units.total, 'unit')}, {workers}"
+
+
+def _progress_lines() -> OnProgress:
+    """Print progress as plain lines, for logs: none of a short step, and then one every `LINE_SECONDS`."""
+    last = time.monotonic()
+
+    def report(now: Progress) -> None:
+        nonlocal last
+        moment = time.monotonic()
+        if moment - last < LINE_SECONDS:
+            return
+        last = moment
+        left = "" if now.eta is None else f", {show_seconds(now.eta)} left"
+        share = f" ({now.done / now.total:.0%})" if now.total else ""
+        with suppress(OSError):  # a log that cannot be written must not end the work
+            say(
+                f"{now.stage}: {show_size(now.done)} of {show_size(now.total)}{share}, "
+                f"{show_size(now.rate)}/s{left}; {_current(now)}",
+                err=True,
+            )
+
+    return report
 
 
 @contextmanager

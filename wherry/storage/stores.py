@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from wherry.credentials import uri_has_credentials
 from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_error, storage_errors
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
     from wherry.storage.links import Root
 
-# The page of a model on the Hugging Face Hub, as a browser shows its address.
+# The page of a model on the Hugging Face Hub, or of a folder or file in it, as a browser shows its address.
 _HUB_PAGE = re.compile(
-    r"https://(?:www\.)?huggingface\.co/(?P<model>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[\w.-]+))?/?"
+    r"https://(?:www\.)?(?:huggingface|hf)\.co/(?P<model>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[\w.-]+)(?P<path>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
 
 
@@ -262,7 +263,7 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 def _hub_uri(page: re.Match[str]) -> str:
     """The URI of the model that a page of the Hugging Face Hub shows."""
     revision = page["revision"]
-    return f"hf://{page['model']}{f'@{revision}' if revision else ''}"
+    return f"hf://{page['model']}{f'@{revision}' if revision else ''}{unquote(page['path'] or '')}"
 
 
 def locate_below(root: str, uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
