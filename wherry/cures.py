@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
-COMMANDS_ONLY = frozenset(
-    ("--help", "--pickles", "--tree")
-)  # options of those commands that the functions have not
+# Options of those commands that the functions have not.
+COMMANDS_ONLY = frozenset(("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit"))
 KEYWORDS = {
     "allow-opaque": "opaque",
     "as": "as_",
