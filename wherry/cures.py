@@ -20,7 +20,9 @@ CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
 # Options of those commands that the functions have not.
-COMMANDS_ONLY = frozenset(("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit"))
+COMMANDS_ONLY = frozenset(
+    ("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit")
+)
 KEYWORDS = {
     "allow-opaque": "opaque",
     "as": "as_",
@@ -52,6 +54,11 @@ def about(cure: str, uri: str | None) -> str:
     if uri is None or uri.startswith("live:"):
         return cure
     return re.sub(_UNNAMED, lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
+
+
+def about_job(cure: str, job: str) -> str:
+    """The cure with the job in question in each command that works on one."""
+    return re.sub(r"`wherry (work|commit)`", lambda found: f"`wherry {found[1]} {shlex.quote(job)}`", cure)
 
 
 def in_python(cure: str) -> str:

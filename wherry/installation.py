@@ -48,7 +48,7 @@ def package_command(*requirements: str, upgrade: bool = False) -> str:
 
 
 def _requirement(extras: list[str]) -> str:
-    """wherry itself with extras, from where it was installed, quoted for a shell."""
+    """The requirement on wherry with extras, from where it was installed, quoted for a shell."""
     names = f"[{','.join(extras)}]" if extras else ""
     origin = _origin()
     url = str(origin.get("url", ""))

@@ -112,7 +112,9 @@ def listed(monkeypatch, columns):
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_each_row_is_known_by_its_path_and_digest_however_narrow_the_terminal(columns, tmp_path, monkeypatch):
-    source = save_tiny(tmp_path / "runs-of-the-platform-team" / "a-model-with-a-long-name" / "source", "llama")
+    source = save_tiny(
+        tmp_path / "runs-of-the-platform-team" / "a-model-with-a-long-name" / "source", "llama"
+    )
     for step in (1000, 2000):
         wherry.convert(source, tmp_path / "converted-every-night" / f"step-{step}" / "orbax", to="orbax")
     found = listing()
@@ -138,7 +140,11 @@ def test_rows_that_would_look_alike_keep_their_whole_path(tmp_path, monkeypatch)
 
 def test_what_a_conversion_read_back_counts_as_verified(tmp_path):
     source = save_tiny(tmp_path / "source", "llama")
-    for name, to, how in (("read", "orbax", "digest"), ("unread", "dcp", "none"), ("later", "flax", "digest")):
+    for name, to, how in (
+        ("read", "orbax", "digest"),
+        ("unread", "dcp", "none"),
+        ("later", "flax", "digest"),
+    ):
         wherry.convert(source, tmp_path / name, to=to, verify=how)
     wherry.verify(tmp_path / "later", level="present", record=True)
     found = {one.uri.rpartition("/")[2]: one.verified for one in listing()}

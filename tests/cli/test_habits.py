@@ -78,7 +78,10 @@ def test_the_address_of_a_page_of_the_hub_is_its_model():
     assert locate("https://huggingface.co/org/m/resolve/main/model.safetensors").store.protocol == "https"
 
 
-_REPLACING = ["convert HOME/a.safetensors HOME/b.npz --overwrite", "rewrite HOME/a.safetensors HOME/b --as x --force"]
+_REPLACING = [
+    "convert HOME/a.safetensors HOME/b.npz --overwrite",
+    "rewrite HOME/a.safetensors HOME/b --as x --force",
+]
 
 
 @pytest.mark.parametrize("line", _REPLACING)
@@ -149,7 +152,13 @@ def test_no_progress_where_none_is_wanted(words, folder, capfd, monkeypatch):
     assert (code, "left; " in printed, "convert: " in printed) == (0, False, False)
 
 
-_DTYPES = {"bf16": "bfloat16", "torch.bfloat16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_DTYPES = {
+    "bf16": "bfloat16",
+    "torch.bfloat16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+}
 
 
 def test_short_names_of_element_types_are_accepted(folder, capfd):

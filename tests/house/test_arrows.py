@@ -67,7 +67,7 @@ ROOMS: Mapping[str, str] = {
     "testing": "errors core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",
-    "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
+    "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config ledger"
     " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
     " console",
     "__main__": "cli",

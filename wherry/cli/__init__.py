@@ -21,6 +21,7 @@ from wherry.cli.errors import (
     DEBUG,
     DEBUG_ENV,
     as_ours,
+    complete_cure,
     document,
     flush_output,
     interrupt_error,
@@ -418,6 +419,7 @@ def _run(words: list[str]) -> int:
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
+    complete_cure(error, words, cli)
     notes: list[str] = getattr(error, "__notes__", [])
     if "--json" in words:
         import json

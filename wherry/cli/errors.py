@@ -8,10 +8,12 @@ import shlex
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from wherry import cures
 from wherry.console.say import OneLine
 from wherry.errors import (
     InterruptedRunError,
@@ -112,6 +114,36 @@ def document(error: WherryError) -> dict[str, Any]:
     if isinstance(error, NotRecordedError) and error.result is not None:
         return {**error.result.to_json(), "error": error.to_json()}
     return error.to_json()
+
+
+_PLACES = (
+    "source",
+    "uri",
+    "job",
+    "a",
+)  # arguments that are the checkpoint, or the job, that a command is about
+
+
+def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) -> None:
+    """Put the checkpoint or job that was typed into the commands of a cure that name none.
+
+    Args:
+        error: what ended the command; its cure changes.
+        words: the command line without the program.
+        group: the commands.
+    """
+    at = next((number for number, word in enumerate(words) if word in group.commands), None)
+    if at is None or error.cure is None:
+        return
+    command = group.commands[words[at]]
+    with suppress(click.ClickException):
+        typed = command.make_context(words[at], list(words[at + 1 :]), resilient_parsing=True).params
+        place = next((typed[name] for name in _PLACES if typed.get(name)), None)
+        if place is None:
+            return
+        if error.uri is None:
+            error.cure = cures.about(error.cure, place)
+        error.cure = cures.about_job(error.cure, place)
 
 
 def flush_output() -> StorageError | None:

@@ -41,7 +41,9 @@ def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
             say(f"{name + ':':<16}{value}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str = "", drop: Sequence[str] = ()) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str = "", drop: Sequence[str] = ()
+) -> None:
     """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated.
 
     Args:
@@ -55,7 +57,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: s
     from rich.table import Table
 
     shown = [tuple(printable(redact(cell)) for cell in row) for row in rows]
-    console = Console(width=None if sys.stdout.isatty() else _PIPE, markup=False, highlight=False, emoji=False)
+    console = Console(
+        width=None if sys.stdout.isatty() else _PIPE, markup=False, highlight=False, emoji=False
+    )
     if cut and console.width < _PIPE:
         columns, shown = _fit(columns, shown, console.width, cut, drop)
     if len(shown) > _MOST_ROWS:

@@ -344,7 +344,7 @@ def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
         rows = connection.execute(
             query.join(tables.statement, told.seq == done.statement).order_by(done.statement)
         ).all()
-        last = {digest: statement for digest, statement in connection.execute(later)}
+        last = {row[0]: row[1] for row in connection.execute(later)}
     return {
         (digest, uri): VerificationRecord(level, "ok", time)
         for digest, uri, statement, time, level in rows

@@ -146,7 +146,7 @@ def rollback(
     """Move an alias back to the version that had it before; repeated calls go further back.
 
     Args:
-        name: the registered model.
+        name: the registered model; `models:/NAME` is the same.
         alias: the alias.
         level: level of the verification of that version; `present` reads no tensors, so it is quick.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
@@ -162,6 +162,7 @@ def rollback(
     from wherry.models.policy import Policy
 
     mlflow, stores = service("mlflow"), stores_of(tracking_uri, registry_uri)
+    name = name.removeprefix("models:/")
     target, now = mlflow.rollback_target(name, alias, **stores)
     found = resolve_model(f"models:/{quote(name, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])

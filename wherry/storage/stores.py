@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -299,7 +300,7 @@ def _locate(text: str) -> Location:
     if text.startswith(("models:/", "wherry://")):
         raise UsageError(
             f"{text} is a model URI; expected a path or a storage URI",
-            cure="run `wherry resolve URI` to print the location of the checkpoint",
+            cure=f"run `wherry resolve {shlex.quote(text)}` to print the location of the checkpoint",
         )
     path = local_path(text)
     if path is not None:
