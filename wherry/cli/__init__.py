@@ -39,6 +39,7 @@ from wherry.cli.help import (
 )
 from wherry.cli.init import init
 from wherry.cli.inspect import diff, inspect, layouts
+from wherry.cli.interrupts import catch_interrupts, leave_at_once, was_interrupted
 from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
 from wherry.cli.merge import merge
@@ -385,10 +386,20 @@ _finish(cli)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; every error becomes a message and an exit code, without a traceback."""
-    alone = arguments is None  # called as the entry point of the process
-    if alone:
-        use_utf8()
-    words = place_options(list(sys.argv[1:] if arguments is None else arguments), cli)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments is None:  # called as the entry point of the process
+            catch_interrupts()
+            use_utf8()
+        words = place_options(words, cli)
+        code = _end(words, alone=arguments is None)
+    except KeyboardInterrupt:  # outside of a command
+        _fail(interrupt_error(), words)
+    sys.exit(code)
+
+
+def _end(words: list[str], *, alone: bool) -> int:
+    """The exit code of a command, or its end by an error."""
     debug = is_debugging(words)
     if alone and not debug:
         silence()
@@ -399,15 +410,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
         if debug:
             say_lines(traceback.format_exc().rstrip(), err=True)
-        _fail(as_ours(error, words), words)
-    except KeyboardInterrupt:  # outside of a command
-        _fail(interrupt_error(), words)
-    sys.exit(code)
+        _fail(interrupt_error() if was_interrupted() else as_ours(error, words), words)
+    if was_interrupted():
+        raise KeyboardInterrupt
+    leave_at_once()
+    return code
 
 
 def _run(words: list[str]) -> int:
     try:
         code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    except SystemExit as ended:  # a verdict that is no success
+        code = int(ended.code or 0)
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.format_message())
         code = 0
@@ -418,6 +432,7 @@ def _run(words: list[str]) -> int:
 
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
+    leave_at_once()
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
     complete_cure(error, words, cli)
     notes: list[str] = getattr(error, "__notes__", [])
