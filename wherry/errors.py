@@ -182,7 +182,10 @@ class CorruptError(DamagedError):
     """The contents are invalid or inconsistent, for example a checksum mismatch."""
 
     verdict = "corrupt"
-    usual_cure = "copy it again from where it was written, or use another step; `wherry audit FOLDER` names each altered file"
+    usual_cure = (
+        "copy it again from where it was written, or use another step; "
+        "`wherry audit FOLDER` names each altered file"
+    )
 
 
 class HostileError(WherryError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -155,7 +156,7 @@ async def _ensure(client: PrefectClient, pool: WorkPool) -> Outcome:
     if found.type != pool.type:
         raise UsageError(
             f"work pool {pool.name} already exists with type {found.type}; expected {pool.type}",
-            cure=f"delete it with `prefect work-pool delete {pool.name}`, or rename the pool in its file",
+            cure=f"delete it with `prefect work-pool delete {shlex.quote(pool.name)}`, or rename the pool in its file",
         )
     if (found.base_job_template, found.description) == (wanted, pool.description):
         return "unchanged"

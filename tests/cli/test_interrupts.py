@@ -95,4 +95,8 @@ def test_ctrl_c_that_a_library_swallows_ends_with_130(handler, code):
     """A job in the background ignores it, as its shell has set."""
     program = [sys.executable, "-c", SWALLOWED.replace("{handler}", handler)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert (done.returncode, "swallowed" in done.stdout, "Traceback" in done.stderr) == (code, code == 130, False)
+    assert (done.returncode, "swallowed" in done.stdout, "Traceback" in done.stderr) == (
+        code,
+        code == 130,
+        False,
+    )

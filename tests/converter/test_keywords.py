@@ -151,6 +151,6 @@ def test_a_public_function_can_be_sent_to_another_process(function):
 
 
 def test_an_option_that_only_the_command_line_has_is_named_so():
-    with pytest.raises(UsageError, match="unknown argument 'on' of wherry.convert") as caught:
+    with pytest.raises(UsageError, match=r"unknown argument 'on' of wherry\.convert") as caught:
         wherry.convert("a", "b", to="orbax", on="processes:2")
     assert str(caught.value).endswith("cure: only the command line has it: see `wherry convert --help`")

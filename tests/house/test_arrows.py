@@ -48,8 +48,8 @@ ROOMS: Mapping[str, str] = {
     "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
-    "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger converter"
-    " records readings",
+    "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
+    " converter records readings",
     "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
@@ -67,8 +67,8 @@ ROOMS: Mapping[str, str] = {
     "testing": "errors core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",
-    "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
+    "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config"
+    " ledger converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
     " console",
     "__main__": "cli",
 }

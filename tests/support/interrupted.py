@@ -3,8 +3,8 @@
     python -m tests.support.interrupted COUNT WORD...
 
 A step is an event of the interpreter's audit: an import, a file that is opened, a connection, an object that is made by
-ctypes. Steps are numbered, so a run is repeated exactly, without regard to time; the first child is not interrupted, and
-counts them. What is printed is JSON: how many steps there are, and for each of COUNT steps that are spread over
+ctypes. Steps are numbered, so a run is repeated exactly, without regard to time; the first child is not interrupted
+and counts them. What is printed is JSON: how many steps there are, and for each of COUNT steps that are spread over
 the command, its number, the exit code and what the child wrote on standard error.
 """
 

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"
 # Options of other programs by which they replace what exists → what to do with wherry, which never does.
-_REPLACES = "nothing is overwritten: remove the target or choose another; `--if-exists skip` accepts one that wherry wrote"
+_REPLACES = (
+    "nothing is overwritten: remove the target or choose another; "
+    "`--if-exists skip` accepts one that wherry wrote"
+)
 _HABITS = dict.fromkeys(("--overwrite", "--force", "--clobber", "--replace", "--exist-ok"), _REPLACES)
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"

@@ -4,8 +4,8 @@ Python's own handler raises KeyboardInterrupt between two instructions of the ma
 
 1. The C code of an extension module that is being imported imports Python modules itself, and makes an ImportError of
    what they raise (numpy also prints a traceback). There the exception waits until the extension is imported.
-2. Bare `except:` clauses and callbacks of C libraries swallow it. Whatever the command then returns, it was interrupted.
-3. After the result is known, nothing catches it. There the process ends at once: there is nothing left to undo.
+2. Bare `except:` clauses and callbacks of C libraries swallow it. Whatever the command returns, it was interrupted.
+3. After the result is known, nothing catches it. There the process ends at once: nothing is left to undo.
 
 A second Ctrl-C is raised wherever it comes, so that an import that hangs can be left.
 """

@@ -49,7 +49,7 @@ def print_table(
     Args:
         columns: their headings.
         rows: their cells.
-        cut: the column of paths. On a terminal that is too narrow they are cut in their middle, where rows stay different.
+        cut: the column of paths. On a terminal that is too narrow they lose their middle, where rows stay different.
         drop: columns that are left out before that, in this order.
     """
     from rich import box

@@ -326,7 +326,7 @@ def _require_no_account(text: str) -> None:
         container, account, path = found.groups()
         raise UsageError(
             f"{text} names the storage account {account!r}; a URI of wherry names only the container",
-            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={account} and write az://{container}{path}",
+            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={shlex.quote(account)} and write {shlex.quote(f'az://{container}{path}')}",
         )
 
 
