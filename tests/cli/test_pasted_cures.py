@@ -39,8 +39,8 @@ LINES = {
     "lineage show 1": "lineage show HOME/converted",
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
-    "promote URI --name 1": "promote HOME/converted --name pasted",
-    "resolve URI": "resolve models:/pasted",
+    "resolve 1": "resolve models:/pasted",
+    "clean 1": "clean HOME",
 }
 # Verb → what was typed before it.
 _SPLIT = "split HOME/one HOME/{} --to dcp"
