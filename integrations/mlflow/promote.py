@@ -95,7 +95,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         if target is None or target == now:
             raise NotFoundError(
                 f"no previous version of alias {alias} of {name}",
-                cure=f"promote a version: `{promote_command(name, alias)}`",
+                cure=f"promote a version: {promote_command(name, alias)}",
             )
         return target, now
 

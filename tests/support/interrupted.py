@@ -5,7 +5,8 @@
 A step is an event of the interpreter's audit: an import, a file that is opened, a connection, an object that is made by
 ctypes. Steps are numbered, so a run is repeated exactly, without regard to time; the first child is not interrupted
 and counts them. What is printed is JSON: how many steps there are, and for each of COUNT steps that are spread over
-the command, its number, the exit code and what the child wrote on standard error.
+the command, its number, the exit code and what the child wrote on standard error. A child that ended before its step,
+as a run that finds things already made can, is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def run_child(words: list[str], step: int | None, folder: str) -> tuple[int, str
         folder: where the child writes.
 
     Returns:
-        Exit code, or the negative signal that ended it; its standard error; the number of steps.
+        Exit code, or the negative signal that ended it; its standard error; the number of steps, or of that which was
+        interrupted.
     """
     files = {name: Path(folder, name) for name in ("out", "err", "steps")}
     for file in files.values():
@@ -57,6 +59,7 @@ def _run(words: list[str], step: int | None, counted: Path) -> None:
             return
         seen += 1
         if seen == step:
+            os.pwrite(note, str(seen).encode(), 0)
             signal.raise_signal(signal.SIGINT)
         if step is None:
             os.pwrite(note, str(seen).encode(), 0)
@@ -70,7 +73,7 @@ def spread(count: int, words: list[str]) -> dict[str, object]:
     folder = tempfile.mkdtemp()  # no context: a child that ends leaves the frames of its parent, too
     code, text, steps = run_child(words, None, folder)
     chosen = sorted({1 + at * (steps - 1) // max(count - 1, 1) for at in range(count)})
-    rows = [(step, *run_child(words, step, folder)[:2]) for step in chosen]
+    rows = [row for step in chosen for row in [(step, *run_child(words, step, folder))] if row[3] == step]
     shutil.rmtree(folder)
     return {"steps": steps, "code": code, "text": text, "rows": rows}
 
