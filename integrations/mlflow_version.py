@@ -41,6 +41,12 @@ def registered_version(
     return RegisteredVersion(name, version, named, aliases)
 
 
+def promote_command(name: str, alias: str | None) -> str:
+    """The command that sets an alias of a model on a checkpoint, in backquotes."""
+    to = "" if alias in (None, "champion") else f" --alias {shlex.quote(alias)}"
+    return f"`wherry promote URI --model {shlex.quote(name)}{to}`"
+
+
 def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -> NotFoundError:
     """The error for an alias that a model does not have.
 
@@ -50,7 +56,7 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    first = f"promote a version: `wherry promote URI --model {shlex.quote(name)}`"
+    first = f"promote a version: {promote_command(name, alias)}"
     choose = f"choose one of: {there}" if there else first
     return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
+# Options of those commands that the functions have not.
 COMMANDS_ONLY = frozenset(
-    ("--help", "--pickles", "--tree")
-)  # options of those commands that the functions have not
+    ("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit")
+)
 KEYWORDS = {
     "as": "as_",
     "no-lineage": "lineage",
@@ -51,6 +52,11 @@ def about(cure: str, uri: str | None) -> str:
     if uri is None or uri.startswith("live:"):
         return cure
     return re.sub(_UNNAMED, lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
+
+
+def about_job(cure: str, job: str) -> str:
+    """The cure with the job in question in each command that works on one."""
+    return re.sub(r"`wherry (work|commit)`", lambda found: f"`wherry {found[1]} {shlex.quote(job)}`", cure)
 
 
 def in_python(cure: str) -> str:

@@ -183,7 +183,8 @@ class CorruptError(DamagedError):
 
     verdict = "corrupt"
     usual_cure = (
-        "copy it again from where it was written, or use another step; `wherry audit` names each altered file"
+        "copy it again from where it was written, or use another step; "
+        "`wherry audit FOLDER` names each altered file"
     )
 
 
@@ -395,7 +396,11 @@ def storage_errors(uri: str) -> Generator[None]:
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """The error for a package that an extra of wherry installs."""
-    return MissingExtraError(f"{purpose} needs the package {package}", cure=f"pip install 'wherry[{extra}]'")
+    from wherry.installation import extra_command  # reads files, which only this error needs
+
+    return MissingExtraError(
+        f"{purpose} needs the package {package}", cure=f"add the extra {extra}: `{extra_command(extra)}`"
+    )
 
 
 def internal_error(error: BaseException, *, uri: str | None = None, cure: str | None = None) -> InternalError:

@@ -7,7 +7,6 @@ all of them are undone if the caller's block fails.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from wherry.errors import NotFoundError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, tag_version
 from wherry.integrations.mlflow.client import ABSENT, Stores, open_client
+from wherry.integrations.mlflow_version import promote_command
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -95,7 +95,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         if target is None or target == now:
             raise NotFoundError(
                 f"no previous version of alias {alias} of {name}",
-                cure=f"promote a version: `wherry promote URI --model {shlex.quote(name)}`",
+                cure=f"promote a version: {promote_command(name, alias)}",
             )
         return target, now
 

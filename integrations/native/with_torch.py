@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
+from wherry.installation import package_command
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.storage.location import MOST_CONFIG
@@ -110,7 +111,7 @@ def require_safe_torch() -> None:
         oldest = ".".join(map(str, SAFE))
         raise UnsafeLibraryError(
             f"torch {version} is unsafe: weights_only=True can execute code from a file",
-            cure=f"pip install 'torch>={oldest}', or verify with --level digest",
+            cure=f"run `{package_command(f'torch>={oldest}')}`, or verify with --level digest",
         )
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.errors import UsageError, storage_error
+from wherry.installation import package_command
 from wherry.watch.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ async def published_template(client: PrefectClient, pool_type: str) -> dict[str,
             return collection[pool_type]["default_base_job_configuration"]
     raise UsageError(
         f"unknown work pool type {pool_type!r}",
-        cure=f"run `pip install prefect-{pool_type}` on the machine that deploys",
+        cure=f"run `{package_command(f'prefect-{pool_type}')}` on the machine that deploys",
     )
 
 
@@ -154,7 +156,7 @@ async def _ensure(client: PrefectClient, pool: WorkPool) -> Outcome:
     if found.type != pool.type:
         raise UsageError(
             f"work pool {pool.name} already exists with type {found.type}; expected {pool.type}",
-            cure=f"delete it with `prefect work-pool delete {pool.name}`, or rename the pool in its file",
+            cure=f"delete it with `prefect work-pool delete {shlex.quote(pool.name)}`, or rename the pool in its file",
         )
     if (found.base_job_template, found.description) == (wanted, pool.description):
         return "unchanged"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +15,7 @@ from tests.support.ledger import conversion, digest, filled, postgres, url
 from tests.support.tiny_models import save_tiny
 from wherry.catalog.listing import listing
 from wherry.cli import cli
+from wherry.core.units import short
 from wherry.errors import UsageError
 from wherry.ledger.record import open_ledger, record_conversion
 
@@ -82,3 +86,66 @@ def test_the_command_prints_a_table_or_json():
         "/checkpoints/llama/7",
     ]
     assert "no matching checkpoints in the ledger" in CliRunner().invoke(cli, ["ls", "/nowhere"]).output
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self):
+        """It is one."""
+        return True
+
+
+def listed(monkeypatch, columns):
+    """The lines of `wherry ls` on a terminal of so many columns, without heading."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", shown)
+        cli.main(["ls"], standalone_mode=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= columns, text
+    return lines[2:]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_each_row_is_known_by_its_path_and_digest_however_narrow_the_terminal(columns, tmp_path, monkeypatch):
+    source = save_tiny(
+        tmp_path / "runs-of-the-platform-team" / "a-model-with-a-long-name" / "source", "llama"
+    )
+    for step in (1000, 2000):
+        wherry.convert(source, tmp_path / "converted-every-night" / f"step-{step}" / "orbax", to="orbax")
+    found = listing()
+    lines = listed(monkeypatch, columns)
+    text = "".join(lines)
+    assert all(short(one.checkpoint_digest).rpartition(":")[2] in text for one in found)
+    assert "blake3" not in text
+    if columns < 200:
+        assert len(set(lines)) == len(lines)
+        assert all(len(line.split()) >= 2 for line in lines if "…" in line)
+        assert any("1000/orbax" in line for line in lines)
+        assert any("2000/orbax" in line for line in lines)
+
+
+def test_rows_that_would_look_alike_keep_their_whole_path(tmp_path, monkeypatch):
+    source = save_tiny(tmp_path / "source", "llama")
+    ends = ["a" * 60, "b" * 60]
+    for name in ends:
+        wherry.convert(source, tmp_path / name / ("same" * 15), to="orbax")
+    text = "".join(line.split()[0] for line in listed(monkeypatch, 60))
+    assert all(name in text for name in ends)
+
+
+def test_what_a_conversion_read_back_counts_as_verified(tmp_path):
+    source = save_tiny(tmp_path / "source", "llama")
+    for name, to, how in (
+        ("read", "orbax", "digest"),
+        ("unread", "dcp", "none"),
+        ("later", "flax", "digest"),
+    ):
+        wherry.convert(source, tmp_path / name, to=to, verify=how)
+    wherry.verify(tmp_path / "later", level="present", record=True)
+    found = {one.uri.rpartition("/")[2]: one.verified for one in listing()}
+    assert found == {"source": "", "read": "read-back: ok", "unread": "", "later": "present: ok"}

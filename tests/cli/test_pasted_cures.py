@@ -40,7 +40,9 @@ LINES = {
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
     "promote URI --model 1": "promote HOME/converted --model pasted",
-    "resolve URI": "resolve models:/pasted",
+    "promote URI --model 11": "promote HOME/converted --model pasted --alias champion",
+    "resolve 1": "resolve models:/pasted",
+    "clean 1": "clean HOME",
 }
 # Verb → what was typed before it.
 _SPLIT = "split HOME/one HOME/{} --to dcp"

@@ -148,3 +148,9 @@ def test_a_list_is_not_a_text(name):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_public_function_can_be_sent_to_another_process(function):
     assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_an_option_that_only_the_command_line_has_is_named_so():
+    with pytest.raises(UsageError, match=r"unknown argument 'on' of wherry\.convert") as caught:
+        wherry.convert("a", "b", to="orbax", on="processes:2")
+    assert str(caught.value).endswith("cure: only the command line has it: see `wherry convert --help`")

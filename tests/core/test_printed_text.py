@@ -13,12 +13,15 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.auditor import markdown
+from wherry.auditor.members import visible
 from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
 from wherry.credentials import redact, redact_values
 from wherry.errors import CorruptError, UsageError, WherryError, json_escaped, printable
+from wherry.lineage.page_json import json_text
 from wherry.storage.home import home
 from wherry.storage.stores import locate
 
@@ -313,4 +316,7 @@ def test_characters_that_nobody_sees_are_escaped():
     unseen = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
     for sign in (*unseen, "\ufe0f", "\U000e0100", "\u3164", "\u034f"):
         assert printable(f"a{sign}b").isascii(), f"{ord(sign):x}"
+        assert visible(f"a{sign}b").isascii(), "in the report of a bundle's check"
+        assert json_text(f"a{sign}b").count("\\\\u") == 1, "on the page of the lineage"
+        assert sign not in markdown._plain(sign), "in the Markdown of an audit"
         assert json.loads(json_escaped(json.dumps(f"a{sign}b", ensure_ascii=False))) == f"a{sign}b"

@@ -21,15 +21,16 @@ OTHERS = ("flows", "tasks", "integrations")
 # of `wherry/core/services.py`.
 ROOMS: Mapping[str, str] = {
     "version": "",
+    "installation": "",
     "cures": "",
     "credentials": "",
-    "errors": "version cures credentials",
+    "errors": "version installation cures credentials",
     "text": "credentials errors",
     "core": "credentials cures errors text",
     "runtime": "errors core",
     "remote": "credentials errors core",
     "storage": "credentials errors text core runtime remote",
-    "objects": "errors core runtime remote storage",
+    "objects": "errors installation core runtime remote storage",
     "upload": "errors runtime storage objects",
     "staging": "errors core remote storage objects upload",
     "formats": "errors core remote storage objects upload",
@@ -47,8 +48,8 @@ ROOMS: Mapping[str, str] = {
     "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
-    "units": "errors version core runtime remote storage objects upload staging formats mover ledger converter"
-    " records readings",
+    "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
+    " converter records readings",
     "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
@@ -62,12 +63,12 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
     " carriers verifier",
     "site": "credentials errors version core ledger catalog lineage",
-    "watch": "credentials errors core remote storage formats config ledger routes",
+    "watch": "credentials errors installation core remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",
-    "cli": "errors version text core runtime remote storage staging formats tree families quantized view config ledger"
-    " converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
+    "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config"
+    " ledger converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
     " console",
     "__main__": "cli",
 }
@@ -247,6 +248,7 @@ def test_the_top_of_the_engine_is_the_door() -> None:
         "cures.py",
         "errors.py",
         "version.py",
+        "installation.py",
         "format.py",
         "__main__.py",
     }
@@ -257,7 +259,7 @@ def test_the_top_of_the_engine_is_the_door() -> None:
     [
         name
         for name in ROOMS
-        if name not in ("version", "cures", "credentials", "errors", "format", "__main__")
+        if name not in ("version", "installation", "cures", "credentials", "errors", "format", "__main__")
     ],
 )
 def test_a_room_defines_its_nouns(one: str) -> None:

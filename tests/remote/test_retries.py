@@ -191,7 +191,7 @@ def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError) as caught:
         locate(f"{protocol}://bucket/x")
-    assert caught.value.cure == f"pip install 'wherry[{extra}]'"
+    assert caught.value.cure.startswith(f"add the extra {extra}: `")
     assert caught.value.exit_code == 11
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def test_a_folder_in_the_place_of_a_lease_is_named_with_its_cure(path):
         Lease(path, "t"),
     ):
         pytest.fail("it was taken")
-    assert failure.value.cure == f"rm -r '{path}'"
+    assert failure.value.cure == f"rm -r {shlex.quote(str(path))}"
     assert os.listdir(path.parent) == [path.name]
 
 

@@ -33,7 +33,7 @@ def test_a_worker_without_a_codec_says_which(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=f"this worker lacks the package {package}") as caught:
         worker_needs.require_able(None)
-    assert caught.value.cure == f"pip install {package}"
+    assert f"pip install {package}`" in caught.value.cure
 
 
 def test_a_worker_of_an_engine_without_a_codec_is_named_and_left_out(source, target, monkeypatch):

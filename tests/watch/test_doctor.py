@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.installation import extra_command
 from wherry.ledger.record import open_ledger, record_conversion
 from wherry.watch import doctor
 
@@ -72,7 +73,7 @@ def test_a_fresh_machine_has_nothing_broken():
 def test_an_absent_extra_is_missing_and_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(doctor._EXTRAS, "torch", (("no_such_module.inside", "no-such-package"),))
     found = findings()["extra torch"]
-    assert (found.state, found.cure) == ("missing", "pip install 'wherry[torch]'")
+    assert (found.state, found.cure) == ("missing", extra_command("torch"))
     assert "no-such-package" in found.detail
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.auditor.report import KINDS, SEVERITIES, summary
 from wherry.core.units import plural, short
+from wherry.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -77,6 +78,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape a text for Markdown: on one line, without control characters."""
-    visible = "".join(character if character.isprintable() else " " for character in text)
+    """Escape a text for Markdown: on one line, without characters that nobody sees."""
+    visible = "".join(one if one.isprintable() and printable(one) == one else " " for one in text)
     return _MARKUP.sub(r"\\\1", visible)

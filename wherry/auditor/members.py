@@ -38,11 +38,18 @@ _PLAIN_MAX = (1 << 31) - 1  # above it Python writes sizes and places into the e
 _REGULAR = (stat.S_IFREG | 0o777) << 16  # the attributes that a regular file may have
 
 
+# Characters that nobody sees though Python calls them printable: fillers, and selectors of variations.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
 def visible(text: str) -> str:
-    """A text without what a terminal obeys: control characters, bidirectional marks, line breaks are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    """A text without what a terminal obeys or nobody sees: controls, marks of direction, line breaks, selectors."""
+    return "".join(
+        one if one.isprintable() and not _UNSEEN.match(one) else one.encode("unicode_escape").decode("ascii")
+        for one in text
+    )
 
 
 def member_problems(archive: zipfile.ZipFile, file: IO[bytes]) -> list[str]:

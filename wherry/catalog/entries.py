@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.ledger.nodes import LineageNode
-    from wherry.ledger.replay import PlaceRecord
+    from wherry.ledger.replay import PlaceRecord, VerificationRecord
+
+_LEVELS = {"digest": "read-back"}  # level of the comparison in a conversion → its name in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class CatalogEntry:
         step: training step; None if it is unknown.
         tensors, parameters, nbytes: number of tensors, of their elements and of their bytes.
         versions: the model versions of its digest, such as `llama version 3`.
-        verified: `level: verdict` of the last verification; empty without one.
+        verified: `level: verdict` of the last verification; `read-back: ok` if that was the reading of every byte
+            when it was written, `store: ok` if the store's checksums were compared then. Empty without one.
         verified_at: when that was recorded (UTC); empty without one.
         seen: when it was last seen there (UTC).
         gone: when it was deleted there (UTC); None if it was not.
@@ -58,19 +61,23 @@ def entries() -> Iterator[CatalogEntry]:
     Raises:
         StorageError: the ledger cannot be read.
     """
-    from wherry.ledger.nodes import every_digest, families_of, nodes
+    from wherry.ledger.nodes import every_digest, families_of, nodes, read_backs
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        families = families_of(ledger)
+        families, written = families_of(ledger), read_backs(ledger)
         known = nodes(ledger, every_digest(ledger))
     for node in known.values():
         for place in node.places:
-            yield _entry(node, place, families.get(node.checkpoint_digest, ""))
+            digest = node.checkpoint_digest
+            yield _entry(node, place, families.get(digest, ""), written.get((digest, place.uri)))
 
 
-def _entry(node: LineageNode, place: PlaceRecord, family: str) -> CatalogEntry:
-    last = node.verified
+def _entry(
+    node: LineageNode, place: PlaceRecord, family: str, read_back: VerificationRecord | None
+) -> CatalogEntry:
+    last = read_back or node.verified
+    names = _LEVELS if read_back else {}
     return CatalogEntry(
         uri=place.uri,
         checkpoint_digest=node.checkpoint_digest,
@@ -83,7 +90,7 @@ def _entry(node: LineageNode, place: PlaceRecord, family: str) -> CatalogEntry:
         parameters=node.parameters,
         nbytes=node.nbytes,
         versions=tuple(str(row) for row in node.registrations),
-        verified="" if last is None else f"{last.level}: {last.verdict}",
+        verified="" if last is None else f"{names.get(last.level, last.level)}: {last.verdict}",
         verified_at="" if last is None else last.time,
         seen=place.seen,
         gone=place.gone,

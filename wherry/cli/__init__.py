@@ -20,6 +20,7 @@ from wherry.cli.errors import (
     DEBUG,
     DEBUG_ENV,
     as_ours,
+    complete_cure,
     document,
     flush_output,
     interrupt_error,
@@ -381,32 +382,42 @@ _finish(cli)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; every error becomes a message and an exit code, without a traceback."""
-    alone = arguments is None  # called as the entry point of the process
-    if alone:
-        use_utf8()
-    words = place_options(list(sys.argv[1:] if arguments is None else arguments), cli)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments is None:  # called as the entry point of the process
+            interrupts.interrupt()
+            use_utf8()
+        words = place_options(words, cli)
+        code = _end(words, alone=arguments is None)
+    except KeyboardInterrupt:  # outside of a command
+        _fail(interrupt_error(), words)
+    sys.exit(code)
+
+
+def _end(words: list[str], *, alone: bool) -> int:
+    """The exit code of a command, or its end by an error."""
     debug = is_debugging(words)
     if alone and not debug:
         silence()
     tune()
     show_waits(words)
     try:
-        if alone:
-            interrupts.interrupt()
         code = _run(words)
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
         if debug:
             say_lines(traceback.format_exc().rstrip(), err=True)
         _fail(as_ours(error, words), words)
-    except KeyboardInterrupt:  # outside of a command
-        _fail(interrupt_error(), words)
+    if interrupts.were_raised():  # something has swallowed it
+        raise KeyboardInterrupt
     interrupts.end_with(code)
-    sys.exit(code)
+    return code
 
 
 def _run(words: list[str]) -> int:
     try:
         code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    except SystemExit as ended:  # a verdict that is no success
+        code = int(ended.code or 0)
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.format_message())
         code = 0
@@ -419,6 +430,7 @@ def _run(words: list[str]) -> int:
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     interrupts.end_with(error.exit_code)
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
+    complete_cure(error, words, cli)
     notes: list[str] = getattr(error, "__notes__", [])
     if "--json" in words:
         import json

@@ -42,6 +42,8 @@ def ls(
         tables.print_table(
             ["checkpoint", "format", "family", "step", "size", "digest", "models", "verified"],
             map(_cells, found),
+            cut="checkpoint",
+            drop=("family", "verified", "models", "format", "size", "step"),
         )
     else:
         which = "no matching checkpoints" if root or format or family or model else "no checkpoints"
@@ -55,7 +57,7 @@ def _cells(one: CatalogEntry) -> list[str]:
         one.family,
         "" if one.step is None else str(one.step),
         show_size(one.nbytes),
-        short(one.checkpoint_digest),
+        short(one.checkpoint_digest).rpartition(":")[2],
         ", ".join(one.versions),
         f"{one.verified}, {one.verified_at[:10]}" if one.verified else "",
     ]

@@ -8,10 +8,12 @@ import shlex
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from wherry import cures
 from wherry.console.say import OneLine
 from wherry.core import interrupts
 from wherry.core.names import meant_names
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"
+# Options of other programs by which they replace what exists → what to do with wherry, which never does.
+_REPLACES = (
+    "nothing is overwritten: remove the target or choose another; "
+    "`--if-exists skip` accepts one that wherry wrote"
+)
+_HABITS = dict.fromkeys(("--overwrite", "--force", "--clobber", "--replace", "--exist-ok"), _REPLACES)
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"
 
@@ -71,6 +79,8 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
                 f"no such option {error.option_name!r}",
                 cure=f"did you mean {' or '.join(meant)}? See `{command} --help`",
             )
+        if _writes(context.command):
+            cure = _HABITS.get(error.option_name, cure)
     if (
         isinstance(error, click.NoSuchOption)
         and context is not None
@@ -78,6 +88,11 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     ):
         cure = _cure_of_group(context, error, words) or cure
     return UsageError(text[:1].lower() + text[1:], cure=cure)
+
+
+def _writes(command: click.Command) -> bool:
+    """Whether a command has a target, of which `--if-exists` says what is accepted there."""
+    return any("--if-exists" in option.opts for option in command.params)
 
 
 def _cure_of_group(context: click.Context, error: click.NoSuchOption, words: Sequence[str]) -> str | None:
@@ -116,6 +131,36 @@ def document(error: WherryError) -> dict[str, Any]:
     if isinstance(error, NotRecordedError) and error.result is not None:
         return {**error.result.to_json(), "error": error.to_json()}
     return error.to_json()
+
+
+_PLACES = (
+    "source",
+    "uri",
+    "job",
+    "a",
+)  # arguments that are the checkpoint, or the job, that a command is about
+
+
+def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) -> None:
+    """Put the checkpoint or job that was typed into the commands of a cure that name none.
+
+    Args:
+        error: what ended the command; its cure changes.
+        words: the command line without the program.
+        group: the commands.
+    """
+    at = next((number for number, word in enumerate(words) if word in group.commands), None)
+    if at is None or error.cure is None:
+        return
+    command = group.commands[words[at]]
+    with suppress(click.ClickException):
+        typed = command.make_context(words[at], list(words[at + 1 :]), resilient_parsing=True).params
+        place = next((typed[name] for name in _PLACES if typed.get(name)), None)
+        if place is None:
+            return
+        if error.uri is None:
+            error.cure = cures.about(error.cure, place)
+        error.cure = cures.about_job(error.cure, place)
 
 
 def flush_output() -> StorageError | None:

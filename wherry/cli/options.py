@@ -76,7 +76,7 @@ def requesting(
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
 memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "memory"))
-quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
 

@@ -67,12 +67,13 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
         said = {"one_worker": made.whole, "large_files": large}
         tables.print_json({"job": made.uri, **said, "units": units})
         return
+    job = shlex.quote(made.job.committed.uri)
     tables.print_rows([
         ("job", made.uri),
         ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
         ("one worker", made.whole),
         ("large files", large),
-        ("next", f"wherry work {shlex.quote(made.job.committed.uri)}, as often as you like; then wherry commit"),
+        ("next", f"wherry work {job}, as often as you like; then wherry commit {job}"),
     ])  # fmt: skip
 
 

@@ -1,16 +1,18 @@
-"""tables: JSON, rows, tables and the progress bar."""
+"""tables: JSON, rows, tables, and progress as a bar or as lines."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wherry.console.say import say
-from wherry.core.units import plural
+from wherry.core.units import plural, show_seconds, show_size
 from wherry.credentials import redact
 from wherry.errors import NotRecordedError, json_escaped, printable
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 
 _MOST_ROWS = 2_000  # of a table that rich lays out
+_PIPE = 400  # columns of an output that is no terminal
+_EDGES, _GAP = 2, 3  # columns that rich puts around a table, and between two of its columns
+LINE_SECONDS = 10.0  # between two lines of progress
+_LEAST_PATH = 24  # columns of a path for which other columns of the table are dropped
 
 
 def print_json(data: Any) -> None:
@@ -35,21 +41,76 @@ def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
             say(f"{name + ':':<16}{value}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str = "", drop: Sequence[str] = ()
+) -> None:
+    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated.
+
+    Args:
+        columns: their headings.
+        rows: their cells.
+        cut: the column of paths. On a terminal that is too narrow they lose their middle, where rows stay different.
+        drop: columns that are left out before that, in this order.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     shown = [tuple(printable(redact(cell)) for cell in row) for row in rows]
+    console = Console(
+        width=None if sys.stdout.isatty() else _PIPE, markup=False, highlight=False, emoji=False
+    )
+    if cut and console.width < _PIPE:
+        columns, shown = _fit(columns, shown, console.width, cut, drop)
     if len(shown) > _MOST_ROWS:
         _print_long(columns, shown)
         return
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=cut not in ("", name), overflow="fold")
     for row in shown:
         table.add_row(*row)
-    width = None if sys.stdout.isatty() else 400
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    console.print(table)
+
+
+def _fit(
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int, cut: str, drop: Sequence[str]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows that fit into a width: some columns dropped, then paths cut to the room that is left.
+
+    Rows that would look alike keep their whole path, which goes on in the next line.
+    """
+    from rich.cells import cell_len
+
+    path = columns.index(cut)
+    widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+    kept = [at for at in range(len(columns)) if at == path or any(row[at] for row in rows)]
+
+    def room() -> int:
+        return width - _EDGES - sum(widths[at] + _GAP for at in kept if at != path)
+
+    for name in drop:
+        at = columns.index(name)
+        if at in kept and room() < min(widths[path], _LEAST_PATH):
+            kept.remove(at)
+    whole = [tuple(row[at] for at in kept) for row in rows]
+    place = kept.index(path)
+    short = [(*row[:place], _cut(row[place], room()), *row[place + 1 :]) for row in whole]
+    alike = Counter(short)
+    fitted = [one if alike[one] == 1 else row for one, row in zip(short, whole, strict=True)]
+    return [columns[at] for at in kept], fitted
+
+
+def _cut(path: str, width: int) -> str:
+    """A path without its middle where it is wider; more stays of its end, which differs most."""
+    from rich.cells import cell_len
+
+    start, end = width // 3, len(path) - (width - width // 3 - 1)
+    shown = path
+    while cell_len(shown) > width and end < len(path):
+        shown = f"{path[:start]}…{path[end:]}"
+        end += 1
+    return shown
 
 
 def _print_long(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -61,9 +122,12 @@ def _print_long(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def bar(*, quiet: bool) -> Generator[OnProgress | None]:
-    """A progress bar with bytes per second and time left, on a terminal only."""
-    if quiet or not sys.stderr.isatty():
+    """Progress with bytes per second and time left: a bar on a terminal, elsewhere a line every so often."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _progress_lines()
         return
     from rich import progress as rich_progress
     from rich.console import Console
@@ -84,13 +148,39 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
         def report(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
-            current = printable(now.current)
-            if now.units:
-                workers = plural(now.units.workers, "worker")
-                current = f"{now.units.done} of {plural(now.units.total, 'unit')}, {workers}"
-            shown.update(tasks[now.stage], completed=now.done, current=current)
+            shown.update(tasks[now.stage], completed=now.done, current=_current(now))
 
         yield report
+
+
+def _current(now: Progress) -> str:
+    """What is worked at: the tensor, or how many units are made."""
+    if not now.units:
+        return printable(now.current)
+    workers = plural(now.units.workers, "worker")
+    return f"{now.units.done} of {plural(now.units.total, 'unit')}, {workers}"
+
+
+def _progress_lines() -> OnProgress:
+    """Print progress as plain lines, for logs: none of a short step, and then one every `LINE_SECONDS`."""
+    last = time.monotonic()
+
+    def report(now: Progress) -> None:
+        nonlocal last
+        moment = time.monotonic()
+        if moment - last < LINE_SECONDS:
+            return
+        last = moment
+        left = "" if now.eta is None else f", {show_seconds(now.eta)} left"
+        share = f" ({now.done / now.total:.0%})" if now.total else ""
+        with suppress(OSError):  # a log that cannot be written must not end the work
+            say(
+                f"{now.stage}: {show_size(now.done)} of {show_size(now.total)}{share}, "
+                f"{show_size(now.rate)}/s{left}; {_current(now)}",
+                err=True,
+            )
+
+    return report
 
 
 @contextmanager

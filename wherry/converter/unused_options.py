@@ -12,6 +12,7 @@ statement, one must use it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,9 @@ def require_used(
     for one in (option for row in unused for option in row):
         stating = [at for at, target in enumerate(targets) if _statements(target).get(one.name) == one.value]
         if all(any(other.name == one.name for other in unused[at]) for at in stating):
-            spelled = one.name if one.name.startswith("--") else f"--set {one.name}={one.value}"
+            spelled = (
+                one.name if one.name.startswith("--") else f"--set {shlex.quote(f'{one.name}={one.value}')}"
+            )
             raise UsageError(
                 f"{spelled} changes nothing in this conversion: {one.reason}",
                 uri=uri,

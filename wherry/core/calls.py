@@ -52,9 +52,11 @@ def usage_checked(verb: str) -> Callable[[Function], Function]:
             if unknown := next((name for name in keywords if name not in names), None):
                 option = cures.KEYWORDS.get(unknown.strip("_").replace("_", "-"))
                 meant = [option] if option in names else meant_names(unknown, names)
-                raise UsageError(
-                    f"unknown argument {unknown!r} of {verb}", cure=choose(unknown, names, meant)
-                )
+                cure = choose(unknown, names, meant)
+                command = verb.partition(".")[2] in cures.CALLS
+                if command and not meant and f"--{unknown.replace('_', '-')}" in cures.COMMANDS_ONLY:
+                    cure = f"only the command line has it: see `{verb.replace('.', ' ')} --help`"
+                raise UsageError(f"unknown argument {unknown!r} of {verb}", cure=cure)
             try:
                 bound = signature.bind(*arguments, **keywords)
             except TypeError as error:

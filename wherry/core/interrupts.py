@@ -3,7 +3,9 @@
 1. While the program is imported they end the process at once. Nothing has begun, and an exception in the middle of the
    import of a C library would become another error.
 2. Then they raise KeyboardInterrupt in the main thread, which unwinds what is open. Whatever a library makes of that
-   exception, `were_raised` tells that the command was interrupted.
+   exception (a bare `except:`, a callback in C), `were_raised` tells that the command was interrupted. The C code of an
+   extension module that is being imported imports Python modules itself, and makes an ImportError of what they raise:
+   there the exception waits until the extension is imported, and only a second signal does not.
 3. From a commit on the first of them is only noted: what follows is the record of the work, and exit code 0 is right.
    `go_on` raises what was noted before further work begins. The second is raised at once; if the target was committed,
    it is done but not recorded: 12.
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from importlib.machinery import ExtensionFileLoader
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -30,6 +34,7 @@ INTERRUPTED = 130  # the exit code
 WHAT = "interrupted before completion"
 CURE = "run the same command again; it resumes where it was interrupted"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOADING = {ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__}
 
 
 class _State:
@@ -113,12 +118,38 @@ def go_on() -> None:
             _interrupt(signal.SIGINT, None)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
+def _interrupt(_number: int, frame: FrameType | None) -> None:
     if _state.held and not _state.noted:
         _state.noted = True
         _say(f"{_state.held} is being committed and recorded; interrupt again to end without that\n")
         return
+    waiting = None if _state.raised else _importer_of_extension(frame)
     _state.raised = True
+    if waiting is None:
+        raise KeyboardInterrupt
+    waiting.f_trace = _raise_next
+    sys.settrace(_trace_nothing)  # without a function for calls, Python reports no line of any frame
+
+
+def _importer_of_extension(frame: FrameType | None) -> FrameType | None:
+    """The outermost frame that waits for an extension module to be loaded; None if none is being loaded."""
+    found = None
+    while frame is not None:
+        if frame.f_code in _LOADING:
+            found = frame
+        frame = frame.f_back
+    while found is not None and found.f_code.co_filename.startswith("<frozen importlib"):
+        found = found.f_back
+    return found
+
+
+def _trace_nothing(_frame: FrameType, _event: str, _value: Any) -> None:
+    return None
+
+
+def _raise_next(_frame: FrameType, _event: str, _value: Any) -> NoReturn:
+    """Called in the importing frame, at its next line or when it returns."""
+    sys.settrace(None)
     raise KeyboardInterrupt
 
 

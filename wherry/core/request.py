@@ -264,7 +264,8 @@ class ConvertRequest:
     as_step: int | None = option(None, "Step number to write, if the source has none.", route=None)
     if_exists: str = option(
         "resume",
-        "What to accept at TARGET: nothing, anything that wherry wrote, or the result of this same conversion.",
+        "What to accept at TARGET: nothing, anything that wherry wrote, or the result of this same conversion. "
+        "Nothing is ever overwritten: remove TARGET first, or choose another one.",
         choices=("fail", "skip", "resume"), route=None, stated="",
         form="What to accept at the target: nothing, anything that wherry wrote, or the result of this conversion.",
     )  # fmt: skip

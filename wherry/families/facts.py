@@ -5,6 +5,7 @@ What a config leaves out is what its software uses then (`config.defaults`): a m
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,7 @@ def _agreed_choice(name: str, stated: str | None, known: Mapping[str, str | None
         if stated not in (None, value):
             raise MismatchError(
                 f"{name} = {stated} is stated, but {where} {name} = {value}",
-                cure=f"leave --set {name}={stated} out",
+                cure=f"leave --set {shlex.quote(f'{name}={stated}')} out",
             )
         if value != states[0][1]:
             raise MismatchError(

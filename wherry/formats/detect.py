@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -123,10 +124,11 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     location = _existing(source.uri, view_of_store(named))
     step = source.step
     if is_staging(location.name) or is_staging(location.parent.name):
+        around = location.parent if is_staging(location.name) else location.parent.parent
         raise IncompleteError(
             "staging area of an unfinished conversion",
             uri=location.uri,
-            cure="run the conversion again, or remove the staging area with `wherry clean`",
+            cure=f"run the conversion again, or remove the staging area: `wherry clean {shlex.quote(around.uri)}`",
         )
     rows = formats() if source.format is None else {source.format: find_format(source.format)}
     if step is not None and step_number(location.name, any_prefix=True) != step:
@@ -412,7 +414,7 @@ def _beside_its_record(glimpse: Glimpse, asked: str | None) -> IncompleteError |
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
         f"{plural(told.tensors, 'tensor')} in format {told.format} here",
         uri=location.uri,
-        cure="restore its files; `wherry audit` lists where other copies are",
+        cure="restore its files; `wherry audit FOLDER` lists where other copies are",
     )
 
 

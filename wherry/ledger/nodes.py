@@ -14,7 +14,19 @@ from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, Select, and_, bindparam, cast, or_, select, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -38,7 +50,7 @@ from wherry.ledger.statements import head
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import ColumnElement, Connection, Row
     from sqlalchemy.sql.compiler import SQLCompiler
 
     from wherry.core.receipt import CheckpointRef
@@ -68,21 +80,26 @@ def _on_postgres(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> 
     return f"json_array_elements_text({compiler.process(elements.clauses, **how)})"
 
 
-class _FamilyField(FunctionElement[str]):
-    """The family in the body of a conversion's statement."""
+class _BodyField(FunctionElement[str]):
+    """The text of a field in the body of a statement; its path is given as names with dots, such as `target.uri`."""
 
-    name = "family_field"
+    name = "body_field"
     inherit_cache = True
 
-
-@compiles(_FamilyField, "sqlite")
-def _family_on_sqlite(element: _FamilyField, compiler: SQLCompiler, **how: Any) -> str:
-    return f"json_extract({compiler.process(element.clauses, **how)}, '$.family')"
+    def __init__(self, body: ColumnElement[str], path: str) -> None:
+        super().__init__(body, literal_column(f"'{path}'"))
 
 
-@compiles(_FamilyField, "postgresql")
-def _family_on_postgres(element: _FamilyField, compiler: SQLCompiler, **how: Any) -> str:
-    return f"CAST({compiler.process(element.clauses, **how)} AS json) ->> 'family'"
+@compiles(_BodyField, "sqlite")
+def _field_on_sqlite(element: _BodyField, compiler: SQLCompiler, **how: Any) -> str:
+    body, path = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"json_extract({body}, '$.' || {path})"
+
+
+@compiles(_BodyField, "postgresql")
+def _field_on_postgres(element: _BodyField, compiler: SQLCompiler, **how: Any) -> str:
+    body, path = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"CAST({body} AS json) #>> string_to_array({path}, '.')"
 
 
 # Queries about many checkpoints. Their columns are in the order of the fields of the records, as building a record from
@@ -307,11 +324,32 @@ def every_digest(ledger: Ledger) -> list[str]:
 def families_of(ledger: Ledger) -> dict[str, str]:
     """Checkpoint digest → model family, for the sources and targets of conversions between layouts."""
     done, told = tables.conversion.c, tables.statement.c
-    family = _FamilyField(told.body)
+    family = _BodyField(told.body, "family")
     query = select(done.source, done.target, family).join(tables.statement, told.seq == done.statement)
     with ledger.read() as connection:
         rows = connection.execute(query.order_by(done.statement)).all()
     return {digest: name for *ends, name in rows if name for digest in ends}
+
+
+def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
+    """(Checkpoint digest, URI) → how the last conversion there compared what it had written with its source.
+
+    A conversion is left out if it compared nothing, or if a verification of its result was recorded later.
+    """
+    done, told, checked = tables.conversion.c, tables.statement.c, tables.verification.c
+    level = _BodyField(told.body, "verification.level")
+    query = select(done.target, done.target_uri, done.statement, done.time, level)
+    later = select(checked.checkpoint_digest, func.max(checked.statement)).group_by(checked.checkpoint_digest)
+    with ledger.read() as connection:
+        rows = connection.execute(
+            query.join(tables.statement, told.seq == done.statement).order_by(done.statement)
+        ).all()
+        last = {row[0]: row[1] for row in connection.execute(later)}
+    return {
+        (digest, uri): VerificationRecord(level, "ok", time)
+        for digest, uri, statement, time, level in rows
+        if level and statement > last.get(digest, 0)
+    }
 
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:

@@ -11,6 +11,8 @@ import json
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from wherry.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -52,12 +54,14 @@ def short_text(text: str, longest: int = LONGEST) -> str:
 
 def escape_unseen(text: str, kept: str = "") -> str:
     """A text with escapes for characters that cannot be seen; those in `kept` stay."""
-    if text.isprintable():  # then no character is of these categories
+    if text.isascii() and text.isprintable():  # then no character is hidden
         return text
-    return "".join(
-        f"\\u{ord(char):04x}" if unicodedata.category(char) in _HIDDEN and char not in kept else char
-        for char in text
-    )
+    return "".join(f"\\u{ord(char):04x}" if _is_hidden(char) and char not in kept else char for char in text)
+
+
+def _is_hidden(char: str) -> bool:
+    """Whether nobody sees a character: by its category, or as a selector of variations or a filler."""
+    return unicodedata.category(char) in _HIDDEN or printable(char) != char
 
 
 def _with_first(data: Mapping[str, Any], most: int) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def rollback(
     """Move an alias back to the version that had it before; repeated calls go further back.
 
     Args:
-        model: the registered model.
+        model: the registered model; `models:/NAME` is the same.
         alias: the alias.
         level: level of the verification of that version; `present` reads no tensors, so it is quick.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
@@ -164,6 +164,7 @@ def rollback(
     from wherry.models.policy import Policy
 
     mlflow, stores = service("mlflow"), stores_of(tracking_uri, registry_uri)
+    model = model.removeprefix("models:/")
     target, now = mlflow.rollback_target(model, alias, **stores)
     found = resolve_model(f"models:/{quote(model, safe='')}/{target}", **stores)
     approver = mlflow.identity(stores["registry_uri"])

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError, UnsupportedError
+from wherry.installation import package_command
 from wherry.objects.body import Body, views_of
 from wherry.objects.checksums import (
     by_algorithm,
@@ -304,7 +305,7 @@ async def _client_call(
         raise UnsupportedError(
             f"the installed botocore does not support {', '.join(missing)} of {method}",
             uri=f"s3://{path}",
-            cure="pip install -U s3fs aiobotocore",
+            cure=f"run `{package_command('s3fs', 'aiobotocore', upgrade=True)}`",
         )
     return await function(**known)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -227,7 +228,7 @@ def no_repository(place: HubPath) -> NotFoundError:
     return NotFoundError(
         "repository not found",
         uri=f"hf://{replace(place, revision='', path='').text}",
-        cure=f"create it: hf repos create {place.repo}",
+        cure=f"create it: hf repos create {shlex.quote(place.repo)}",
     )
 
 

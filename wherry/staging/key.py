@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
@@ -71,14 +72,16 @@ def _read(path: Path) -> bytes | None:
             raise StorageError(
                 "the journal key must be a regular file that only its owner can access",
                 uri=str(path),
-                cure=f"rm '{path}'",
+                cure=f"rm {shlex.quote(str(path))}",
             )
         text = os.read(descriptor, _MOST)
     finally:
         os.close(descriptor)
     if len(text) < _SHORTEST:
         raise StorageError(
-            f"the journal key is shorter than {_SHORTEST} characters", uri=str(path), cure=f"rm '{path}'"
+            f"the journal key is shorter than {_SHORTEST} characters",
+            uri=str(path),
+            cure=f"rm {shlex.quote(str(path))}",
         )
     return text
 

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -223,7 +224,7 @@ class Lease:
                 raise StorageError(
                     "the expired lease of another user cannot be replaced",
                     uri=str(self._path),
-                    cure=f"ask its owner to remove it: rm '{self._path}'",
+                    cure=f"ask its owner to remove it: rm {shlex.quote(str(self._path))}",
                 ) from error
         self.dead = owner.token if owner and judged.verdict is Verdict.DEAD else None
         return True

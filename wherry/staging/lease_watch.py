@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import socket
 import stat
 import time
@@ -117,7 +118,9 @@ def see(path: Path) -> Sighting | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(status.st_mode):
-        raise StorageError("the lease is a folder; expected a file", uri=str(path), cure=f"rm -r '{path}'")
+        raise StorageError(
+            "the lease is a folder; expected a file", uri=str(path), cure=f"rm -r {shlex.quote(str(path))}"
+        )
     text = _text(path) if stat.S_ISREG(status.st_mode) else b""
     return Sighting(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, text)
 

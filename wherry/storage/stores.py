@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from wherry.credentials import uri_has_credentials
 from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_error, storage_errors
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 
     from wherry.storage.links import Root
 
-# The page of a model on the Hugging Face Hub, as a browser shows its address.
+# The page of a model on the Hugging Face Hub, or of a folder or file in it, as a browser shows its address.
 _HUB_PAGE = re.compile(
-    r"https://(?:www\.)?huggingface\.co/(?P<model>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[\w.-]+))?/?"
+    r"https://(?:www\.)?(?:huggingface|hf)\.co/(?P<model>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[\w.-]+)(?P<path>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
 
 
@@ -275,7 +277,7 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 def _hub_uri(page: re.Match[str]) -> str:
     """The URI of the model that a page of the Hugging Face Hub shows."""
     revision = page["revision"]
-    return f"hf://{page['model']}{f'@{revision}' if revision else ''}"
+    return f"hf://{page['model']}{f'@{revision}' if revision else ''}{unquote(page['path'] or '')}"
 
 
 def locate_below(root: str, uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
@@ -311,7 +313,7 @@ def _locate(text: str) -> Location:
     if text.startswith(("models:/", "wherry://")):
         raise UsageError(
             f"{text} is a model URI; expected a path or a storage URI",
-            cure="run `wherry resolve URI` to print the location of the checkpoint",
+            cure=f"run `wherry resolve {shlex.quote(text)}` to print the location of the checkpoint",
         )
     path = local_path(text)
     if path is not None:
@@ -337,7 +339,7 @@ def _require_no_account(text: str) -> None:
         container, account, path = found.groups()
         raise UsageError(
             f"{text} names the storage account {account!r}; a URI of wherry names only the container",
-            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={account} and write az://{container}{path}",
+            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={shlex.quote(account)} and write {shlex.quote(f'az://{container}{path}')}",
         )
 
 

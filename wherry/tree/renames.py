@@ -24,7 +24,7 @@ ARROW = "->"
 _SEPARATOR = "//"  # between the symbols of two parts; a symbol of a part is one character
 _STOPS = frozenset((_SEPARATOR, "."))
 _LONGEST = 4096  # matching takes time that grows with the square of the length
-_CURE = "write `pattern -> template`, for example `layers.{n}.w -> blocks/{n}/kernel`"
+_CURE = "write `--rename 'PATTERN -> TEMPLATE'`, for example `--rename 'layers.{n}.w -> blocks/{n}/kernel'`"
 
 Symbols: TypeAlias = tuple[str, ...]
 

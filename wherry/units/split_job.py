@@ -7,6 +7,7 @@ believed about the source, and a worker that sees another storage, or another st
 
 from __future__ import annotations
 
+import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
             raise TargetInUseError(
                 f"a job of another conversion to this target exists, with {other}",
                 uri=made.uri,
-                cure=f"finish it with `wherry commit`, or remove {made.uri}",
+                cure=f"finish it with `wherry commit {shlex.quote(made.uri)}`, or remove {made.uri}",
             )
         return made
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.units import show_size
 from wherry.errors import MissingExtraError, StorageError
+from wherry.installation import package_command
 from wherry.runtime.memory import available_memory
 from wherry.units.estimate import CLIENT_BYTES
 
@@ -31,7 +32,7 @@ def require_able(split: SplitJob) -> None:
             import_module(name)
         except ImportError as error:
             raise MissingExtraError(
-                f"this worker lacks the package {name}: {error}", cure=f"pip install {name}"
+                f"this worker lacks the package {name}: {error}", cure=f"run `{package_command(name)}` there"
             ) from error
     needed, free = split.job.plan.peak_memory + CLIENT_BYTES, available_memory()
     if free is not None and free < needed:

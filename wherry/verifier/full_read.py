@@ -6,6 +6,7 @@ computed, so that they can be recorded.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,10 @@ def _with_the_ledger(
     if sidecar is not None:
         name, version = sidecar.checkpoint.format, sidecar.checkpoint.format_version
     if sidecar is None and name != node.format:
-        return f"{NOT_COMPARED}it has the checkpoint as {node.format}; pass --from {node.format}", []
+        return (
+            f"{NOT_COMPARED}it has the checkpoint as {node.format}; pass --format {shlex.quote(node.format)}",
+            [],
+        )
     if sidecar is not None and sidecar.algorithm != node.algorithm:
         present = present.with_digests(hash_tensors(checkpoint, node.algorithm, how).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)

@@ -37,7 +37,7 @@ _OF_MEGATRON = ".adapter."
 _EXPERTS = ".experts."
 _OF_MAXTEXT = frozenset({"kernel_lora_a", "kernel_lora_b"})
 _NOTES, _TABLE, _RANK = "checkpoint", "lora", "lora_rank"  # in the custom metadata of a step of MaxText
-_CURE = "merge the adapter into its base (wherry merge BASE ADAPTER DST) and convert the result"
+_CURE = "merge the adapter into its base (`wherry merge BASE ADAPTER DST --to FORMAT`) and convert the result"
 
 
 def is_adapter(checkpoint: Checkpoint) -> bool:

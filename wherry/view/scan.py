@@ -37,7 +37,8 @@ _STACKED = re.compile(r"([^{}]+):([01])")
 _LAYER = "layer"  # name of the axis in the family of a tree
 _AXIS = f"{{{_LAYER}}}"
 _CURE = (
-    "use `layers_{layers} -> layers:0` to stack, `layers:0 -> layers_{layers}` to unstack; the axis is 0 or 1"
+    "write `--set 'scan=layers_{layers} -> layers:0'` to stack, `--set 'scan=layers:0 -> layers_{layers}'` to unstack; "
+    "the axis is 0 or 1"
 )
 
 

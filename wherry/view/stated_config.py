@@ -7,6 +7,7 @@ tensors are compared with it when the layout is bound.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UsageError
@@ -42,7 +43,7 @@ def require_model(path: str, family: Family | None = None) -> dict[str, Any]:
     if config_system(config, systems) is None and (family or model_named(config) is None):
         of = f" of family {family.name}" if family else ""
         raise UsageError(
-            f"--config {path} is not the config of a model{of}: it states none of its sizes",
+            f"--config {shlex.quote(str(path))} is not the config of a model{of}: it states none of its sizes",
             cure="pass the model's config.json, MaxText's YAML, params.json or gin with --config",
         )
     return config

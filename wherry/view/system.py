@@ -6,6 +6,7 @@ every tensor. A config that names a model of no family ends the search: names th
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -231,7 +232,7 @@ def _convert(
         for name in (name for name in forms if shown.get(name, forms[name]) != forms[name]):
             raise MismatchError(
                 f"{name} = {forms[name]} is stated, but the tensors show {name} = {shown[name]}", uri=checkpoint.uri,
-                cure=f"leave --set {name}={forms[name]} out",
+                cure=f"leave --set {shlex.quote(f'{name}={forms[name]}')} out",
             ) from error  # fmt: skip
         hidden = _hidden_model(named, found, family)
         raise (hidden or error) from (error if hidden else None)
@@ -442,8 +443,8 @@ def _fitting(named: NamedSource, row: Format, wish: LayoutRequest, *, asked: boo
         raise AmbiguousError(
             f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
             uri=checkpoint.uri,
-            cure=f"choose with --family {fitting[0].name} or another of them, pass the model's config with --config, "
-            "or keep the tree in a container with --to orbax",
+            cure=f"choose with --family {shlex.quote(fitting[0].name)} or another of them, pass the model's config "
+            "with --config, or keep the tree in a container with --to orbax",
         )
     if not fitting and asked:
         raise UsageError(

@@ -22,6 +22,7 @@ from wherry.core.algorithms import ALGORITHMS, new_hash
 from wherry.core.services import service
 from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
+from wherry.installation import extra_command, package_command
 from wherry.remote.probe import reason_of
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
@@ -87,7 +88,7 @@ def diagnose() -> list[Diagnosis]:
 
 
 def _extra(name: str) -> Diagnosis:
-    cure = f"pip install 'wherry[{name}]'"
+    cure = extra_command(name)
     absent = [package for module, package in _EXTRAS[name] if not _importable(module)]
     if absent:
         return Diagnosis(f"extra {name}", "missing", f"{', '.join(absent)} not installed", cure)
@@ -121,7 +122,7 @@ def _fastapi() -> Iterator[Diagnosis]:
         detail = (
             f"the server of Prefect {_version('prefect')} does not start with fastapi {_version('fastapi')}"
         )
-        yield Diagnosis("prefect server", "broken", detail, "pip install 'fastapi<0.151'")
+        yield Diagnosis("prefect server", "broken", detail, package_command("fastapi<0.151"))
 
 
 def _tensorstore() -> Diagnosis:
@@ -129,7 +130,7 @@ def _tensorstore() -> Diagnosis:
         import tensorstore  # pyright: ignore[reportUnusedImport]  # noqa: F401  whether it loads is the question
     except ImportError as error:
         return Diagnosis(
-            "tensorstore", "broken", f"import failed: {error}", "pip install --force-reinstall tensorstore"
+            "tensorstore", "broken", f"import failed: {error}", package_command("tensorstore", upgrade=True)
         )
     return Diagnosis("tensorstore", "ok", _version("tensorstore"))
 

@@ -10,6 +10,7 @@ writes are listed in the evidence, and refused by name if they decide the meanin
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -207,7 +208,7 @@ def _choose(glimpse: Glimpse, items: Mapping[str, layout.OrbaxItem]) -> str:
         raise AmbiguousError(
             f"the step has several items: {', '.join(names)}",
             uri=glimpse.location.uri,
-            cure=f"pass --item {names[0]}",
+            cure=f"pass --item {shlex.quote(names[0])}",
         )
     return preferred
 

@@ -42,7 +42,10 @@ HELP = (
 )
 _COUNTS = re.compile(r"[1-9]\d*(x[1-9]\d*)*x?")
 _MOST, _LEAST = 8 << 20, 1 << 20
-_CURE = "write for example 8x1, or mesh:data=4,model=2;spec:*/kernel=data,model;rules:embed=data"
+_CURE = (
+    "write for example `--set chunks=8x1`, or "
+    "`--set 'chunks=mesh:data=4,model=2;spec:*/kernel=data,model;rules:embed=data'`"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.p
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Any, cast
@@ -206,7 +207,7 @@ def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module in _NUMPY:
         return UnsupportedError(
             f"unsupported numpy object {wanted} in a torch file",
-            cure=f"pass --allow-opaque {wanted} to read only the tensors, or save tensors instead",
+            cure=f"pass --allow-opaque {shlex.quote(str(wanted))} to read only the tensors, or save tensors instead",
         )
     if wanted.module.startswith(_SHARDED):
         return UnsupportedError(
@@ -235,8 +236,8 @@ def _class_refusal(wanted: Global, function: Any) -> WherryError | None:
         return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
     return UnsupportedError(
         f"unsupported class of a tensor: {wanted}",
-        cure=f"pass --allow-opaque {wanted} to read the dense tensor without what the class adds, or save "
-        "tensor.as_subclass(torch.Tensor)",
+        cure=f"pass --allow-opaque {shlex.quote(str(wanted))} to read the dense tensor without what the class adds, or "
+        "save tensor.as_subclass(torch.Tensor)",
     )
 
 

@@ -9,6 +9,7 @@ Source: accelerate/utils/fsdp_utils.py of 1.12.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, ignored_file
@@ -45,13 +46,13 @@ def model_of_step(glimpse: Glimpse) -> str | None:
         raise AmbiguousError(
             f"the step has several models: {', '.join(models)}",
             uri=glimpse.location.uri,
-            cure=f"pass --item {models[0]}",
+            cure=f"pass --item {shlex.quote(models[0])}",
         )
     if items and not models:
         raise IncompleteError(
             f"folder not found: pytorch_model_fsdp_0; the step has only {', '.join(items)}",
             uri=glimpse.location.uri,
-            cure=f"use another step, or pass --item {items[0]} for the optimizer",
+            cure=f"use another step, or pass --item {shlex.quote(items[0])} for the optimizer",
         )
     return models[0] if models else None
 

@@ -8,6 +8,7 @@ key path is one part, its name. Folders with weights of the Flax classes are a f
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ def _require_no_pipeline(glimpse: Glimpse) -> None:
         raise AmbiguousError(
             f"ambiguous source: a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
             uri=glimpse.location.uri,
-            cure=f"select one of them, for example --item {parts[0]}",
+            cure=f"select one of them, for example --item {shlex.quote(parts[0])}",
         )
 
 

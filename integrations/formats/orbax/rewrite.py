@@ -126,7 +126,7 @@ def _box(location: Location, detection: Detection, value: str | None) -> Change:
                 "array not found",
                 uri=location.uri,
                 path=pattern,
-                cure="run `wherry inspect URI` to list all key paths",
+                cure="run `wherry inspect` to list all key paths",
             )
         chosen |= found
     return _renaming(location, opened, {path: (*path, marks.BOX) for path in chosen})

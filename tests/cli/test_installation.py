@@ -1,0 +1,140 @@
+"""What a cure says to install fits how wherry was installed: by pip or uv, from where, and as whose tool."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from wherry import installation
+from wherry.errors import missing_extra
+
+FOLDER = {"url": "file:///src/my%20wherry", "dir_info": {"editable": True}}
+WHEEL = {"url": "file:///tmp/wherry-1.whl", "archive_info": {}}
+GIT = {"url": "https://host/wherry.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+# What `direct_url.json` states → what an installer installs.
+ORIGINS = [
+    ({}, "'wherry[hub]'"),
+    (FOLDER, "-e '/src/my wherry[hub]'"),
+    ({**FOLDER, "dir_info": {}}, "'/src/my wherry[hub]'"),
+    (WHEEL, "'/tmp/wherry-1.whl[hub]'"),
+    ({"url": "https://host/wherry-1.whl"}, "'wherry[hub] @ https://host/wherry-1.whl'"),
+    (GIT, "'wherry[hub] @ git+https://host/wherry.git@abc'"),
+]
+
+
+class Distribution:
+    """What importlib.metadata knows of an installed package."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def read_text(self, _name):
+        """A file of its metadata."""
+        return self.text
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """An environment with pip on the PATH, into which wherry was installed from an index."""
+    folder = tmp_path / "an env"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "pip").touch(0o755)
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    monkeypatch.setattr(installation, "find_spec", lambda _name: True)
+    monkeypatch.setattr(installation, "distribution", lambda _name: Distribution(None))
+    return folder
+
+
+@pytest.mark.parametrize(("origin", "requirement"), ORIGINS)
+def test_an_extra_is_installed_from_where_wherry_was(origin, requirement, environment, monkeypatch):
+    monkeypatch.setattr(installation, "distribution", lambda _name: Distribution(json.dumps(origin)))
+    assert installation.extra_command("hub") == f"pip install {requirement}"
+    cure = str(missing_extra("huggingface_hub", "hub", "hf:// storage")).rpartition("cure: ")[2]
+    assert cure == f"add the extra hub: `pip install {requirement}`", "the same words in Python"
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "no JSON"])
+def test_without_an_origin_it_is_the_package_of_an_index(text, environment, monkeypatch):
+    monkeypatch.setattr(installation, "distribution", lambda _name: Distribution(text))
+    assert installation.extra_command("hub") == "pip install 'wherry[hub]'"
+
+
+def test_run_from_its_sources_it_is_no_installed_package(environment, monkeypatch):
+    def absent(_name):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(installation, "distribution", absent)
+    assert installation.extra_command("hub") == "pip install 'wherry[hub]'"
+
+
+def test_a_pip_of_another_environment_is_not_used(environment, monkeypatch, tmp_path):
+    (tmp_path / "pip").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    python = shlex.quote(str(environment / "bin" / "python"))
+    assert installation.extra_command("hub") == f"{python} -m pip install 'wherry[hub]'"
+
+
+def test_an_environment_of_uv_has_no_pip(environment, monkeypatch):
+    (environment / "bin" / "uv").touch(0o755)
+    monkeypatch.setattr(installation, "find_spec", lambda _name: None)
+    python = shlex.quote(str(environment / "bin" / "python"))
+    assert installation.extra_command("hub") == f"uv pip install --python {python} 'wherry[hub]'"
+    assert installation.package_command("a<2", "b", upgrade=True) == (
+        f"uv pip install --python {python} --upgrade 'a<2' b"
+    )
+
+
+def test_a_tool_of_pipx_is_changed_by_pipx(environment):
+    (environment / "pipx_metadata.json").write_text("{}")
+    assert installation.extra_command("hub") == "pipx runpip 'an env' install 'wherry[hub]'"
+
+
+def test_a_tool_of_uv_keeps_the_extras_and_packages_that_it_has(environment):
+    row = '{ name = "wherry", extras = ["mlflow"] }, { name = "psycopg" }'
+    (environment / "uv-receipt.toml").write_text(f"[tool]\nrequirements = [{row}]\n")
+    assert installation.extra_command("hub") == "uv tool install 'wherry[hub,mlflow]' --with psycopg"
+    assert installation.package_command("fastapi<0.151") == (
+        "uv tool install 'wherry[mlflow]' --with psycopg --with 'fastapi<0.151'"
+    )
+
+
+def test_a_receipt_that_cannot_be_read_is_that_of_a_tool_of_uv_no_more(environment):
+    (environment / "uv-receipt.toml").write_text("no TOML")
+    assert installation.extra_command("hub") == "pip install 'wherry[hub]'"
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_uv_itself_accepts_the_command_for_its_tool(tmp_path, monkeypatch):
+    """A small wheel of the name wherry, installed by uv as a tool; then the printed command adds an extra to it."""
+    wheel = tmp_path / "wherry-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "def main(): pass\n")
+        archive.writestr("wherry-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: wherry\nVersion: 1\n"
+                         "Provides-Extra: mlflow\nProvides-Extra: hub\n")  # fmt: skip
+        archive.writestr(
+            "wherry-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("wherry-1.dist-info/entry_points.txt", "[console_scripts]\nwherry = tiny:main\n")
+        archive.writestr("wherry-1.dist-info/RECORD", "")
+    for name in ("TOOL", "TOOL_BIN", "CACHE"):
+        monkeypatch.setenv(f"UV_{name}_DIR", str(tmp_path / name))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_PYTHON", sys.executable)
+    subprocess.run(["uv", "tool", "install", f"{wheel}[mlflow]"], check=True, capture_output=True)
+    (receipt,) = (tmp_path / "TOOL").rglob("uv-receipt.toml")
+    (stated,) = (tmp_path / "TOOL").rglob("direct_url.json")
+    monkeypatch.setattr(sys, "prefix", str(receipt.parent))
+    monkeypatch.setattr(installation, "distribution", lambda _name: Distribution(stated.read_text()))
+    command = installation.extra_command("hub")
+    assert command == f"uv tool install '{wheel}[hub,mlflow]'"
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    assert 'extras = ["hub", "mlflow"]' in receipt.read_text()
