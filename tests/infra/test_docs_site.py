@@ -91,7 +91,7 @@ def test_the_schema_of_wherry_toml_takes_every_file_that_is_shown_and_finds_mist
         {"notify": {"on": "sometimes"}},
         {"routes": {"a": {"root": "runs"}}},
         {"routes": {"a": {**route, "source_format": "hf"}}},
-        {"routes": {"a": {**route, "targets": [{"format": "hf", "uri": "x"}]}}},
+        {"routes": {"a": {**route, "targets": [{"to": "hf", "uri": "x"}]}}},
         {"env": {"prod": {"ledgr": "x"}}},
         {"env": {"prod": {"routes": {"a": {"levle": "digest"}}}}},
     ):
