@@ -505,6 +505,7 @@ def _refusal(
 def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> WherryError | None:
     """What a config states that no family's layouts mean, if every tensor of the checkpoint fits one; else None.
 
+    Nor where the config or the user names the model, whatever other model the tensors resemble.
     Several families may have the tensors: it is the refusal in which most of them agree.
 
     Args:
@@ -512,6 +513,8 @@ def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) 
         row: the target format.
         wish: the options of the layout.
     """
+    if wish.family or wish.explicit or model_named(config_of(checkpoint, wish.config)):
+        return None
     named = NamedSource(checkpoint, ())
     refusals = [
         error
