@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 FAMILIES = Path(__file__).resolve().parents[1] / "wherry" / "families"
 _CONFIGS = ("args", "config", "cfg", "hparams")  # variables and attributes whose names end so are configs
 _CLASS = "MaxTextConfig"
-_OTHERS = {"legacy", "tests", "T5", "bert", "vision", "multimodal", "mimo", "rl", "export", "elastification", "inference"}
+_OTHERS = {
+    "legacy",
+    "tests",
+    "T5",
+    "bert",
+    "vision",
+    "multimodal",
+    "mimo",
+    "rl",
+    "export",
+    "elastification",
+    "inference",
+}
 
 
 class Line(NamedTuple):
@@ -158,9 +170,11 @@ def _excluded(node: ast.expr | None, module: ast.Module) -> set[str]:
 def _assigned(module: ast.Module) -> Iterator[tuple[str, int]]:
     """The attributes that the program itself adds to its arguments."""
     for node in ast.walk(module):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id == "args":
-                yield node.attr, node.lineno
+        match node:
+            case ast.Attribute(value=ast.Name(id="args"), attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case _:
+                pass
 
 
 def fields(folder: Path, root: Path, kind: str) -> Iterator[tuple[str, Line]]:
@@ -267,12 +281,12 @@ def _declared(system: str) -> set[str]:
 
 def render(system: str, found: dict[str, tuple[str, str, str]]) -> str:
     """The table as TOML."""
-    command = f"# Made by infra/config_names.py {system}: name = [version, the line that reads it, its default there].\n\n"
-    lines = (
-        f"{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else json.dumps(name)} = {json.dumps(list(row), ensure_ascii=False)}\n"
-        for name, row in sorted(found.items())
-    )
-    return command + "".join(lines)
+    lines = [
+        f"# Made by infra/config_names.py {system}: name = [version, the line that reads it, its default there].",
+        "",
+    ]
+    lines += [f"{name} = {json.dumps(row, ensure_ascii=False)}" for name, row in sorted(found.items())]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> None:

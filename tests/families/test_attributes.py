@@ -212,8 +212,16 @@ def test_a_log_of_maxtext_is_a_config(sources, tmp_path):
     """Values stand in it as Python prints them, and choices by their names."""
     source, config = sources["maxtext"]
     choices = {"decoder_block": "DecoderBlockType.LLAMA2", "rope_type": "RopeType.DEFAULT"}
-    more = {"quantization": "QuantizationType.NONE", "emb_dim": config["base_emb_dim"], "lora": {"enable_lora": False}}
-    more |= {"checkpoint_dir": "", "logical_axis_rules": (("vocab", ("tensor",)), ("kv", ())), "use_grpo": None}
+    more = {
+        "quantization": "QuantizationType.NONE",
+        "emb_dim": config["base_emb_dim"],
+        "lora": {"enable_lora": False},
+    }
+    more |= {
+        "checkpoint_dir": "",
+        "logical_axis_rules": (("vocab", ("tensor",)), ("kv", ())),
+        "use_grpo": None,
+    }
     log = tmp_path / "run.log"
     log.write_text("".join(
         f"I0706 16:49:36.949457 14011 pyconfig.py:559] Config param {name}: {value}\n"
@@ -225,6 +233,4 @@ def test_a_log_of_maxtext_is_a_config(sources, tmp_path):
     assert planned.moves
     log.write_text(log.read_text() + "Config param attn_logits_soft_cap: 30.0\n")
     with pytest.raises(UnrepresentableError, match="attn_logits_soft_cap"):
-        wherry.plan(
-            source, tmp_path / "target", to="huggingface", config=log, family="llama", lineage=False
-        )
+        wherry.plan(source, tmp_path / "target", to="huggingface", config=log, family="llama", lineage=False)

@@ -44,8 +44,11 @@ _ROTARY, _NEIGHBOURS = (
 _INSTRUCT = "-Instruct"  # MaxText takes the file of the model without it
 _WHOLE = "MaxText's whole config, as it logs it"
 _LOGGED = re.compile(r"\bConfig param (?P<name>\w+): ?(?P<value>.*)")
-_CHOICE = re.compile(r"[A-Z]\w*\.(?P<name>[A-Z][A-Z0-9_]*)")  # how Python prints one of the choices of an Enum
-_CHOICES = {"RopeType.LLAMA3_1": "llama3.1", "TEGroupedGemmQuantizationType.EMPTY": ""}  # the others are their names in lower case
+_CHOICE = re.compile(
+    r"[A-Z]\w*\.(?P<name>[A-Z][A-Z0-9_]*)"
+)  # how Python prints one of the choices of an Enum
+# The others are their names in lower case.
+_CHOICES = {"RopeType.LLAMA3_1": "llama3.1", "TEGroupedGemmQuantizationType.EMPTY": ""}
 _MACRO = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL)
 
 

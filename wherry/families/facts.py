@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _TABLES = Path(__file__).parent / "tables"
 
+
 @dataclass(frozen=True, slots=True)
 class ConfigFacts:
     """The sizes and facts that a config states.
