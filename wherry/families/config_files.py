@@ -144,10 +144,10 @@ def _scalar(text: str) -> Any:
 
 def _log(text: str) -> dict[str, Any]:
     """The attributes in a log of MaxText, where values stand as Python prints them."""
-    return {line["name"]: _printed(line["value"].strip()) for line in _LOGGED.finditer(text)}
+    return {line["name"]: _log_value(line["value"].strip()) for line in _LOGGED.finditer(text)}
 
 
-def _printed(text: str) -> Any:
+def _log_value(text: str) -> Any:
     """A value as Python prints it; of a choice its value, and None for the choice NONE."""
     choice = _CHOICE.fullmatch(text)
     return _CHOICES[text] if text in _CHOICES else _scalar(choice["name"].lower() if choice else text)

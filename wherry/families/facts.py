@@ -110,9 +110,9 @@ def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[
     for name in sorted(rest & set(system.config.usual)):
         usual = _plain(system.config.usual[name], attributes)
         if attributes[name] not in (None, usual):
+            where = _reading(system, name)
             raise UnrepresentableError(
-                f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout"
-                + _reading(system, name),
+                f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout{where}",
                 cure=f"these layouts require {name} = {usual!r}",
             )
     patterns = [pattern for pattern in system.config.ignored if "*" in pattern]

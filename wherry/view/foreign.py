@@ -48,17 +48,15 @@ def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any],
     A format that makes the names itself (Lingua's) says which are missing, unless a config names the model.
 
     Raises:
-        WherryError: the target is of another system than the source; the message names what of its config, or which of
-            its tensors, no family has.
+        UnrepresentableError: the target is of another system than the source.
     """
     source = system_of(checkpoint.detection.format)
     if not source or not row.system or source == row.system or options.get(RENAME):
         return
     from wherry.view.model import model_words
-    from wherry.view.system import refusal_of_config  # it imports this module
 
     if row.adapt is None or model_words(checkpoint, wish.config):
-        raise refusal_of_config(checkpoint, row, wish) or no_layout(checkpoint, row, wish)
+        raise no_layout(checkpoint, row, wish)
 
 
 def require_unwrapped(
