@@ -1,7 +1,8 @@
 """Reading and writing the config files of a model without the parsers of its systems.
 
 JSON (Hugging Face, Lingua, Meta), YAML (MaxText) and gin (T5X). From gin only the bindings of the network's config are
-read: T5X binds a run's whole program in one file.
+read: T5X binds a run's whole program in one file. MaxText's config may also be the log of a run, from which the lines
+`Config param NAME: VALUE` are read; the last one of a name counts.
 
 A MaxText config may name a model. MaxText reads base.yml, over it `configs/models/NAME.yml`, and over that the command
 line, so base.yml's values do not hold for an attribute that the model's file sets. `tables/maxtext_models.toml` has the
@@ -42,6 +43,12 @@ _ROTARY, _NEIGHBOURS = (
 )  # models of such names turn neighbours, whatever their file states
 _INSTRUCT = "-Instruct"  # MaxText takes the file of the model without it
 _WHOLE = "MaxText's whole config, as it logs it"
+_LOGGED = re.compile(r"\bConfig param (?P<name>\w+): ?(?P<value>.*)")
+_CHOICE = re.compile(
+    r"[A-Z]\w*\.(?P<name>[A-Z][A-Z0-9_]*)"
+)  # how Python prints one of the choices of an Enum
+# The others are their names in lower case.
+_CHOICES = {"RopeType.LLAMA3_1": "llama3.1", "TEGroupedGemmQuantizationType.EMPTY": ""}
 _MACRO = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL)
 
 
@@ -69,6 +76,8 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
 
 def _parse(name: str, data: bytes) -> Any:
     what = f"the config file {name}"
+    if b"Config param " in data and not name.endswith((".json", ".gin")):
+        return parse_config_text(data, _log, what, YAML, _BEFORE_GIN)
     if name.endswith((".yml", ".yaml")):
         return parse_yaml(data, _yaml, what)
     if name.endswith(".gin"):
@@ -131,6 +140,17 @@ def _scalar(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _log(text: str) -> dict[str, Any]:
+    """The attributes in a log of MaxText, where values stand as Python prints them."""
+    return {line["name"]: _log_value(line["value"].strip()) for line in _LOGGED.finditer(text)}
+
+
+def _log_value(text: str) -> Any:
+    """A value as Python prints it; of a choice its value, and None for the choice NONE."""
+    choice = _CHOICE.fullmatch(text)
+    return _CHOICES[text] if text in _CHOICES else _scalar(choice["name"].lower() if choice else text)
 
 
 def _gin(text: str) -> dict[str, Any]:

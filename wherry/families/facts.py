@@ -6,8 +6,11 @@ What a config leaves out is what its software uses then (`config.defaults`): a m
 from __future__ import annotations
 
 import shlex
+import tomllib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.families.schema import Convention, System
+
+_TABLES = Path(__file__).parent / "tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,9 @@ def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[
     for name in sorted(rest & set(system.config.usual)):
         usual = _plain(system.config.usual[name], attributes)
         if attributes[name] not in (None, usual):
+            where = _reading(system, name)
             raise UnrepresentableError(
-                f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout",
+                f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout{where}",
                 cure=f"these layouts require {name} = {usual!r}",
             )
     patterns = [pattern for pattern in system.config.ignored if "*" in pattern]
@@ -118,6 +124,24 @@ def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[
             f"unknown attributes in {source}: {', '.join(sorted(unknown))}",
             cure="declare them with --family-file: as sizes or facts, or as ignored if they cannot change an output",
         )
+
+
+def _reading(system: System, name: str) -> str:
+    """Where a system's library reads an attribute, for messages; empty if no table says it."""
+    version, line, _default = known_attributes(system.like or system.name).get(name, ("", "", ""))
+    return f"; version {version} of its library reads it in {line}" if line else ""
+
+
+@cache
+def known_attributes(system: str) -> Mapping[str, tuple[str, str, str]]:
+    """The attributes that a system's library has, by `infra/config_names.py`: version, the line that reads it, default.
+
+    Args:
+        system: the system's name; one without a table has no rows.
+    """
+    table = _TABLES / f"attributes_{system}.toml"
+    rows = tomllib.loads(table.read_text(encoding="utf-8")) if table.is_file() else {}
+    return {name: (version, line, default) for name, (version, line, default) in rows.items()}
 
 
 def _size(read: Read, axis: str, text: str, source: str) -> int | None:

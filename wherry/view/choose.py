@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
-from wherry.errors import UsageError, choose
+from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.registry import system_of
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import TREE_OPTIONS
@@ -89,13 +89,16 @@ def relaid(
         )
     if not asked and _same_tree(checkpoint, row, wish, own):
         return _keep_names(checkpoint, row, wish, files=files), own, only
-    from wherry.view.system import laid_out
+    from wherry.view.system import laid_out, refusal_of_config
 
     renames = rule_texts(own.get(RENAME) or ())
     seen = laid_out(checkpoint, row, asked, wish, only, renames=renames, files=files)
     if seen is not None:
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
-    require_own(checkpoint, row, own, wish)
+    try:
+        require_own(checkpoint, row, own, wish)
+    except UnrepresentableError as error:
+        raise refusal_of_config(checkpoint, row, wish) or error from None
     require_unwrapped(checkpoint, row, own, wish)
     return _keep_names(checkpoint, row, wish, files=files), {**own, **asked}, only
 

@@ -481,17 +481,51 @@ def _fits(family: Family, named: NamedSource, row: Format, wish: LayoutRequest, 
     found = named.tree(family, peel=peel) if target is not None else None
     if found is None or target is None:
         return False
+    error = _refusal(family, named, found, wish)
+    if error is None or isinstance(error, UnrepresentableError):
+        return error is None
+    return _fits_names(family, named, found)  # other errors are reported when the family is used
+
+
+def _refusal(
+    family: Family, named: NamedSource, found: SourceTree, wish: LayoutRequest
+) -> WherryError | None:
+    """Why a source is not a model of a family; None if it is one."""
     try:
         config, told_by = source_config(named.checkpoint, family, found.system, wish.config)
         convert_layout(
             named.checkpoint.manifest, family, found.system.name, found.system.name,
             config=config, config_source=told_by, tree=found.tree,
         )  # fmt: skip
-    except UnrepresentableError:
-        return False
-    except WherryError:
-        return _fits_names(family, named, found)  # other errors are reported when the family is used
-    return True
+    except WherryError as error:
+        return error
+    return None
+
+
+def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> WherryError | None:
+    """What a config states that no family's layouts mean, if every tensor of the checkpoint fits one; else None.
+
+    Nor where the config or the user names the model, whatever other model the tensors resemble.
+    Several families may have the tensors: it is the refusal in which most of them agree.
+
+    Args:
+        checkpoint: the source, to which no family applies.
+        row: the target format.
+        wish: the options of the layout.
+    """
+    if wish.family or wish.explicit or model_named(config_of(checkpoint, wish.config)):
+        return None
+    named = NamedSource(checkpoint, ())
+    refusals = [
+        error
+        for family in map(load_family, families())
+        if system_of_format(family, row.name) is not None
+        and (found := named.tree(family)) is not None
+        and _fits_names(family, named, found)
+        and (error := _refusal(family, named, found, wish)) is not None
+    ]
+    words = [error.what for error in refusals]
+    return max(refusals, key=lambda error: words.count(error.what), default=None)
 
 
 def _fits_names(family: Family, named: NamedSource, found: SourceTree) -> bool:

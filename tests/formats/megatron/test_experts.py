@@ -9,7 +9,7 @@ import pytest
 
 import wherry
 from tests.support.tiny_models import save_tiny
-from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -145,3 +145,28 @@ def test_experts_that_are_divided_otherwise_are_refused(whole, tmp_path):
     step = save_ranks(whole, tmp_path / "iter_0000010", num_experts=4, expert_tensor_parallel_size=2)
     with pytest.raises(UnsupportedError, match="expert_tensor_parallel_size is 2"):
         wherry.open(step)
+
+
+@pytest.mark.parametrize("label", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_one_expert_of_weight_one_is_refused(label, tmp_path):
+    """Megatron-Core raises "Please use --moe-router-pre-softmax when topk is 1", which gives the expert its score."""
+    save_tiny(tmp_path / "hf", label, num_experts_per_tok=1)
+    with pytest.raises(UnrepresentableError, match="does not make the weight of a single expert 1"):
+        wherry.plan(tmp_path / "hf", tmp_path / "step", to="megatron")
+
+
+def test_one_expert_of_its_own_score_is_written(tmp_path):
+    save_tiny(tmp_path / "hf", "qwen3-moe", num_experts_per_tok=1, norm_topk_prob=False)
+    wherry.convert(tmp_path / "hf", tmp_path / "step", to="megatron", lineage=False)
+    args = torch.load(tmp_path / "step" / "common.pt", weights_only=False)["args"]
+    assert (args.moe_router_topk, args.moe_router_pre_softmax) == (1, True)
+
+
+@pytest.mark.parametrize("label", ["stablelm", "gptneoxserial"])
+def test_an_odd_number_of_rotary_elements_is_refused(label, tmp_path):
+    """transformers turns a quarter of 12 elements, Megatron-Core an even number of them."""
+    save_tiny(tmp_path / "hf", label, hidden_size=36, num_attention_heads=3, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+    })  # fmt: skip
+    with pytest.raises(UnrepresentableError, match="an even number of a head's elements"):
+        wherry.plan(tmp_path / "hf", tmp_path / "step", to="megatron")

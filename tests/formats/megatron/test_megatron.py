@@ -117,7 +117,12 @@ def test_what_is_written_is_what_megatron_saves(form, tmp_path):
 def test_what_a_run_states_as_none_is_not_there(ranks, tmp_path):
     """Megatron's parser states every argument of every model: None are those of what a model does not have."""
     off = ("num_experts", "moe_router_group_topk", "spec", "window_size", "mtp_num_layers", "q_lora_rank")
-    args = {**megatron.ARGS, **dict.fromkeys(off), "data_path": [None, "a", [], "b"], "rl_table": {"x": None}}
+    args = {
+        **megatron.ARGS,
+        **dict.fromkeys(off),
+        "data_path": [None, "a", [], "b"],
+        "langrl_env_config": {"x": None},
+    }
     step = tmp_path / "iter_0000010"
     step = megatron.save_ranks(step, 1, 1, args) if ranks else megatron.save(step, args=args)
     same(back(step, tmp_path / "out")[0])
