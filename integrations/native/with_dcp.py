@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.formats.dcp.folder import read_contents
+from wherry.integrations.native import with_torch
 from wherry.integrations.native.with_torch import device, require_safe_torch
 from wherry.storage.stores import locate
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.formats.dcp.metadata import DcpIndex
+
+
+def prepare() -> None:
+    """Make the devices ready, before the process gives up the network and the execution of programs."""
+    with_torch.prepare()
 
 
 def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:

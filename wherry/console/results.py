@@ -221,7 +221,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
             f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:
-        say(f"  method: {seen.evidence}; devices: {seen.devices}")
+        sandbox = ", ".join(seen.sandbox) or "none"
+        say(f"  method: {seen.evidence}; devices: {seen.devices}; sandbox: {sandbox}")
     for warning in verification.warnings:
         say(f"  warning: {warning}")
     for failure in verification.failed:

@@ -21,6 +21,7 @@ from wherry.core.algorithms import ALGORITHMS, new_hash
 from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
 from wherry.remote.probe import reason_of
+from wherry.runtime import sandbox
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def diagnose() -> list[Diagnosis]:
         _digests(),
         *_prefect(),
         *_mlflow(),
+        _sandbox(),
         _disk(),
     ]
 
@@ -262,6 +264,23 @@ def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
         return Diagnosis(
             name, "broken", f"{shown} does not respond: {reason_of(error, _ANSWER_SECONDS)}", cure
         )
+
+
+def _sandbox() -> Diagnosis:
+    """What the kernel has to limit native checks: Landlock for files, seccomp for calls and the network."""
+    version, seccomp = sandbox.landlock_version(), sandbox.has_seccomp()
+    landlock = f"Landlock {version} limits files" if version else "files are not limited (no Landlock)"
+    calls = (
+        "seccomp limits calls and the network" if seccomp else "calls and the network are not (no seccomp)"
+    )
+    if not sandbox.is_wanted():
+        detail = f"native checks run without it: {sandbox.SWITCH} is off"
+        return Diagnosis("sandbox", "missing", detail, f"unset {sandbox.SWITCH}")
+    detail = f"native checks: {landlock}, {calls}"
+    if version and seccomp:
+        return Diagnosis("sandbox", "ok", detail)
+    cure = "run native checks on Linux 5.13 or later with Landlock (lsm=landlock,...), where no container forbids it"
+    return Diagnosis("sandbox", "missing", detail, cure)
 
 
 def _disk() -> Diagnosis:
