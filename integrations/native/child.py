@@ -2,8 +2,8 @@
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
-`wherry.runtime.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries and the
-folder for temporary files, so that nothing that was downloaded earlier is executed.
+`wherry.runtime.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries, so that
+nothing that was downloaded earlier is executed, and in the sandbox the folder for temporary files.
 
 The request has the function, the paths, and the manifest with a digest for each tensor. The process enters the sandbox
 of `wherry.runtime.sandbox` before it touches the checkpoint: files are limited before numpy and the libraries start
@@ -48,7 +48,7 @@ SCHEMA = 1
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    os.environ["HF_HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
+    os.environ["HF_HOME"] = str(Path.cwd())
     with os.fdopen(os.dup(1), "w") as out, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)  # redirects output of compiled code too, which must not get into the answer
         json.dump({"schema": SCHEMA, **answer_request(request)}, out)
@@ -95,6 +95,7 @@ def _import_confined(wanted: dict[str, Any] | None, package: str, name: str) -> 
     limits: list[str] = []
     if wanted and sandbox.confine_files(wanted["reads"], [str(Path.cwd())], network=wanted["network"]):
         limits.append("files")
+        os.environ["TMPDIR"] = str(Path.cwd())
     import_module(package)
     module = import_module(name)
     getattr(module, "prepare", lambda: None)()
