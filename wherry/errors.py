@@ -92,7 +92,8 @@ class WherryError(Exception):
         return self._shown(str)
 
     def _shown(self, words: Callable[[str], str]) -> str:
-        where = [part for part in (self.uri, self.path and f"tensor {self.path}") if part]
+        places = (self.uri, self.path and f"tensor {self.path}")
+        where = [_brief(part, MOST_PLACE) for part in places if part]
         lines = [self.what + (f" ({', '.join(where)})" if where else "")]
         if cure := self._about_itself():
             lines.append(f"cure: {words(cure)}")
@@ -295,16 +296,17 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
 
 
 MOST_TEXT = 300  # characters of one error; a file or a server can put any text into one
+MOST_PLACE = 2000  # characters of a place, as it is shown; an event can state any
 _MOST_SEARCHED = 4096  # characters that are searched for credentials, so that none is cut in two
 _END = 100  # characters that stay of the end
 
 
-def _brief(what: str) -> str:
-    """The text of an error, cut to `MOST_TEXT` in its middle; without credentials where it is cut."""
-    if len(what) <= MOST_TEXT:
+def _brief(what: str, most: int = MOST_TEXT) -> str:
+    """The text of an error, cut to so many characters in its middle; without credentials where it is cut."""
+    if len(what) <= most:
         return what
     found = redact(what[:_MOST_SEARCHED])
-    return found if len(found) <= MOST_TEXT else f"{found[: MOST_TEXT - _END - 3]} … {found[-_END:]}"
+    return found if len(found) <= most else f"{found[: most - _END - 3]} … {found[-_END:]}"
 
 
 def describe_exception(error: BaseException) -> str:

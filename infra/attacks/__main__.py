@@ -45,6 +45,7 @@ from attacks import (
     scanners,
     server,
     servers,
+    situations,
     texts,
     verbs,
 )
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 INFRA = Path(__file__).resolve().parents[1]
-PHASES = ("files", "bombs", "servers", "mutations", "parsers", "scanners")
+PHASES = ("files", "bombs", "servers", "situations", "mutations", "parsers", "scanners")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -171,6 +172,12 @@ def run_once(asked: argparse.Namespace, found: report.Results, crew: Crew, place
         crew.run(found, "files", choose_cases(hostile_files(place), asked), names)
     if "bombs" in phases:
         crew.run(found, "bombs", matching(bombs.cases(), asked), list(verbs.LOOKING))
+    if "situations" in phases:
+        names = [name for name in asked.verbs.split(",") if name] or list(situations.VERBS)
+        crew.run(found, "situations", choose_cases(require_unique([*situations.cases(place)]), asked), names)
+        crew.run(
+            found, "situations", choose_cases([*situations.events()], asked), list(situations.EVENT_VERBS)
+        )
     if "servers" in phases:
         with servers.running() as port:
             crew.serving(port).run(

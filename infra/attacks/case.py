@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["MARKER", "Case", "Run"]
+OUTSIDE, SECRET = (
+    "outside",
+    b"SECRET-OF-OUTSIDE",
+)  # a folder beside the case; no target may have this
 LEDGER = "ledger.db"  # a case with this file is examined with it as its ledger
 SCANNED_SECONDS = 5.0  # of processor time, before a hostile file is refused by the verbs that only look
 MOST_MEGABYTES = 300.0  # above the start

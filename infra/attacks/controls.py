@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attacks.case import MARKER, Case
+from attacks.case import MARKER, OUTSIDE, SECRET, Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,14 +88,26 @@ def _forge(_words: list[str]) -> None:
     print("a\nb: forged")
 
 
+def _say_too_much(_words: list[str]) -> None:
+    print(f"error: {'x' * 4000}")
+
+
+def _leak(_words: list[str]) -> None:
+    home = Path.cwd().parent
+    for name in (OUTSIDE, "night"):
+        (home / name).mkdir()
+    (home / "night" / "run.pt").write_bytes(b"x" + SECRET)
+
+
 def _obey_markup(_words: list[str]) -> None:
     print("\x1b[31mMARKUP\x1b[0m")
 
 
 # Program → the column in which it must count.
 CONTROLS: dict[Callable[[list[str]], None], str] = {
-    **dict.fromkeys((_unpickle, _run, _evaluate, _import, _write_outside, _remove_outside, _connect), "executed"),
-    **dict.fromkeys((_raise, _bug, _bug_within, _crash), "outside"),
+    **dict.fromkeys((_unpickle, _run, _evaluate, _import), "executed"),
+    **dict.fromkeys((_write_outside, _remove_outside, _connect, _leak), "executed"),
+    **dict.fromkeys((_raise, _bug, _bug_within, _crash, _say_too_much), "outside"),
     **dict.fromkeys((_title, _forge, _obey_markup), "terminal"),
     _wait: "hung", _grow: "over memory",
 }  # fmt: skip

@@ -13,6 +13,7 @@ _PARTS = {
     "files": "hostile files",
     "bombs": "bombs",
     "servers": "web servers that lie",
+    "situations": "names, events, races, other users, signatures",
     "mutations": "mutations of sound checkpoints",
     "parsers": "inputs of single parsers",
 }

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import resource
 import select
 import shutil
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attacks import servers, terminal, verbs
-from attacks.case import LEDGER, MARKER, Case, Run
+from attacks.case import LEDGER, MARKER, OUTSIDE, SECRET, Case, Run
 from attacks.watch import REPORT, Watch
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _EXPIRY_SECONDS = 1.0  # of a lease that nobody renews, instead of 30
 _ADDRESS_SPACE = 12 << 30
 _TRACEBACK = "Traceback (most recent call last)"
 _BUG = "this is a bug in wherry"
+_WORDY = re.compile(r"^(error|warning|note): .{3000}", re.MULTILINE)  # its path and its cure included
 
 
 class UnmadeError(Exception):
@@ -73,7 +75,7 @@ class Server:
         try:
             left = list(names)
             while left:
-                for run in self._run_forks(case, home, left, seconds):
+                for run in self._run_forks(case, home, tuple(left), seconds):
                     yield run
                     left.pop(0)
         finally:
@@ -125,7 +127,9 @@ class Server:
             self._move_registry(home / "home")
         os.environ |= {"WHERRY_HOME": str(home / "home"), "TMPDIR": str(home / "tmp"), "HOME": str(home / "home"),
                        "XDG_CACHE_HOME": str(home / "home"), "WHERRY_CHILD_TIMEOUT": "60s",
-                       "WHERRY_SETTLE_SECONDS": "0", **terminal.VARIABLES}  # fmt: skip
+                       "WHERRY_SETTLE_SECONDS": "0",
+                       "WHERRY_CHILD_SANDBOX": "off",  # which would keep payloads that run from showing it
+                       **terminal.VARIABLES}  # fmt: skip
         tempfile.tempdir = str(home / "tmp")
         from wherry.staging import lease_watch
 
@@ -152,7 +156,8 @@ class Server:
             servers.resolve_here(self.port)
             os.environ["WHERRY_STORAGE_TIMEOUT"] = servers.TIMEOUT
         places = {"path": path, "folder": str(folder), "out": str(home / "out"), "good": str(self.good),
-                  "keys": str(self.keys), "routes": str(_routes(home, folder))}  # fmt: skip
+                  "keys": str(self.keys), "policy": str(_policy(home, self.keys)),
+                  "routes": str(_routes(home, folder)), "quoted": str(_routes(home, folder, "file://"))}  # fmt: skip
         watch = Watch((str(home),), str(folder), self.port)
         watch.install()
         if self.native:
@@ -166,16 +171,29 @@ class Server:
             pipe.flush()
 
 
-def _routes(home: Path, folder: Path) -> Path:
+def _policy(home: Path, keys: Path) -> Path:
+    """A policy with every gate."""
+    file = home / "policy.toml"
+    file.write_text(f"""[policy]
+level = "digest"
+recorded = ["digest", "roundtrip"]
+max_error = 0.0
+max_age_days = 3
+signature = "{keys}/public.pem"
+""")
+    return file
+
+
+def _routes(home: Path, folder: Path, scheme: str = "") -> Path:
     """A routes file whose only route leads from the hostile folder to another one."""
-    file = home / "routes.toml"
+    file = home / f"routes{len(scheme)}.toml"
     file.write_text(f"""[routes.attacked]
 root = "{folder}"
 min_age = 0
 max_bytes = "1GiB"
 [[routes.attacked.targets]]
 format = "torch-zip"
-uri = "{home}/night/{{run}}-{{step}}.pt"
+uri = "{scheme}{home}/night/{{run}}-{{step}}.pt"
 [routes.attacked.retention]
 keep_last = 1
 """)
@@ -230,6 +248,7 @@ def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> 
         if mark.exists():
             seen.append(f"{mark.name}: {mark.read_text()[:200]}")
             mark.unlink()
+    seen += _leaks(folder.parent)
     text = trace + failed.getvalue() + said.getvalue()
     lines = [row for row in text.splitlines() if row.strip()]
     return Run(
@@ -239,9 +258,19 @@ def _run(case: str, verb: str, words: list[str], watch: Watch, folder: Path) -> 
     )  # fmt: skip
 
 
+def _leaks(home: Path) -> list[str]:
+    """The targets of routes that have bytes from outside their roots; removed, so that each counts once."""
+    found = []
+    for file in (home / "night").rglob("*") if (home / OUTSIDE).exists() else ():
+        if file.is_file() and SECRET in file.read_bytes():
+            found.append(f"leaked into {file.name}")
+            file.unlink()
+    return found
+
+
 def _tells_of_a_bug(text: str) -> bool:
-    """Whether a run met one: also where it went on, as a walk or a finished conversion does."""
-    return _TRACEBACK in text or _BUG in text
+    """Whether a run met one: also where it went on, as a walk or a finished conversion does; or said far too much."""
+    return _TRACEBACK in text or _BUG in text or _WORDY.search(text) is not None
 
 
 def _rows(pipe: Any, seconds: float) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The verbs that run over every hostile file, as command lines.
 
 `{path}` is what is examined, `{folder}` the folder that holds it, `{out}` a new name beside it, `{good}` a sound
-checkpoint of another place, `{keys}` a folder with a key pair, `{routes}` a wherry.toml with a route from the folder.
+checkpoint of another place, `{keys}` a folder with a key pair, `{routes}` a wherry.toml with a route from the folder,
+`{quoted}` one whose target is a file:// URI, `{policy}` a policy with every gate.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ WRITING: dict[str, tuple[str, ...]] = {
     "nightly": ("nightly", "--config", "{routes}", "--go"),
     "prune": ("prune", "--config", "{routes}", "--yes"),
     "register": ("register", "{path}", "--model", "attacked"),
+    "nightly quoted": ("nightly", "--config", "{quoted}", "--go"),
+    "convert recorded": ("convert", "{path}", "{out}.recorded", "--to", "torch-zip", "--quiet"),
+    "promote policy": (
+        *("promote", "{path}", "--model", "judged", "--policy", "{policy}", "--level", "digest", "--quiet"),
+    ),
     "promote": ("promote", "{path}", "--model", "attacked", "--level", "digest", "--quiet"),
 }
 # Commands that no hostile file reaches, and why.

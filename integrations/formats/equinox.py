@@ -87,8 +87,7 @@ def _record(window: _RecordWindow, start: int, number: int) -> NpyHeader:
 
 
 def _open(location: Location, detection: Detection) -> Opened:
-    entry = location.stat()
-    assert entry is not None
+    entry = location.present()
     custom, position = _hyperparameters(location)
     specs: dict[KeyPath, TensorSpec] = {}
     placed: dict[KeyPath, PlacedTensor] = {}

@@ -52,8 +52,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     contents = read_contents(location)
-    entry = location.stat()
-    assert entry is not None
+    entry = location.present()
     kind = "params" if holds_floats(contents.specs) else "other"
     manifest = Manifest(tensors=contents.specs, values=contents.values, step=detection.step, kind=kind)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)

@@ -82,7 +82,7 @@ def _is_text_pickle(stream: Stream, glimpse: Glimpse) -> bool:
 
 
 def _open(location: Location, detection: Detection) -> Opened:
-    entry = location.stat()
+    entry = location.present()
     with open_for_walk(location) as data:
         root, end = load(data, replace(NUMPY_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
@@ -108,7 +108,6 @@ def _open(location: Location, detection: Detection) -> Opened:
         custom=tree.custom,
     )
     manifest = replace(manifest, kind=_kind(manifest))
-    assert entry is not None
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
     precise = replace(detection, kind=manifest.kind, step=manifest.step).seen(seen)

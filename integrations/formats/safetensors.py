@@ -61,8 +61,7 @@ def _evidence(glimpse: Glimpse) -> str | None:
 def _open(location: Location, detection: Detection) -> Opened:
     header = safetensors.parse(location)
     placed = placed_tensors(header, location)
-    entry = location.stat()
-    assert entry is not None
+    entry = location.present()
     manifest = Manifest(
         tensors={path: spec for path, (spec, _) in placed.items()},
         step=detection.step,

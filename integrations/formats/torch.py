@@ -70,8 +70,7 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 
 def _open_archive(location: Location, detection: Detection, archive: Archive) -> Opened:
-    entry = location.stat()
-    assert entry is not None
+    entry = location.present()
     tree = archive.tree
     manifest = Manifest(
         tensors=archive.specs,

@@ -3,10 +3,12 @@
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
 `wherry.runtime.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries, so that
-nothing that was downloaded earlier is executed.
+nothing that was downloaded earlier is executed, and in the sandbox the folder for temporary files.
 
-The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
-devices shard by shard, replicas once, and its digest is compared. Output of the library goes to the standard error.
+The request has the function, the paths, and the manifest with a digest for each tensor. The process enters the sandbox
+of `wherry.runtime.sandbox` before it touches the checkpoint: files are limited before numpy and the libraries start
+threads, calls after the imports and after the devices are ready. Each array is fetched from its devices shard by shard,
+replicas once, and its digest is compared. Output of the library goes to the standard error.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
 from wherry.core.keypath import render
 from wherry.core.manifest import from_json
+from wherry.errors import UnsupportedError
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.live.match import match
 from wherry.mover.output import as_bytes
+from wherry.runtime import sandbox
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from wherry.core.manifest import Manifest
@@ -53,35 +59,63 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `failed` (path and reason of each tensor that differs from the manifest), `checked`, `sharded` and `devices`; or
-        `refused`, the library's error message; or `unsafe` or `unbuilt`, with `cure`: why loading was not tried.
+        `refused`, the library's error message; or `unsafe` or `unsupported`, with `cure`: why loading was not tried.
+        `sandbox` says what was limited: `files`, `calls`, `network`.
     """
     try:
         return _logits(request) if request["task"] == "logits" else _native(request)
     except UnsafeLibraryError as error:
         return {"unsafe": error.what, "cure": error.cure}
-    except NoModelError as error:
-        return {"unbuilt": error.what, "cure": error.cure}
+    except UnsupportedError as error:  # of the library or of the sandbox, not of the checkpoint
+        return {"unsupported": error.what, "cure": error.cure}
 
 
 def _logits(request: dict[str, Any]) -> dict[str, Any]:
-    from wherry.integrations.native import logits
-
-    return logits.compare_logits(Path(request["source"]), Path(request["target"]))
+    module, limits = _import_confined(request["sandbox"], "transformers", "wherry.integrations.native.logits")
+    answer = module.compare_logits(Path(request["source"]), Path(request["target"]))
+    return {**answer, "sandbox": limits}
 
 
 def _native(request: dict[str, Any]) -> dict[str, Any]:
-    import_module(request["package"])  # a missing package is not a finding about the checkpoint
-    module, function = request["function"].split(":")
+    name, function = request["function"].split(":")
+    module, limits = _import_confined(request["sandbox"], request["package"], name)
+    return {**_load(request, getattr(module, function)), "devices": devices(), "sandbox": limits}
+
+
+def _import_confined(wanted: dict[str, Any] | None, package: str, name: str) -> tuple[Any, list[str]]:
+    """Enter the sandbox, and import a package and the module of loaders on the way.
+
+    Args:
+        wanted: `reads`, the files of the checkpoint, and whether the library itself uses the `network`; None for no
+            sandbox.
+        package: the package that loads; a missing one is not a finding about the checkpoint.
+        name: the module; its function `prepare` makes the devices ready.
+
+    Returns:
+        The module, and what is limited.
+    """
+    limits: list[str] = []
+    if wanted and sandbox.confine_files(wanted["reads"], [str(Path.cwd())], network=wanted["network"]):
+        limits.append("files")
+        os.environ["TMPDIR"] = str(Path.cwd())
+    import_module(package)
+    module = import_module(name)
+    getattr(module, "prepare", lambda: None)()
+    if wanted and sandbox.confine_calls(network=wanted["network"]):
+        limits += ["calls"] if wanted["network"] else ["calls", "network"]
+    return module, limits
+
+
+def _load(request: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
     manifest = from_json(request["manifest"])
-    load = getattr(import_module(module), function)
     try:
         state = load(_place(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
     except (UnsafeLibraryError, NoModelError):
         raise
     except Exception as error:  # noqa: BLE001  any error of the library is the finding
-        return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
-    return {**_compare(leaves, manifest), "devices": devices()}
+        return {"refused": f"{type(error).__name__}: {error}"[:2000]}
+    return _compare(leaves, manifest)
 
 
 def _place(text: str) -> Path | str:

@@ -17,6 +17,11 @@ BOUND = 1e-4  # largest difference, relative to the largest logit
 _LENGTH = 16
 
 
+def prepare() -> None:
+    """Make the devices ready, before the process gives up the network and the execution of programs."""
+    with_torch.prepare()
+
+
 def compare_logits(source: Path, target: Path) -> dict[str, Any]:
     """Run both models on one input.
 

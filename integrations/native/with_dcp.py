@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.formats.dcp.folder import read_contents
 from wherry.integrations.formats.megatron import latest
+from wherry.integrations.native import with_torch
 from wherry.integrations.native.with_torch import device, require_safe_torch
 from wherry.storage.stores import locate
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.formats.dcp.metadata import DcpIndex
+
+
+def prepare() -> None:
+    """Make the devices ready, before the process gives up the network and the execution of programs."""
+    with_torch.prepare()
 
 
 def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is the only one before Orbax 0.3
 
 
+def prepare() -> None:
+    """Make the devices ready, before the process gives up the network and the execution of programs."""
+    import jax
+
+    jax.devices()
+
+
 def orbax(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
     """Load an item, in a folder or in gs://, with Orbax's own tree handler."""
     import jax

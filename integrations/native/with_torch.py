@@ -43,6 +43,13 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def prepare() -> None:
+    """Make the devices ready, before the process gives up the network and the execution of programs."""
+    import torch
+
+    torch.empty(0, device=device())
+
+
 def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
     """Load a file with the safetensors library."""
     del specs

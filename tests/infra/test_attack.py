@@ -3,8 +3,10 @@
 import json
 import os
 import pickletools
+import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +52,37 @@ def test_a_short_run_against_web_servers_finds_nothing(tmp_path):
     assert found["runs"] == found["cases"]["servers"] * len(found["verbs"])
     assert (code, found["faults"], found["found"]) == (0, 0, [])
     assert found["codes"]["10"] > 10  # what no server may answer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+def test_a_short_run_over_situations_finds_nothing(tmp_path):
+    """Each kind: names of runs, events, races, files of another user, bytes of signatures."""
+    code, found, _said = attacked(tmp_path, "--only", "situations", "--cases", "5", "--seed", "3")
+    assert found["cases"] == {"situations": 10}
+    assert found["runs"] == 5 * len(found["verbs"]) + 5 * 2
+    assert (code, found["faults"], found["found"]) == (0, 0, [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+@pytest.mark.parametrize("hanging", ["inspect", "verify present", "audit"])
+def test_the_verb_that_hangs_is_named_and_the_others_run_once(hanging, tmp_path, attacks, monkeypatch):
+    """A hang of a late verb was given to another one, or to none."""
+    from attacks import verbs
+    from attacks.case import Case
+    from attacks.server import Server
+
+    import wherry.cli
+
+    (tmp_path / "home").mkdir()
+    with sqlite3.connect(tmp_path / "home" / "mlflow.db") as store:
+        store.execute("CREATE TABLE experiments (artifact_location TEXT)")
+    words = verbs.VERBS[hanging][0]
+    monkeypatch.setattr(wherry.cli, "main", lambda line: time.sleep(60) if line[0] == words else 0)
+    server = Server(tmp_path, tmp_path, tmp_path / "home", tmp_path)
+    names = list(verbs.LOOKING)
+    found = list(server.examine(Case("a/b", lambda folder: folder), names, seconds=1.0))
+    assert [run.verb for run in found] == names
+    assert [run.verb for run in found if "hung" in run.faults] == [hanging]
 
 
 def test_single_parsers_by_chance_find_nothing(tmp_path, attacks):

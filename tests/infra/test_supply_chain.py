@@ -175,3 +175,75 @@ def test_the_databases_of_compose_are_apart():
                 else:
                     with pytest.raises(psycopg.OperationalError, match="permission denied"):
                         psycopg.connect(url)
+
+
+# What could hold a secret: a variable or a literal, in the words that start a program.
+SECRET = re.compile(
+    r"\$[{(]?\w*(PASSWORD|TOKEN|SECRET|KEY|DATABASE|LEDGER)|://[^/\s]*:[^/\s@]*@", re.IGNORECASE
+)
+
+
+def command_lines():
+    """Every command line of compose, of the manifests and of the pools: where it is, and its words."""
+    compose = yaml.safe_load((INFRA / "docker" / "compose.yaml").read_text())
+    for name, service in compose["services"].items():
+        for key in ("command", "entrypoint"):
+            yield f"compose {name} {key}", service.get(key, [])
+        yield f"compose {name} healthcheck", service.get("healthcheck", {}).get("test", [])
+    for file in sorted((INFRA / "kubernetes").rglob("*.yaml")) + sorted((INFRA / "units").glob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            yield from words_of(file.name, document)
+    for file in sorted((INFRA / "pools").glob("*.json")):
+        yield from words_of(file.name, json.loads(file.read_text()))
+
+
+def words_of(place, value):
+    """The command lines in a document, however deep."""
+    if isinstance(value, list):
+        for one in value:
+            yield from words_of(place, one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            if key in ("command", "args") and isinstance(one, str | list):
+                yield f"{place} {key}", one
+            else:
+                yield from words_of(place, one)
+
+
+def test_no_command_line_has_a_secret():
+    """Whoever may list processes reads it; it belongs into the environment or a file."""
+    lines = [*command_lines()]
+    assert len(lines) > 20
+    assert [place for place, words in lines if SECRET.search(json.dumps(words))] == []
+
+
+@pytest.mark.parametrize("line", [
+    ["mlflow", "--backend-store-uri=postgresql+psycopg://mlflow:${MLFLOW_DB_PASSWORD:?set it}@postgres:5432/mlflow"],
+    ["psql", "postgresql://a:b2@host/db"], ["server", "--token", "$(API_TOKEN)"], ["sh", "-c", "x $WHERRY_KEY"],
+])  # fmt: skip
+def test_a_secret_in_a_command_line_is_seen(line):
+    assert SECRET.search(json.dumps(line))
+
+
+def test_comments_and_pages_show_no_command_with_a_secret():
+    texts = [*INFRA.rglob("*.yaml"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert [file.name for file in texts if "--from-literal" in file.read_text()] == []
+
+
+def test_actions_are_pinned_by_commit():
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    if not files:
+        pytest.skip("a source distribution has no workflows")
+    used = [one for file in files for one in re.findall(r"uses:\s*(.+)", file.read_text())]
+    assert used
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+", one)] == []
+
+
+def test_the_image_installs_only_wheels():
+    """Building a source distribution runs its code, also of one with a hash."""
+    text = (INFRA / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    commands = re.findall(
+        r"pip install\b[^&;]*", "\n".join(row for row in text.splitlines() if row[:1] != "#")
+    )
+    assert len(commands) > 4
+    assert [one for one in commands if "--only-binary :all:" not in one] == []

@@ -97,7 +97,7 @@ def test_a_faulty_limit_is_said_before_a_night_begins(night, monkeypatch, name):
     ("output", "kind", "words"),
     [
         ('{"unsafe": "torch 2.1 is not safe", "cure": "upgrade it"}', MissingExtraError, "torch 2.1"),
-        ('{"unbuilt": "no model class X", "cure": "read it"}', UnsupportedError, "no model class X"),
+        ('{"unsupported": "no model class X", "cure": "read it"}', UnsupportedError, "no model class X"),
         ("", NoAnswerError, "printed no result"),
     ],
 )

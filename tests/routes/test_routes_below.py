@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import threading
 from dataclasses import replace
 from functools import partial
@@ -179,3 +180,24 @@ def test_the_uri_of_an_event_is_compared_with_the_roots_before_anything_is_opene
     assert not row.takes
     assert row.reason.startswith("it is not below")
     assert asked == []
+
+
+def test_an_event_in_a_bucket_logs_in_to_no_store_where_no_route_has_a_root(tmp_path, monkeypatch):
+    """Clients of clouds look for a login at the metadata server when they are made; found by `infra/attack`."""
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *words, **_: asked.append(words))
+    monkeypatch.setattr("socket.socket.connect", lambda _self, address: asked.append(address))
+    read = config(tmp_path, f"{tmp_path}/out/{{run}}.pt")
+    for uri in ("gs://bucket/run", "s3://bucket/run", "http://169.254.169.254/x"):
+        [row] = explain(uri, read)
+        assert (row.takes, row.reason) == (False, f"it is not below {tmp_path}/runs")
+    assert asked == []
+
+
+def test_a_run_whose_name_is_no_text_has_its_target_in_the_folder(tmp_path):
+    config(tmp_path, f"file://{tmp_path}/models/{{run}}/w.pt")
+    name = os.fsdecode(b"\xff\xfe")
+    checkpoint(tmp_path / "runs" / name)
+    done = CliRunner().invoke(cli, ["nightly", "--config", str(tmp_path / "wherry.toml"), "--go"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "models" / name / "w.pt").is_file()

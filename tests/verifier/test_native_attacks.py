@@ -8,6 +8,9 @@ Children are real ones where modules lie beside the checkpoint, once for each lo
 checkpoint, they are forked from processes that have imported the library, for the import takes ten times as long as
 the attack. A config that names code, which asks for the library's cache too, gets a real child where it comes after
 our look, and a forked one elsewhere.
+
+All of it is tested without the sandbox, which would refuse the marker to a payload that ran: what the loaders keep out,
+they keep out by themselves. tests/verifier/test_native_sandbox.py attacks the sandbox.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
 from wherry.integrations.native import LOADERS
 from wherry.runtime import child
+from wherry.runtime.sandbox import SWITCH
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 from wherry.verifier.verify import verify_source
@@ -85,6 +89,11 @@ def make(name, folder):
     else:
         writers.make(samples.source(find_format(name)), locate(target))
     return target
+
+
+@pytest.fixture(autouse=True)
+def without_a_sandbox(monkeypatch):
+    monkeypatch.setenv(SWITCH, "off")
 
 
 @pytest.fixture

@@ -150,3 +150,30 @@ def test_every_extra_with_packages_of_its_own_is_looked_for():
     extras = declared["project"]["optional-dependencies"]
     developer = {"all", "bench", "demo", "demo-bucket", "docs", "test"}
     assert set(doctor._EXTRAS) == set(extras) - developer
+
+
+def sandbox_finding(monkeypatch, version, seccomp):
+    monkeypatch.setattr("wherry.runtime.sandbox.landlock_version", lambda: version)
+    monkeypatch.setattr("wherry.runtime.sandbox.has_seccomp", lambda: seccomp)
+    return {one.name: one for one in doctor.diagnose()}["sandbox"]
+
+
+@pytest.mark.parametrize(
+    ("version", "seccomp", "state", "words"),
+    [
+        (7, True, "ok", ("Landlock 7 limits files", "seccomp limits calls and the network")),
+        (0, True, "missing", ("files are not limited", "seccomp limits calls and the network")),
+        (7, False, "missing", ("Landlock 7 limits files", "no seccomp")),
+    ],
+)
+def test_the_sandbox_of_native_checks_is_named(version, seccomp, state, words, monkeypatch):
+    found = sandbox_finding(monkeypatch, version, seccomp)
+    assert found.state == state
+    assert all(word in found.detail for word in words)
+    assert (found.cure is None) == (state == "ok")
+
+
+def test_a_sandbox_that_is_switched_off_is_missing(monkeypatch):
+    monkeypatch.setenv("WHERRY_CHILD_SANDBOX", "off")
+    found = sandbox_finding(monkeypatch, 7, True)
+    assert (found.state, found.cure) == ("missing", "unset WHERRY_CHILD_SANDBOX")

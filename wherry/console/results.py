@@ -221,7 +221,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
             f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:
-        say(f"  method: {seen.evidence}; devices: {seen.devices}")
+        sandbox = ", ".join(seen.sandbox) or "none"
+        say(f"  method: {seen.evidence}; devices: {seen.devices}; sandbox: {sandbox}")
     if not verification.recorded and verification.full_read is None:
         say("  record: none, so names, shapes and files were not compared with any")
     for warning in verification.warnings:

@@ -6,6 +6,7 @@ some systems; the name is the whole path from the root. They fill the templates 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -20,7 +21,7 @@ from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import HostileError, NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
-from wherry.storage.stores import is_at_or_below, locate
+from wherry.storage.stores import is_at_or_below, local_path, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -191,11 +192,18 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     from wherry.ledger.resolve import checkpoint_uri
 
     chosen_routes(config)
-    place = locate(checkpoint_uri(uri))
+    text = checkpoint_uri(uri)
     return [
-        _explain_below(route, place.uri) if is_at_or_below(locate(route.root), place) else _outside(route)
+        _explain_below(route, locate(text).uri) if _is_below(route, text) else _outside(route)
         for route in config.routes
     ]
+
+
+def _is_below(route: Route, uri: str) -> bool:
+    """Whether a URI lies below the root of a route, by its text; below a local root, no store is logged in to."""
+    if (local_path(route.root) is None) != (local_path(uri) is None):
+        return False
+    return is_at_or_below(locate(route.root), locate(uri))
 
 
 def _explain_below(route: Route, uri: str) -> Explanation:
@@ -350,7 +358,7 @@ def filled_uri(template: str, values: Mapping[str, str | None]) -> str:
     """
     quoted = values
     if template.startswith("file:"):  # a name is no URI: %2f in it is no slash
-        quoted = {name: value and quote(value) for name, value in values.items()}
+        quoted = {name: value and quote(os.fsencode(value)) for name, value in values.items()}
     fixed, field, _rest = template.partition("{")
     if not field:
         return locate(template).uri

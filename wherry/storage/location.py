@@ -223,6 +223,21 @@ class Location:
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
+    def present(self) -> Entry:
+        """The present entry of a file that was read a moment ago.
+
+        Raises:
+            NotFoundError: it has been removed meanwhile.
+            StorageError: the storage failed.
+        """
+        entry = self.stat()
+        if entry is None:
+            raise NotFoundError(
+                "the file was removed while it was read", uri=self.uri, retryable=True,
+                cure="run the command again once nothing writes to it",
+            )  # fmt: skip
+        return entry
+
     def exists(self) -> bool:
         """Whether the location exists now."""
         return self.stat() is not None

@@ -22,11 +22,12 @@ from wherry.config.digests import digest_choice
 from wherry.core.services import service
 from wherry.errors import MissingExtraError, UnsupportedError, UsageError, missing_extra
 from wherry.mover.hashing import Failure, hash_checkpoint
-from wherry.runtime import child
+from wherry.runtime import child, sandbox
 from wherry.runtime.child import NoAnswerError
 from wherry.runtime.memory import available_memory
 from wherry.storage.sidecar import read_sidecar
-from wherry.verifier.native_source import native_source
+from wherry.storage.stores import locate
+from wherry.verifier.native_source import files_of, native_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +59,8 @@ class NativeReport:
         error: largest relative difference of logits.
         nbytes: bytes of the checkpoint.
         evidence: the libraries and what they read.
+        sandbox: what the library could not do: touch other `files`, make `calls` that loading does not need, use the
+            `network`.
     """
 
     failed: tuple[Failure, ...]
@@ -68,6 +71,7 @@ class NativeReport:
     error: float | None = None
     nbytes: int = 0
     evidence: str = ""
+    sandbox: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -77,7 +81,13 @@ class NativeReport:
     def to_json(self) -> dict[str, Any]:
         """The output of `verify --json`."""
         more = {"error": self.error} if self.error is not None else {"sharded": self.sharded}
-        return {"devices": self.devices, "checked": self.checked, "evidence": self.evidence, **more}
+        return {
+            "devices": self.devices,
+            "checked": self.checked,
+            "evidence": self.evidence,
+            "sandbox": list(self.sandbox),
+            **more,
+        }
 
 
 def run_check(
@@ -125,6 +135,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
             "package": loader.package,
             "path": source.path,
             "manifest": manifest,
+            "sandbox": _sandbox(source.reads, network="://" in source.path),
         }
         answer = _ask(request, checkpoint.manifest.nbytes, source.variables)
     evidence = f"{loader.evidence}; {source.note}" if source.note else loader.evidence
@@ -161,11 +172,14 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
         tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
         open_named(source) as other,
     ):
-        request = {
+        request: dict[str, Any] = {
             "task": "logits",
             "source": _as_hub(other, Path(folder) / "source", family_file),
             "target": _as_hub(checkpoint, Path(folder) / "target", family_file),
         }
+        request["sandbox"] = _sandbox(
+            (folder, *_local_files(other), *_local_files(checkpoint)), network=False
+        )
         nbytes = checkpoint.manifest.nbytes + other.manifest.nbytes
         return replace(_report(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
 
@@ -182,6 +196,15 @@ def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> st
     wish = LayoutRequest(family_file=family_file)
     convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)
     return str(folder)
+
+
+def _local_files(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return files_of(checkpoint) if locate(checkpoint.uri).store.capabilities.local else ()
+
+
+def _sandbox(reads: tuple[str, ...], *, network: bool) -> dict[str, Any] | None:
+    """What the child is told of its sandbox; None where the user has switched it off."""
+    return {"reads": reads, "network": network} if sandbox.is_wanted() else None
 
 
 def _require(package: str, extra: str, purpose: str) -> None:
@@ -220,8 +243,8 @@ def _ask(request: dict[str, Any], nbytes: int, variables: Mapping[str, str] = NO
         ) from error
     if "unsafe" in answer:
         raise MissingExtraError(answer["unsafe"], cure=answer["cure"])
-    if "unbuilt" in answer:
-        raise UnsupportedError(answer["unbuilt"], cure=answer["cure"])
+    if "unsupported" in answer:
+        raise UnsupportedError(answer["unsupported"], cure=answer["cure"])
     return answer
 
 
@@ -238,6 +261,7 @@ def _report(answer: dict[str, Any]) -> NativeReport:
             (Failure("", f"the library cannot load the checkpoint: {answer['refused']}"),),
             True,
             answer["devices"],
+            sandbox=tuple(answer["sandbox"]),
         )
     return NativeReport(
         tuple(Failure(path, reason) for path, reason in answer["failed"]),
@@ -246,4 +270,5 @@ def _report(answer: dict[str, Any]) -> NativeReport:
         answer["checked"],
         answer.get("sharded", 0),
         answer.get("error"),
+        sandbox=tuple(answer["sandbox"]),
     )

@@ -36,6 +36,8 @@ _VARIABLES = {
     "gs": ("GOOGLE_", "CLOUDSDK_", "TENSORSTORE_GCS_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK", "GCE_METADATA_HOST"),
     "s3": ("AWS_",),
 }  # fmt: skip
+# Where they find a login that no variable states.
+_LOGINS = {"gs": ("~/.config/gcloud",), "s3": ("~/.aws",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,13 @@ class NativeSource:
 
     Attributes:
         path: a path, or a URI.
+        reads: the files and folders that the library may read.
         variables: environment variables of the store.
         note: how the library got it; empty for local files.
     """
 
     path: str
+    reads: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     note: str = ""
 
@@ -69,20 +73,42 @@ def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generat
     location = locate(checkpoint.uri)
     protocol = location.store.protocol
     if location.store.capabilities.local:
-        yield NativeSource(location.path)
+        yield NativeSource(location.path, files_of(checkpoint))
     elif protocol in stores:
-        yield NativeSource(checkpoint.uri, _variables(protocol), f"it reads {protocol}:// itself")
+        variables = _variables(protocol)
+        yield NativeSource(
+            checkpoint.uri, _login_files(protocol, variables), variables, f"it reads {protocol}:// itself"
+        )
     else:
         with temporary_folder("wherry-native-") as folder:
             nbytes, path = _copy(checkpoint, local_location(folder))
             note = f"it reads no {protocol}://: {show_size(nbytes)} were copied to a temporary folder"
-            yield NativeSource(path, note=note)
+            yield NativeSource(path, (path,), note=note)
+
+
+def files_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The paths of a local checkpoint, and of those of its files that links lead out of its folder.
+
+    Args:
+        checkpoint: the opened checkpoint.
+    """
+    pin = take_pin(checkpoint)
+    place = locate(checkpoint.uri).path
+    folder = Path(place).resolve()
+    real = {Path(pin.base.join(name).path).resolve() for name in pin.members}
+    return (place, *sorted(str(path) for path in real if not path.is_relative_to(folder)))
 
 
 def _variables(protocol: str) -> dict[str, str]:
     names = tuple(_VARIABLES[protocol])
     begin = tuple(name for name in names if name.endswith("_"))
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(begin)}
+
+
+def _login_files(protocol: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The files from which the libraries of a store take the login, by default or by their variables."""
+    usual = (str(Path(name).expanduser()) for name in _LOGINS[protocol])
+    return (*usual, *(value for value in variables.values() if value.startswith("/")))
 
 
 def _copy(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:

@@ -24,6 +24,7 @@ from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
 from wherry.installation import extra_command, package_command
 from wherry.remote.probe import reason_of
+from wherry.runtime import sandbox
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def diagnose() -> list[Diagnosis]:
         _digests(),
         *_prefect(),
         *_mlflow(),
+        _sandbox(),
         _disk(),
         *_left_behind(),
     ]
@@ -276,6 +278,23 @@ def _left_behind() -> Iterator[Diagnosis]:
         folder = shlex.quote(str(found[0].path.parent))
         cure = f"run `wherry clean {folder}`; each conversion and each night removes them, too"
         yield Diagnosis("left behind", "ok", detail, cure)
+
+
+def _sandbox() -> Diagnosis:
+    """What the kernel has to limit native checks: Landlock for files, seccomp for calls and the network."""
+    version, seccomp = sandbox.landlock_version(), sandbox.has_seccomp()
+    landlock = f"Landlock {version} limits files" if version else "files are not limited (no Landlock)"
+    calls = (
+        "seccomp limits calls and the network" if seccomp else "calls and the network are not (no seccomp)"
+    )
+    if not sandbox.is_wanted():
+        detail = f"native checks run without it: {sandbox.SWITCH} is off"
+        return Diagnosis("sandbox", "missing", detail, f"unset {sandbox.SWITCH}")
+    detail = f"native checks: {landlock}, {calls}"
+    if version and seccomp:
+        return Diagnosis("sandbox", "ok", detail)
+    cure = "run native checks on Linux 5.13 or later with Landlock (lsm=landlock,...), where no container forbids it"
+    return Diagnosis("sandbox", "missing", detail, cure)
 
 
 def _disk() -> Diagnosis:

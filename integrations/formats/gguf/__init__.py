@@ -169,8 +169,7 @@ def _require_parts(headers: list[GgufHeader], location: Location) -> None:
 
 def _members(headers: list[GgufHeader]) -> Iterator[Entry]:
     for header in headers:
-        entry = header.location.stat()
-        assert entry is not None
+        entry = header.location.present()
         yield Entry(header.location.name, entry.size, is_dir=False, mark=entry.mark)
 
 

@@ -242,8 +242,7 @@ def _read_msgpack(place: Location, contents: WeightContents) -> None:
 
 
 def _add_file(place: Location, name: str, contents: WeightContents) -> None:
-    entry = place.stat()
-    assert entry is not None
+    entry = place.present()
     contents.files.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
 
 

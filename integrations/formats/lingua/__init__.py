@@ -179,8 +179,7 @@ def _is_consolidated(glimpse: Glimpse) -> bool:
 
 def _open_consolidated(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location.join(CONSOLIDATED))
-    entry = location.join(CONSOLIDATED).stat()
-    assert entry is not None
+    entry = location.join(CONSOLIDATED).present()
     own = Entry(CONSOLIDATED, entry.size, is_dir=False, mark=entry.mark)
     beside = surroundings(location, {CONSOLIDATED}, CONSOLIDATED)
     names = [one.name for one in beside.companions]

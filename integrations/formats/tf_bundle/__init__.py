@@ -81,8 +81,7 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 
 def _members(index: Location, files: Mapping[str, Entry]) -> tuple[Entry, ...]:
-    entry = index.stat()
-    assert entry is not None
+    entry = index.present()
     return (Entry(index.name, entry.size, is_dir=False, mark=entry.mark), *files.values())
 
 
