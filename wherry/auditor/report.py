@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
     "anchor-lost": Kind("error", 9, "the ledger does not contain the anchor that was kept elsewhere"),
     "registration-without-bytes": Kind("error", 5, "a model version whose checkpoint is missing everywhere"),
     "registration-altered": Kind("error", 9, "a model version whose tags differ from the record"),
+    "alias-unregistered": Kind("error", 9, "an alias on a model version that the ledger has not registered"),
     "not-recorded": Kind("error", 12, "the outcome could not be written to the ledger"),
     "registration-gone": Kind("warning", 0, "a registration in the ledger that is not in the registry"),
     "registration-unknown": Kind("warning", 0, "a model version that is not in the ledger"),
