@@ -94,7 +94,12 @@ def test_an_alias_on_a_version_that_the_ledger_has_not_registered_is_an_error(tm
     swapped = row(other, "model", "1", aliases=("champion",))  # the version exists, with another checkpoint
     support.fake_registry(monkeypatch, swapped)
     assert of(audit(registry_uri=support.REGISTRY), "alias-unregistered")
-    bare = ("model", "3", {}, ("champion",))  # a version without wherry's tags, of a model that the ledger knows
+    bare = (
+        "model",
+        "3",
+        {},
+        ("champion",),
+    )  # a version without wherry's tags, of a model that the ledger knows
     support.fake_registry(monkeypatch, row(one), bare)
     assert "no checkpoint of wherry" in of(audit(registry_uri=support.REGISTRY), "alias-unregistered")[0].what
     strange = ("another", "3", {}, ("champion",))

@@ -29,7 +29,7 @@ from wherry.formats.detect import describe_absent
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
-from wherry.storage.stores import is_live, locate
+from wherry.storage.stores import is_live, locate_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,7 +157,7 @@ class _Look:
     def _findings(self) -> Iterator[Finding]:
         if is_live(self.place.uri):
             return  # a training state that was exported from memory
-        location = locate(self.place.uri)
+        location = locate_recorded(self.place.uri)
         if location.entry is None:
             kind = "gone" if self.required else "source-gone"
             yield about(self.place, kind, "file or folder not found")

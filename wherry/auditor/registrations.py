@@ -119,11 +119,10 @@ def compare_registry(
         return
     permitted = set(_permitted(known))
     for version in asked.versions:
-        if version.aliases and not as_of and not _is_registered(version, known):
-            if (version.name, version.version, version.digest) not in permitted:
-                yield _unregistered_alias(version, asked.uri)
-                continue
-        if version.digest in known.checkpoints:
+        named = (version.name, version.version, version.digest)
+        if version.aliases and not as_of and not _is_registered(version, known) and named not in permitted:
+            yield _unregistered_alias(version, asked.uri)
+        elif version.digest in known.checkpoints:
             yield from _of_version(version, asked.uri, known, looked)
         elif version.digest and not as_of:
             what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
@@ -160,10 +159,9 @@ def _is_registered(version: ModelVersion, known: LedgerState) -> bool:
 def _permitted(known: LedgerState) -> Iterator[tuple[str, str, str]]:
     """Name, version and digest of what was promoted without the gate `registered`: its policy has left it out."""
     for row in known.history:
-        gates = row.get("gates")
-        if row["kind"] == "promotion" and isinstance(gates, list):
-            if not any(isinstance(gate, dict) and gate.get("gate") == "registered" for gate in gates):
-                yield str(row.get("name")), str(row.get("version")), str(row.get("checkpoint_digest"))
+        gates = row.get("gates") if row["kind"] == "promotion" else None
+        if isinstance(gates, list) and not any(gate.get("gate") == "registered" for gate in gates):
+            yield row["name"], row["version"], row["checkpoint_digest"]
 
 
 def _unregistered_alias(version: ModelVersion, registry: str) -> Finding:

@@ -356,9 +356,9 @@ def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
 def _at(uri: str) -> tuple[Location, Sidecar] | None:
     """The checkpoint at a place with its sidecar; None if there is none."""
     from wherry.storage.sidecar import read_sidecar
-    from wherry.storage.stores import locate
+    from wherry.storage.stores import locate_recorded
 
-    location = locate(uri)
+    location = locate_recorded(uri)
     sidecar = read_sidecar(location) if location.exists() else None
     return None if sidecar is None else (location, sidecar)
 
