@@ -17,6 +17,7 @@ from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.native import UnsafeLibraryError
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,7 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     except ImportError:
         return None
     file = folder / CONFIG
-    stated = inert_config(json.loads(locate(str(file)).read_whole(MOST_CONFIG))) if file.exists() else {}
+    stated = inert_config(json_value(locate(str(file)).read_whole(MOST_CONFIG))) if file.exists() else {}
     names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
     if not _is_one_of(kind, transformers.PreTrainedModel):

@@ -189,7 +189,9 @@ def test_clients_of_buckets_check_what_dns_gives(protocol, names, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://bucket.example:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    account = "AccountName=x;AccountKey=eA==;BlobEndpoint=http://bucket.example:9/x;DefaultEndpointsProtocol=http"
+    account = (
+        "AccountName=x;AccountKey=eA==;BlobEndpoint=http://bucket.example:9/x;DefaultEndpointsProtocol=http"
+    )
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
     with pytest.raises(AddressError, match=r"bucket\.example leads to 169\.254"):
         wherry.detect(f"{protocol}://models/x")

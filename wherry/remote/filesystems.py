@@ -8,7 +8,6 @@ when its time is over. No library keeps listings, of which wherry reads each ane
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from contextlib import suppress
@@ -21,6 +20,7 @@ from wherry.remote import azure, http_reads
 from wherry.remote.addresses import checking_resolver, guard
 from wherry.remote.errors import translate_error
 from wherry.remote.failures import FAILURES, kind_of
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -160,7 +160,7 @@ def _stated_options(protocol: str, **ours: Any) -> dict[str, Any]:
 def _message(text: str) -> str:
     """The message of a JSON answer; the beginning of any other text."""
     with suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["error"]["message"])
+        text = str(json_value(text)["error"]["message"])
     return text[:_LONGEST_MESSAGE]
 
 

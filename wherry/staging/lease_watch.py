@@ -9,7 +9,6 @@ read, or that names no owner, is judged by watching alone. Several leases are wa
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import stat
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -225,9 +225,9 @@ def _text(path: Path) -> bytes:
 def owner_in(text: bytes) -> Owner | None:
     """The owner that a text names; None if a field is missing or invalid."""
     try:
-        found: Any = json.loads(text)
+        found: Any = json_value(text)
         host, pid, namespace, start, token = (found[name] for name in Owner.__slots__)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
     words = all(
         type(word) is str and word.isprintable() and len(word) <= _MOST_TEXT
