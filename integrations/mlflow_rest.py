@@ -10,7 +10,6 @@ Source: MLflow 3.17, `protos/model_registry.proto` (GetRegisteredModel, GetModel
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.request
 from base64 import b64encode
@@ -21,6 +20,7 @@ from urllib.parse import urlencode
 from wherry.core.emit import opener
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import registered_version
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from wherry.integrations.mlflow_version import RegisteredVersion
@@ -84,7 +84,7 @@ def _get(registry_uri: str, method: str, **fields: str) -> dict[str, Any]:
     url = f"{registry_uri.rstrip('/')}/api/2.0/mlflow/{method}?{urlencode(fields)}"
     request = urllib.request.Request(url, headers=_credentials())  # noqa: S310  only http and https get here
     with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
-        return json.loads(answer.read(_MOST_BYTES))
+        return json_value(answer.read(_MOST_BYTES))
 
 
 def by_password(user: str, password: str) -> dict[str, str]:

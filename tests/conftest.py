@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
-_KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON")
+_KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE")
 # Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
 _ON_DISK = ("containers/", "crash/", "mover/", "staging/", "storage/", "infra/test_bench_machine.py")
 

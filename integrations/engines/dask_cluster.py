@@ -6,7 +6,6 @@ Dask runs whatever a client sends it, and every user of a machine can connect to
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from wherry.errors import StorageError, missing_extra
 from wherry.remote.waits import waiting
 from wherry.runtime import child
 from wherry.storage.folders import PREFIX
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -126,7 +126,7 @@ def _scheduler(stack: ExitStack, folder: Path, words: Sequence[str]) -> tuple[Ch
             if process.has_ended() or time.monotonic() > deadline:
                 raise _ended_error(process)
             time.sleep(_LOOK_SECONDS)
-    return process, json.loads(file.read_text())["address"]
+    return process, json_value(file.read_text())["address"]
 
 
 def _worker(stack: ExitStack, address: str, folder: Path, words: Sequence[str]) -> Child:

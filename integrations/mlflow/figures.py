@@ -115,7 +115,7 @@ def _links(tags: Mapping[str, str]) -> str:
     """The links to the pages of Prefect and of the lineage."""
     links = {
         "Prefect flow run": tags.get(RUN_PAGE_TAG),
-        "lineage, while `wherry lineage serve` runs": tags.get(LINEAGE_TAG),
+        "lineage": tags.get(LINEAGE_TAG),
     }
     shown = [
         f"[{text}](<{printable(url)}>)" for text, url in links.items() if url and not set("<>") & set(url)

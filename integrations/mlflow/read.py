@@ -48,8 +48,15 @@ _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
 
 
-def registered_versions(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
+def registered_versions(
+    tracking_uri: str, registry_uri: str, *, with_aliased: bool = False
+) -> Iterator[RegisteredVersion]:
     """Every version that wherry registered, by two searches with a thousand rows a request.
+
+    Args:
+        tracking_uri: MLflow's tracking store.
+        registry_uri: MLflow's registry.
+        with_aliased: whether to list also every other version that has an alias.
 
     Raises:
         StorageError: the registry cannot be reached.
@@ -60,8 +67,9 @@ def registered_versions(tracking_uri: str, registry_uri: str) -> Iterator[Regist
         while True:
             found = client.search_model_versions(max_results=_PAGE, page_token=token)
             for row in found:
-                if DIGEST_TAG in row.tags:
-                    yield _registered_version(row, named.get((row.name, str(row.version)), ()))
+                held = named.get((row.name, str(row.version)), ())
+                if DIGEST_TAG in row.tags or (with_aliased and held):
+                    yield _registered_version(row, held)
             token = found.token
             if not token:
                 return

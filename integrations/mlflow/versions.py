@@ -291,10 +291,11 @@ def _our_tags(sidecar: Sidecar, uri: str, facts: VersionFacts) -> dict[str, str]
         "wherry.format_version": subject.format_version or "",
         "wherry.version": __version__,
         "wherry.fetch": shlex.join(["wherry", "fetch", by_digest, "TARGET"]),
-        LINEAGE_TAG: lineage_url(subject.checkpoint_digest),
         ATTEMPT_TAG: uuid.uuid4().hex,
     }
     tags |= {VERIFIED_TAG: facts.verified} if facts.verified else {}
+    page_url = lineage_url(subject.checkpoint_digest)
+    tags |= {LINEAGE_TAG: page_url} if page_url else {}
     tags |= {RUN_PAGE_TAG: facts.run_page} if facts.run_page else {}
     if receipt is not None:
         tags["wherry.plan_digest"] = receipt.plan_digest

@@ -33,6 +33,7 @@ from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.live.match import match
 from wherry.mover.output import as_bytes
 from wherry.runtime import sandbox
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ SCHEMA = 1
 
 def main() -> None:
     """Answer one request."""
-    request = json.load(sys.stdin)
+    request = json_value(sys.stdin.read())
     os.environ["HF_HOME"] = str(Path.cwd())
     with os.fdopen(os.dup(1), "w") as out, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)  # redirects output of compiled code too, which must not get into the answer

@@ -19,6 +19,7 @@ from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,7 +139,7 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     file = folder / CONFIG
     if not file.exists():
         raise NotFoundError(f"file not found: {CONFIG}, without which transformers builds no model")
-    stated = inert_config(json.loads(locate(str(file)).read_whole(MOST_CONFIG)))
+    stated = inert_config(json_value(locate(str(file)).read_whole(MOST_CONFIG)))
     names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
     # The config is data: it selects a model class, and reaches no other class of the library.

@@ -9,13 +9,13 @@ template and keeps what an operator set on it: whether it is paused, and its con
 from __future__ import annotations
 
 import copy
-import json
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.errors import UsageError, storage_error
 from wherry.installation import package_command
+from wherry.text.json_values import json_value
 from wherry.watch.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_pool(path: Path) -> WorkPool:
         StorageError: the file cannot be read.
     """
     try:
-        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        data: dict[str, Any] = json_value(path.read_text("utf-8"))
     except OSError as error:
         raise storage_error(error, str(path)) from error
     except ValueError as error:

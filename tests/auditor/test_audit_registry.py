@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import wherry
 from tests.support import audit as support
 from wherry.auditor.audit import audit
+from wherry.cli import cli
 from wherry.config.settings import mlflow_registry_uri
 
 
@@ -76,6 +78,55 @@ def test_altered_tags_and_versions_that_one_side_lacks(tmp_path, monkeypatch):
     }
 
 
+def test_an_alias_on_a_version_that_the_ledger_has_not_registered_is_an_error(tmp_path, monkeypatch):
+    one, other = support.converted(tmp_path), support.converted(tmp_path, "other", seed=1)
+    support.registered(one)
+    moved = row(other, "model", "2", aliases=("champion",))
+    support.fake_registry(monkeypatch, row(one), moved)
+    report = audit(registry_uri=support.REGISTRY)
+    [found] = of(report, "alias-unregistered")
+    assert "model version 2 (@champion)" in found.what
+    assert "wherry promote" in found.cure
+    assert (found.severity, report.exit_code) == ("error", 9)
+    support.fake_registry(monkeypatch, row(one), row(other, "model", "2"))
+    assert audit(registry_uri=support.REGISTRY).exit_code == 0  # without an alias, nothing is deployed
+
+    swapped = row(other, "model", "1", aliases=("champion",))  # the version exists, with another checkpoint
+    support.fake_registry(monkeypatch, swapped)
+    assert of(audit(registry_uri=support.REGISTRY), "alias-unregistered")
+    bare = (
+        "model",
+        "3",
+        {},
+        ("champion",),
+    )  # a version without wherry's tags, of a model that the ledger knows
+    support.fake_registry(monkeypatch, row(one), bare)
+    assert "no checkpoint of wherry" in of(audit(registry_uri=support.REGISTRY), "alias-unregistered")[0].what
+    strange = ("another", "3", {}, ("champion",))
+    support.fake_registry(monkeypatch, row(one), strange)
+    assert audit(registry_uri=support.REGISTRY).exit_code == 0
+
+
+def test_a_policy_that_permits_unregistered_versions_permits_their_aliases(tmp_path, monkeypatch):
+    from wherry.ledger.record import open_ledger, record_event
+
+    one, other = support.converted(tmp_path), support.converted(tmp_path, "other", seed=1)
+    support.registered(one)
+    support.fake_registry(monkeypatch, row(one), row(other, "model", "2", aliases=("champion",)))
+
+    def promoted(receipt, kind="promotion", **gates):
+        body = {"registry": support.REGISTRY, "name": "model", "alias": "champion", "version": "2", **gates}
+        with open_ledger() as ledger:
+            record_event(ledger, kind, receipt.target, body)
+
+    promoted(other, gates=[{"gate": "level"}, {"gate": "registered"}])
+    promoted(one, gates=[{"gate": "level"}])  # of another checkpoint
+    promoted(other, "rollback")
+    assert of(audit(registry_uri=support.REGISTRY), "alias-unregistered")
+    promoted(other, gates=[{"gate": "level"}])
+    assert not of(audit(registry_uri=support.REGISTRY), "alias-unregistered")
+
+
 def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
     from wherry.auditor import registrations
     from wherry.errors import missing_extra
@@ -113,6 +164,19 @@ def test_with_a_real_registry(tmp_path, tmp_path_factory, monkeypatch):
     Path(receipt.target.uri).unlink()
     [found] = of(audit("registered"), "registration-without-bytes")
     assert "m version 1 (@champion)" in found.what
+
+
+def test_a_moved_alias_of_a_real_registry(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    wherry.register(support.converted(tmp_path), "m", alias="champion")
+    client = mlflow.MlflowClient(uri, uri)
+    forged = client.create_model_version("m", "wherry://elsewhere")
+    client.set_registered_model_alias("m", "champion", forged.version)
+    found = CliRunner().invoke(cli, ["audit", "--json"])
+    assert (found.exit_code, "alias-unregistered" in found.output) == (9, True)
 
 
 def test_a_thousand_registered_checkpoints_in_a_minute_of_a_processor(tmp_path, monkeypatch):

@@ -199,3 +199,73 @@ def test_no_leftovers_and_nothing_of_one_machine() -> None:
         if LEFTOVER.search(line) or MACHINE.search(line)
     ]
     assert not wrong
+
+
+# The check of a bundle is copied into each one, and needs the standard library alone; it has limits of its own.
+JSON_ROOMS = ("wherry/text/", "wherry/auditor/check.py")
+PARSERS = {"load", "loads", "JSONDecoder", "decoder", "scanner"}
+
+
+def json_parsers(tree: ast.Module) -> Iterator[str]:
+    """Where a module uses a parser of the library json."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PARSERS and ast.unparse(node.value) == "json":
+            yield f"{node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "json":
+            names = [alias.name for alias in node.names]
+            if node.module != "json" or PARSERS & set(names):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def shown_errors(tree: ast.Module) -> Iterator[str]:
+    """Where a module shows the repr of an exception, which holds whatever the exception was given."""
+    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)} | {
+        "error",
+        "exception",
+    }
+    for node in ast.walk(tree):
+        shown = None
+        if isinstance(node, ast.FormattedValue) and node.conversion == ord("r"):
+            shown = node.value
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("repr", "ascii")
+        ):
+            shown = node.args[0] if node.args else None
+        if isinstance(shown, ast.Name) and shown.id in caught:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_json_is_parsed_in_one_room_and_errors_are_described_in_one() -> None:
+    """`wherry.text` bounds what a text becomes; `wherry.errors.describe_exception` how long an error is."""
+    wrong = []
+    for path in MODULES:
+        if not label(path).startswith(JSON_ROOMS):
+            wrong += [
+                f"{label(path)}:{found}: use wherry.text.json_values" for found in json_parsers(tree_of(path))
+            ]
+        if label(path) != "wherry/errors.py":
+            wrong += [
+                f"{label(path)}:{found}: use describe_exception" for found in shown_errors(tree_of(path))
+            ]
+    assert not wrong
+
+
+PARSED = (
+    "import json\njson.loads(x)",
+    "json.load(x)",
+    "from json import loads",
+    "f = json.loads",
+    "json.JSONDecoder()",
+    "json.decoder.JSONDecoder()",
+    "from json.decoder import JSONDecoder",
+)
+SHOWN = ("f'{error!r}'", "try:\n    x\nexcept E as found:\n    f'{found!r:.9}'", "repr(error)")
+
+
+def test_the_rule_sees_each_form_of_a_parser_and_of_a_shown_error() -> None:
+    assert all(list(json_parsers(ast.parse(text))) for text in PARSED)
+    assert all(list(shown_errors(ast.parse(text))) for text in SHOWN)
+    fine = ast.parse("json.dumps(x)\nfrom json import dumps\nf'{name!r} {error}'")
+    assert [*json_parsers(fine), *shown_errors(fine)] == []

@@ -73,13 +73,14 @@ def test_a_merge_has_each_parent_as_a_dataset(client, name, tmp_path):
     assert sorted(one.dataset.name for one in run.inputs.dataset_inputs) == ["a.safetensors", "b.safetensors"]
 
 
-def test_what_was_verified_is_a_tag_and_pages_are_linked(receipt, client, name):
+def test_what_was_verified_is_a_tag_and_pages_are_linked(receipt, client, name, monkeypatch):
+    monkeypatch.setenv("WHERRY_LINEAGE_URL", "https://wherry.example/")
     assert wherry.verify(receipt.target.uri, level="digest", record=True).ok
     wherry.register(receipt, name, run_page=PAGE)
     version = client.get_model_version(name, "1")
     assert version.tags["wherry.verified"].startswith("digest: ok, 20")
     digest = receipt.target.checkpoint_digest
-    lineage = f"http://127.0.0.1:8047/lineage/{digest}#{digest}"
+    lineage = f"https://wherry.example/lineage/{digest}#{digest}"
     assert (version.tags["wherry.prefect_run"], version.tags["wherry.lineage_page"]) == (PAGE, lineage)
     assert f"[Prefect flow run](<{PAGE}>)" in version.description
     assert f"](<{lineage}>)" in version.description
@@ -92,6 +93,7 @@ def test_without_another_verification_it_is_that_of_the_conversion(receipt, clie
     tags = client.get_model_version(name, "1").tags
     assert tags["wherry.verified"] == f"digest: ok, {receipt.finished[:16].replace('T', ' ')} UTC"
     assert "wherry.prefect_run" not in tags
+    assert "wherry.lineage_page" not in tags  # nobody else reaches an address of this machine
 
 
 def test_a_lossy_conversion_has_an_error_only_if_it_was_measured_against_its_source(receipt):

@@ -282,6 +282,25 @@ def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate,
     assert wherry.promote(f"models:/{name}/1").version == "1"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"kind": "params"', '"kind": "other"'), ('"tensors": 2', '"tensors": 3'), ('"nbytes": 8212', '"nbytes": 8213'),
+        ('"parameters": 2053', '"parameters": 2052'), ("     64,", "     74,"), ('"float32"', '"float16"'),
+        ('"size": 22', '"size": 23'), ('   "b": "', '   "c": "'), ('   "b": "o', '   "b": "p'),
+        ('"step": null', '"step": 7'),
+    ],
+)  # fmt: skip
+def test_a_field_of_a_sidecar_that_no_digest_covers_is_compared_too(candidate, before, after):
+    """What a record states decides what is shown, and what enters a ledger that does not know the checkpoint."""
+    file = Path(candidate.target.uri) / "wherry.json"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after, 1))
+    found = wherry.verify(candidate.target.uri, level="digest")
+    assert (found.verdict, "the sidecar was altered" in found.failed[0].reason) == ("altered", True)
+
+
 def test_a_flipped_byte_of_a_sidecar_is_found_or_meets_no_gate(candidate, name):
     """Every 61st byte here; WHERRY_EVERY_BYTE=1 flips all of them."""
     lossy(candidate)

@@ -12,7 +12,6 @@ from safetensors.numpy import save
 
 import wherry
 from wherry.errors import StorageError
-from wherry.remote import http_reads
 from wherry.storage.stores import locate
 
 pytest.importorskip("aiohttp")
@@ -122,18 +121,3 @@ def test_a_lie_about_a_range_is_an_error_and_leaves_nothing(lie, what, tmp_path,
 def test_a_range_is_refused_although_none_was_requested():
     with Server("beyond") as server, pytest.raises(StorageError, match="refuses a range, although none was"):
         wherry.detect(server.url)
-
-
-@pytest.mark.parametrize(
-    ("host", "near", "link_local"),
-    [
-        ("127.0.0.1", True, False), ("[::1]", True, False), ("::ffff:127.0.0.1", True, False), ("0.0.0.0", True, False),
-        ("localhost", True, False), ("LOCALHOST.", True, False), ("metadata.google.internal", True, False),
-        ("169.254.169.254", False, True), ("fe80::1", False, True), ("huggingface.co", False, False),
-        ("127.1", True, False), ("0x7f.1", True, False), ("2130706433", True, False), ("0177.0.0.1", True, False),
-        ("0", True, False), ("127.0.0.1.", True, False), ("0xa9fea9fe", False, True), ("2852039166", False, True),
-        ("10.0.0.5", False, False), ("8.8.8.8", False, False),
-    ],
-)  # fmt: skip
-def test_addresses_of_this_machine(host, near, link_local):
-    assert (http_reads.is_near(host), http_reads.is_link_local(host)) == (near, link_local)

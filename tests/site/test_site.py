@@ -15,6 +15,7 @@ import wherry
 from tests.support.command import small
 from tests.support.registry import flip_a_bit, model_folder
 from wherry.cli import cli
+from wherry.config.settings import pages_url
 from wherry.errors import UsageError
 from wherry.ledger.record import open_ledger, record_sighting
 from wherry.site import pages
@@ -235,3 +236,68 @@ def test_pages_are_shown_only_to_who_has_the_printed_address(runs):
         assert ask("/runs", Cookie=cookie.partition(";")[0])[0].status == 200
         assert server.token not in text
         server.shutdown()
+
+
+def test_a_proxy_shows_the_pages_under_the_address_of_the_configuration(runs, tmp_path, monkeypatch):
+    (tmp_path / "wherry.toml").write_text('[lineage]\nurl = "https://Pages.example/"\n')
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+    url = pages_url()
+    assert url == "https://pages.example"
+    with SiteServer(0, public=url) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert server.url == f"https://pages.example/?token={server.token}"
+
+        def ask(host, path):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return answer
+
+        first = f"/?token={server.token}"
+        assert ask("other.example", first).status == 421
+        assert ask("pages.example", "/").status == 403
+        for host, secure in (("pages.example", True), (f"127.0.0.1:{server.server_port}", False)):
+            answer = ask(host, first)
+            assert (answer.status, "Secure" in answer.headers["Set-Cookie"]) == (200, secure)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "pages.example",
+        "https://",
+        "https://x/below",
+        "https://me:pw@x",
+        "https://x?q",
+        "http://x:port",
+    ],
+)
+def test_an_address_of_pages_that_is_none_is_refused(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_LINEAGE_URL", url)
+    with pytest.raises(UsageError, match=r"lineage\.url"):
+        pages_url()
+    monkeypatch.delenv("WHERRY_LINEAGE_URL")
+    (tmp_path / "wherry.toml").write_text(f'[lineage]\nurl = "{url}"\n')
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+    with pytest.raises(UsageError, match=r"lineage\.url|lineage: url"):
+        pages_url()
+
+
+def test_every_interface_needs_a_name_and_only_own_addresses_are_bound(tmp_path, monkeypatch):
+    monkeypatch.delenv("WHERRY_LINEAGE_URL", raising=False)
+    for host in ("0.0.0.0", "::", ""):
+        refused = CliRunner().invoke(cli, ["lineage", "serve", "--port", "0", "--host", host])
+        assert isinstance(refused.exception, UsageError), host
+        assert "lineage.url" in str(refused.exception)
+    for host in ("192.0.2.1", "no such host"):
+        with pytest.raises(UsageError, match="is not an address of this machine"):
+            SiteServer(0, host)
+    with SiteServer(0, "127.0.0.2") as server:
+        assert server.url.startswith(f"http://127.0.0.2:{server.server_port}/?token=")
+        assert f"127.0.0.2:{server.server_port}" in server.names
+    with SiteServer(0, "0.0.0.0", "http://pages.example:80") as server:
+        assert {"pages.example", "pages.example:80"} <= server.names

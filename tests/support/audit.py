@@ -86,7 +86,7 @@ def fake_registry(monkeypatch, *rows: tuple) -> None:
     """A model registry that has these versions."""
     from wherry.auditor import registrations
 
-    service = SimpleNamespace(registered_versions=lambda *_: iter(rows))
+    service = SimpleNamespace(registered_versions=lambda *_, **__: iter(rows))
     monkeypatch.setattr(registrations, "service", lambda _name: service)
 
 

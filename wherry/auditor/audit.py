@@ -195,7 +195,7 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
         checkpoints=tuple(one.row for one in looked.values()),
         findings=tuple(sorted_),
         registry=registry.uri,
-        versions=len(registry.versions),
+        versions=sum(1 for version in registry.versions if version.digest),
         history=found.history,
     )
 

@@ -27,6 +27,7 @@ from wherry.storage.folders import make_durable_folders, sync_folder
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
+from wherry.text.json_values import json_value
 from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _check_texts(path: str, checked: CheckReport) -> None:
 def _check_page(page: bytes, report: bytes, checked: CheckReport) -> None:
     """Render the report again: the page that people read must say what the data says."""
     try:
-        rendered = render_page(json.loads(report))
+        rendered = render_page(json_value(report))
     except ValueError as error:
         checked.say(f"{REPORT}: {error}")
         return

@@ -32,7 +32,7 @@ from wherry.formats.recorded_files import file_differences
 from wherry.ledger.replay import READ, WRITTEN
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
-from wherry.storage.stores import is_live, locate, locate_below
+from wherry.storage.stores import is_live, locate, locate_below, locate_recorded
 from wherry.verifier.records import added_rows, file_rows, record_differences
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class _Look:
                     self.place, "unreachable" if self.required else "source-gone", error.what, cure=error.cure
                 )
                 return
-        location = locate(self.place.uri) if below is None else locate_below(below, self.place.uri)
+        locate_one = locate_recorded if self.stated else locate
+        location = locate_one(self.place.uri) if below is None else locate_below(below, self.place.uri)
         if location.entry is None:
             kind = "gone" if self.required else "source-gone"
             yield about(self.place, kind, "file or folder not found")

@@ -1,7 +1,10 @@
 """Compare the model registry with the ledger: versions without bytes, bytes without versions, changed tags.
 
 The registry is queried once, in pages, for rows of `(name, version, tags, aliases)`. Versions without wherry's digest
-tag do not belong to wherry and are ignored.
+tag do not belong to wherry and are ignored, unless an alias names one of a model that the ledger knows.
+
+Who moves an alias decides what is deployed. So an alias on a version that the ledger has not registered is an error,
+unless the ledger has a promotion of this version and digest under a policy that permits unregistered versions.
 
 A night may register while an audit runs:
 
@@ -87,9 +90,12 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
     if file is not None and not (tracking_uri or registry_uri) and not known.registrations:
         return RegistryContents(None)
     try:
-        rows = service("mlflow").registered_versions(tracking, chosen)
+        rows = service("mlflow").registered_versions(tracking, chosen, with_aliased=True)
+        named = {row.name for registered in known.registrations.values() for row in registered}
         versions = tuple(
-            ModelVersion(name, str(number), tags, tuple(aliases)) for name, number, tags, aliases in rows
+            ModelVersion(name, str(number), tags, tuple(aliases))
+            for name, number, tags, aliases in rows
+            if DIGEST_TAG in tags or name in named
         )
     except (MissingExtraError, StorageError) as error:
         return RegistryContents(None, (), _unasked_findings(known, shown, error.what, error))
@@ -128,10 +134,15 @@ def compare_registry(
     yield from _elsewhere(asked, known, looked)
     if asked.uri is None:
         return
+    permitted = set(_permitted(known))
     for version in asked.versions:
         in_flight = _is_in_flight(version, known, later)
-        if version.digest in known.checkpoints:
-            yield from _of_version(version, asked.uri, known, looked, in_flight=in_flight)
+        registered = in_flight or _is_registered(version, known)
+        named = (version.name, version.version, version.digest)
+        if version.aliases and not as_of and not registered and named not in permitted:
+            yield _unregistered_alias(version, asked.uri)
+        elif version.digest in known.checkpoints:
+            yield from _of_version(version, asked.uri, known, looked, registered=registered)
         elif version.digest and not as_of and not in_flight:
             what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
             yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
@@ -152,7 +163,7 @@ def _of_version(
     known: LedgerState,
     looked: Mapping[str, PlaceAudit],
     *,
-    in_flight: bool,
+    registered: bool,
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
     if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
@@ -162,15 +173,31 @@ def _of_version(
     if stated is not None and stated != known.checkpoints[version.digest].weights_digest:
         what = f"{version.shown}: its weights digest {short(stated)} does not match its checkpoint"
         yield Finding("registration-altered", what, registry, **about)
-    rows = known.registrations.get(
-        version.digest, []
-    )  # of any registry, since a store can have several addresses
-    recorded = any((row.name, row.version) == (version.name, version.version) for row in rows)
-    if not recorded and not in_flight:
+    if not registered:
         what = (
             f"{version.shown}: this registration of checkpoint {short(version.digest)} is not in the ledger"
         )
         yield Finding("registration-unknown", what, registry, **about)
+
+
+def _is_registered(version: ModelVersion, known: LedgerState) -> bool:
+    """Whether the ledger has registered a version, in any registry, since a store can have several addresses."""
+    rows = known.registrations.get(version.digest, [])
+    return any((row.name, row.version) == (version.name, version.version) for row in rows)
+
+
+def _permitted(known: LedgerState) -> Iterator[tuple[str, str, str]]:
+    """Name, version and digest of what was promoted without the gate `registered`: its policy has left it out."""
+    for row in known.history:
+        gates = row.get("gates") if row["kind"] == "promotion" else None
+        if isinstance(gates, list) and not any(gate.get("gate") == "registered" for gate in gates):
+            yield row["name"], row["version"], row["checkpoint_digest"]
+
+
+def _unregistered_alias(version: ModelVersion, registry: str) -> Finding:
+    target = f"checkpoint {short(version.digest)}" if version.digest else "no checkpoint of wherry"
+    what = f"{version.shown} points to {target}; the ledger has not registered this version"
+    return Finding("alias-unregistered", what, registry, version.digest or None, models=(version.shown,))
 
 
 def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> bool:

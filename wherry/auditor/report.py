@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "registration-without-bytes": Kind("error", 5, "a model version whose checkpoint is missing everywhere"),
     "registration-altered": Kind("error", 9, "a model version whose tags differ from the record"),
     "added": Kind("error", 9, "a file in its folder that its record does not have"),
+    "alias-unregistered": Kind("error", 9, "an alias on a model version that the ledger has not registered"),
     "not-recorded": Kind("error", 12, "the outcome could not be written to the ledger"),
     "registration-gone": Kind("warning", 0, "a registration in the ledger that is not in the registry"),
     "registration-unknown": Kind("warning", 0, "a model version that is not in the ledger"),

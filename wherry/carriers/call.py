@@ -6,6 +6,8 @@ import json
 import sys
 from importlib import import_module
 
+from wherry.text.json_values import json_value
+
 _MODULES = ("wherry.carriers.hash_on", "wherry.carriers.on_worker")
 
 
@@ -15,7 +17,7 @@ def main() -> None:
     Raises:
         ValueError: it is no function of a worker.
     """
-    name, arguments = json.load(sys.stdin)
+    name, arguments = json_value(sys.stdin.read())
     module, _, function = name.partition(":")
     if module not in _MODULES or function.startswith("_"):
         raise ValueError(name)

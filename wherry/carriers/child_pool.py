@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers.processes import variables
 from wherry.errors import StorageError
 from wherry.runtime import child, threads
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -63,7 +64,7 @@ class ChildPool:
                 retryable=True,
                 cure="run the command again; if it ends so again, with --on threads",
             )
-        return json.loads(done.output)
+        return json_value(done.output)
 
 
 @contextmanager

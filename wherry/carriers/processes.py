@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from wherry.records.claims import claims_among
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.runtime import child
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -104,6 +104,6 @@ def _error(worker: Child) -> str:
     if not done_.code:
         return ""
     try:
-        return json.loads(done_.output)["what"]
+        return json_value(done_.output)["what"]
     except (ValueError, KeyError, TypeError):
         return f"process {worker.pid} ended with exit code {done_.code}"

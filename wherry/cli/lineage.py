@@ -85,15 +85,18 @@ def impact_(x: str, *, all_: bool, json_: bool) -> None:
 
 @lineage.command("serve")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="Port of this machine's loopback interface; 0 chooses a free one.")  # fmt: skip
-def serve_(port: int) -> None:
+              help="Port to listen on; 0 chooses a free one.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Address of the interface to listen on, for a proxy with TLS on another machine; `lineage.url` in "
+              "wherry.toml says where it shows the pages.")  # fmt: skip
+def serve_(port: int, host: str) -> None:
     """Serve read-only pages about the whole ledger: checkpoints, runs, storage, findings.
 
-    Only this machine can open them. Runs until it is stopped with Ctrl-C.
+    By default only this machine can open them. Runs until it is stopped with Ctrl-C.
     """
     from wherry.site.server import serve
 
-    serve(port, lambda url: say(f"serving {url}; Ctrl-C ends it"))
+    serve(port, lambda url: say(f"serving {url}; Ctrl-C ends it"), host=host)
 
 
 @lineage.command("stale", epilog=_ABOUT)

@@ -52,6 +52,7 @@ VARIABLES = {
     "notify.webhook": "WHERRY_NOTIFY_WEBHOOK",
     "notify.block": "WHERRY_NOTIFY_BLOCK",
     "openlineage.target": "WHERRY_OPENLINEAGE",
+    "lineage.url": "WHERRY_LINEAGE_URL",
     "metrics.file": "WHERRY_METRICS",
     "audit.record": "WHERRY_AUDIT_RECORD",
     "child.timeout": "WHERRY_CHILD_TIMEOUT",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wherry.config.config import load_config
 from wherry.errors import HostileError
 from wherry.storage.links import allowed_roots
-from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below
+from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below, locate_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def locate_stated(uri: str | os.PathLike[str]) -> Location:
         HostileError, UsageError: as `root_of`.
     """
     root = root_of(uri)
-    return locate(uri) if root is None else locate_below(root, uri)
+    return locate_recorded(os.fspath(uri)) if root is None else locate_below(root, uri)
 
 
 def _roots(config: Config) -> Iterator[str]:

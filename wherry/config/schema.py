@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from wherry.config.options import given_by, option_field, target_of, with_options
+from wherry.config.settings import required_origin
 from wherry.config.values import Select, require_template, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
@@ -44,6 +45,7 @@ def _absolute(text: str) -> str:
     return text
 
 
+Origin = Annotated[str, AfterValidator(required_origin)]
 Folder = Annotated[str, AfterValidator(_absolute)]
 Duration = Annotated[float, Field(ge=0), BeforeValidator(duration, json_schema_input_type=float | str)]
 Size = Annotated[str, BeforeValidator(_check_size, json_schema_input_type=int | str)]
@@ -237,6 +239,16 @@ class OpenlineageSettings(Section):
     namespace: str = Field(default="wherry", description="Namespace of the jobs.")
 
 
+class LineageSettings(Section):
+    """Where others reach the pages of `wherry lineage serve`."""
+
+    url: Origin | None = Field(
+        default=None,
+        description="Address at which a proxy shows the pages, such as https://wherry.example, without a path; model "
+        "versions link to it. None by default: then only the machine that serves them shows them, and nothing links.",
+    )
+
+
 class MetricsSettings(Section):
     """Where metrics for Prometheus are written."""
 
@@ -309,6 +321,7 @@ class Settings(Section):
     mlflow: MlflowSettings = MlflowSettings()
     notify: NotifySettings = NotifySettings()
     openlineage: OpenlineageSettings = OpenlineageSettings()
+    lineage: LineageSettings = LineageSettings()
     metrics: MetricsSettings = MetricsSettings()
     child: ChildSettings = ChildSettings()
     audit: AuditSettings = AuditSettings()

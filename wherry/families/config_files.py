@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.errors import CorruptError, UsageError
 from wherry.text.config_text import YAML, parse_config_text, parse_yaml
 from wherry.text.json_document import parse_json
+from wherry.text.json_values import json_value
 from wherry.text.limits import SMALL, beyond, scale_limit
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _scalar(text: str) -> Any:
     except (ValueError, SyntaxError, TypeError):
         pass  # text without quotes, or a number as YAML spells it
     try:
-        return json.loads(text)
+        return json_value(text)
     except ValueError:
         return text
 

@@ -75,12 +75,12 @@ and pass the same checks. An unknown field is an error.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import UsageError
 from wherry.layout.expr import evaluate
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ class Fact:
         if text in self.named:
             return evaluate(self.named[text], {})
         try:
-            return json.loads(text)
+            return json_value(text)
         except ValueError:
             return text
 

@@ -17,7 +17,6 @@ new tables with it. So it reads the bodies of all schemas:
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
@@ -29,9 +28,10 @@ from sqlalchemy import select
 
 from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
-from wherry.errors import WherryError
+from wherry.errors import WherryError, describe_exception
 from wherry.ledger import schema as tables
 from wherry.ledger.clocks import plausible_clocks
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -110,8 +110,8 @@ def stored_table(text: str) -> dict[str, Any]:
         CorruptError: the text is something else, which wherry never stores.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_value(text)
+    except ValueError as error:
         raise tables.damage_error(f"JSON: {error}") from error
     if not isinstance(found, dict):
         raise tables.damage_error(f"JSON: expected a table, got {type(found).__name__}")
@@ -145,7 +145,7 @@ def damage_of(seq: int) -> Generator[None]:
     except WherryError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise tables.damage_error(f"statement {seq}: {error!r:.200}") from error
+        raise tables.damage_error(f"statement {seq}: {describe_exception(error)}") from error
 
 
 def stored_number(value: Any) -> Any:

@@ -6,7 +6,6 @@ whole ledger, or about an earlier moment.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -46,6 +45,7 @@ from wherry.ledger.replay import (
     replay,
 )
 from wherry.ledger.statements import head
+from wherry.text.json_values import json_value_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     _Key = TypeVar("_Key", str, int)
 
 _AT_ONCE = 5000  # digests or statements in one query
-_FIRST, _DECODER = '{"asked":', json.JSONDecoder()
+_FIRST = '{"asked":'
 _PAST_HEX = "g"  # sorts after every hex digit
 
 
@@ -311,7 +311,7 @@ def _recorded_request(body: str) -> dict[str, Any]:
     """The request in the body of a conversion; where it comes first, as in canonical JSON, the rest is not parsed."""
     if body.startswith(_FIRST):
         with suppress(ValueError):
-            return _DECODER.raw_decode(body, len(_FIRST))[0]
+            return json_value_at(body, len(_FIRST))
     return stored_table(body).get("asked", {})
 
 

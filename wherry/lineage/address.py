@@ -1,13 +1,19 @@
-"""address: where `wherry lineage serve` shows a checkpoint, for links on other pages."""
+"""address: where the pages of `wherry lineage serve` are, for links on other pages."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
-PORT = 8047  # of the loopback interface, unless --port says another
+from wherry.config.settings import pages_url
+
+PORT = 8047  # unless --port says another
 
 
-def lineage_url(checkpoint_digest: str) -> str:
-    """URL of the lineage page of a checkpoint; it opens where `wherry lineage serve` runs."""
-    digest = quote(checkpoint_digest, safe=":")
-    return f"http://127.0.0.1:{PORT}/lineage/{digest}#{digest}"
+def lineage_url(checkpoint_digest: str) -> str | None:
+    """URL of the lineage page of a checkpoint; None if no setting says where others reach the pages.
+
+    Raises:
+        UsageError: the setting is no address.
+    """
+    base, digest = pages_url(), quote(checkpoint_digest, safe=":")
+    return f"{base}/lineage/{digest}#{digest}" if base else None

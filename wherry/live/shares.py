@@ -23,6 +23,7 @@ from wherry.errors import IncompleteError, MismatchError, StorageError, WherryEr
 from wherry.live.snapshot import PlacedBox
 from wherry.remote.waits import waiting
 from wherry.staging.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +65,7 @@ class Ticket:
 
 def ticket_from(text: str) -> Ticket:
     """The inverse of `Ticket.to_text`."""
-    data = json.loads(text)
+    data = json_value(text)
     return Ticket(data["mark"], data["folder"], data["stop"])
 
 
@@ -331,7 +332,7 @@ def _await(path: Path, patience: float) -> dict[str, Any] | None:
     if not _until(lambda: os.path.exists(path), patience):  # noqa: PTH110  a third of the time of Path.exists
         return None
     try:
-        return json.loads(path.read_text())
+        return json_value(path.read_text())
     except FileNotFoundError:
         return None  # the folder was removed between the two
 

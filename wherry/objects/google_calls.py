@@ -18,6 +18,7 @@ from wherry.objects.checksums import by_algorithm, from_base64, to_base64
 from wherry.objects.uploads import StoredObject
 from wherry.remote.google_requests import body_request, refused_by_google, sends_plainly
 from wherry.remote.transfers import exchange
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def insert_object(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | 
     url = f"{fs._location}/{_UPLOAD.format(quote(what.bucket, safe=''))}"  # noqa: SLF001
     answer = exchange(body_request(fs, "POST", url, what.headers, what.params), seconds, views=what.body)
     if answer.is_success:
-        return json.loads(answer.body)
+        return json_value(answer.body)
     if (error := refused_by_google(answer)) is not None:
         raise error
     return None

@@ -23,6 +23,7 @@ from wherry.staging.key import KEY_ENV, journal_key
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.stores import LocalStore
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +118,7 @@ class Records:
                 uri=self.folder.uri,
                 cure=f"set the same {KEY_ENV} for every process of the job, or remove the record",
             )
-        return require_form(name, json.loads(text), self.folder.uri)
+        return require_form(name, json_value(text), self.folder.uri)
 
     def read_all(self, names: Sequence[str]) -> list[dict[str, Any] | None]:
         """The contents of some records, several read at the same time; see `read`."""

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError
+from wherry.remote.addresses import guard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -90,6 +91,7 @@ async def list_one(fs: Any, container: str) -> None:
 def _kind(timeout: float) -> Any:
     """The class of adlfs with one attempt for each request; fsspec keeps one file system for each class."""
     from adlfs import AzureBlobFileSystem
+    from azure.core.pipeline.transport import AioHttpTransport
     from azure.storage.blob.aio import BlobServiceClient
 
     options: dict[str, Any] = {
@@ -98,11 +100,20 @@ def _kind(timeout: float) -> Any:
         "read_timeout": timeout,
     }
 
+    class Checked(AioHttpTransport):
+        async def open(self) -> None:
+            await super().open()
+            session: Any = self.session
+            if "_resolve_host" not in vars(session.connector):
+                guard(session, configured=True)
+
     class OneAttempt(AzureBlobFileSystem):
         def do_connect(self) -> None:
             super().do_connect()
             opened: Any = self.service_client
-            self.service_client = BlobServiceClient(opened.url, credential=opened.credential, **options)
+            self.service_client = BlobServiceClient(
+                opened.url, credential=opened.credential, transport=Checked(**options), **options
+            )
 
     return OneAttempt
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry.credentials import redact
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError
+from wherry.remote.addresses import refusal_in
 from wherry.remote.failures import (
     ABSENT,
     BEYOND,
@@ -57,8 +58,10 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
         yield
     except Exception as error:
         _separate(error, handled)
-        found = translate_error(error, protocol, path)
+        found = refusal_in(error) or translate_error(error, protocol, path)
         if found is None:
+            raise
+        if found is error:
             raise
         raise found from error
 

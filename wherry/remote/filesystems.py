@@ -8,17 +8,19 @@ when its time is over. No library keeps listings, of which wherry reads each ane
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wherry.errors import StorageError
 from wherry.remote import azure, http_reads
+from wherry.remote.addresses import checking_resolver, guard
 from wherry.remote.errors import translate_error
 from wherry.remote.failures import FAILURES, kind_of
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -70,7 +72,8 @@ def open_filesystem(protocol: str, timeout: float) -> Any:
         return azure.open_azure(timeout)
     if protocol in http_reads.PROTOCOLS:
         client = {"timeout": _aiohttp_timeout(timeout), "trace_configs": [http_reads.redirect_guard()]}
-        return fsspec.filesystem(protocol, **_stated_options(protocol, client_kwargs=client))
+        ours = {"client_kwargs": client, "get_client": http_reads.open_session}
+        return fsspec.filesystem(protocol, **_stated_options(protocol, **ours))
     return fsspec.filesystem(protocol)
 
 
@@ -157,7 +160,7 @@ def _stated_options(protocol: str, **ours: Any) -> dict[str, Any]:
 def _message(text: str) -> str:
     """The message of a JSON answer; the beginning of any other text."""
     with suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["error"]["message"])
+        text = str(json_value(text)["error"]["message"])
     return text[:_LONGEST_MESSAGE]
 
 
@@ -173,9 +176,22 @@ def _google(timeout: float) -> Any:
     from gcsfs.core import GCSFileSystem
 
     kind = gcsfs.GCSFileSystem if os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT") else GCSFileSystem
-    session = {"timeout": _aiohttp_timeout(timeout), "middlewares": (_fail_at_once,)}
+    session = {
+        "timeout": _aiohttp_timeout(timeout),
+        "middlewares": (_fail_at_once,),
+        "trace_configs": [http_reads.redirect_guard()],
+    }
     anonymous = {} if _has_google_login() else {"token": "anon"}
-    return kind(**_stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
+    fs: Any = kind(**_stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
+    if "_set_session" not in vars(fs):  # fsspec returns the same object again
+        fs._set_session = partial(_guarded_session, fs._set_session)  # noqa: SLF001  gcsfs has no option for it
+    return fs
+
+
+async def _guarded_session(opening: Callable[[], Awaitable[Any]]) -> Any:
+    """The session of gcsfs, whose connections are checked."""
+    session = await opening()
+    return session if "_resolve_host" in vars(session.connector) else guard(session, configured=True)
 
 
 def _amazon(timeout: float) -> Any:
@@ -187,6 +203,7 @@ def _amazon(timeout: float) -> Any:
         "read_timeout": timeout,
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "max_pool_connections": _CONNECTIONS,
+        "connector_args": {"resolver": checking_resolver()},
     }
     fs: Any = S3FileSystem(**_stated_options("s3", config_kwargs=config, use_listings_cache=False))
     fs.retries = 1

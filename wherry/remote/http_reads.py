@@ -6,13 +6,12 @@ that becomes gigabytes. Here an answer is checked before it is read, and read no
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError
+from wherry.remote.addresses import LOCAL, METADATA, AddressError, guard, kind_of_host
 from wherry.remote.buffer_fill import RANGE_CURE
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ PROTOCOLS = ("http", "https")
 _BLOCK = 256 << 10  # bytes that are read at a time
 _WHOLE, _BEYOND = 200, 416  # statuses of HTTP; a range has 206
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+(\d{1,19})-")
-_LOCAL_NAMES = ("localhost", "metadata", "metadata.google.internal", "instance-data")
 
 
 async def fill_http(fs: Any, url: str, start: int, into: BufferFill, _mark: str) -> None:
@@ -90,6 +88,17 @@ def _require_plain(headers: Mapping[str, str]) -> None:
         raise StorageError(f"the server compressed its answer: {encoding[:20]}", cure=RANGE_CURE)
 
 
+async def open_session(**options: Any) -> Any:
+    """A session of aiohttp that checks the address of each connection, for fsspec's HTTPFileSystem.
+
+    Args:
+        options: of aiohttp's ClientSession.
+    """
+    from aiohttp import ClientSession
+
+    return guard(ClientSession(**options), configured=False)
+
+
 @cache
 def redirect_guard() -> Any:
     """A trace of aiohttp that refuses redirects from elsewhere to this machine, or to one that answers about it."""
@@ -104,39 +113,13 @@ async def _require_elsewhere(_session: Any, _context: Any, parameters: Any) -> N
     origin = parameters.response.url
     target = origin.join(type(origin)(parameters.response.headers.get("Location", "")))
     host = target.host or ""
+    kind = kind_of_host(host)
     if target.scheme not in PROTOCOLS:
         what = f"a {target.scheme} address"
-    elif is_link_local(host):
+    elif kind == METADATA:
         what = f"the metadata address of this machine: {host}"
-    elif is_near(host) and not is_near(origin.host or ""):
+    elif kind == LOCAL and kind_of_host(origin.host or "") != LOCAL:
         what = f"an address of this machine: {host}"
     else:
         return
-    raise StorageError(f"the server redirects to {what}", cure="do not use this server")
-
-
-def is_near(host: str) -> bool:
-    """Whether a host is this machine by its name or number."""
-    address = _address(host)
-    if address is None:
-        return host.lower().rstrip(".") in _LOCAL_NAMES
-    return address.is_loopback or address.is_unspecified
-
-
-def is_link_local(host: str) -> bool:
-    """Whether a host is an address of this machine's link, where clouds answer questions of a machine about itself."""
-    address = _address(host)
-    return address is not None and address.is_link_local
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host states by number, in any form that resolvers take: 127.1, 0x7f.1 and 2130706433 too."""
-    text = host.strip("[]").rstrip(".")
-    try:
-        found = ipaddress.ip_address(text)
-    except ValueError:
-        try:
-            return ipaddress.IPv4Address(socket.inet_aton(text))
-        except (OSError, UnicodeError):
-            return None
-    return getattr(found, "ipv4_mapped", None) or found
+    raise AddressError(f"the server redirects to {what}", cure="do not use this server")

@@ -15,6 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from wherry.remote.addresses import require_address
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -147,10 +149,28 @@ def _require_time(deadline: float) -> None:
 
 @cache
 def _pool(certificates: str) -> Any:
-    """The connections to all hosts."""
-    from urllib3 import PoolManager
+    """The connections to all hosts; the address of each is checked before a byte is sent to it."""
+    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 
-    return PoolManager(maxsize=_CONNECTIONS, ca_certs=certificates or None)
+    def checked(kind: Any) -> Any:
+        class Connection(kind.ConnectionCls):
+            def _new_conn(self) -> Any:
+                found = super()._new_conn()
+                try:
+                    require_address(self.host, found.getpeername()[0], configured=True)
+                except BaseException:
+                    found.close()
+                    raise
+                return found
+
+        return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
+
+    pools = PoolManager(maxsize=_CONNECTIONS, ca_certs=certificates or None)
+    pools.pool_classes_by_scheme = {
+        "http": checked(HTTPConnectionPool),
+        "https": checked(HTTPSConnectionPool),
+    }
+    return pools
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child must not use the connections of its parent

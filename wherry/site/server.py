@@ -1,22 +1,26 @@
-"""server: answers GET requests on the loopback interface with the pages of the ledger, and nothing else.
+"""server: answers GET requests with the pages of the ledger, and nothing else.
 
-Every user of the machine can reach the port, so the printed address carries a token; the answer to it puts the token
-into a cookie, and no other request is answered without it. A page of another site could send requests to this address,
-under a name of its own that it lets point here; requests whose `Host` is not this server are therefore refused, and no
-page may be framed or read from elsewhere.
+It listens on the loopback interface, unless `--host` names another for a proxy. Every user of the machine can reach
+the port, so the printed address carries a token; the answer to it puts the token into a cookie, and no other request is
+answered without it. A page of another site could send requests to this address, under a name of its own that it lets
+point here; requests whose `Host` is neither this server nor that of the setting `lineage.url` are therefore refused,
+and no page may be framed or read from elsewhere.
 """
 
 from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import secrets
+import socket
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from wherry.config.settings import pages_url
 from wherry.errors import AmbiguousError, NotFoundError, UsageError, WherryError, internal_error
 from wherry.site.contents import LedgerReader
 from wherry.site.pages import page_at
@@ -43,15 +47,31 @@ class SiteServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = HOST, public: str | None = None) -> None:
         """Bind the port; 0 chooses a free one.
 
+        Args:
+            port: to listen on.
+            host: address of the interface to listen on.
+            public: where a proxy shows the pages, as `wherry.config.settings.pages_url` gives it.
+
         Raises:
-            UsageError: the port is taken.
+            UsageError: the port is taken, there is no such interface, or no name leads to it.
         """
+        if _is_any(host) and public is None:
+            raise UsageError(
+                f"--host {host} listens on every interface, but nothing says under which name the pages are shown",
+                cure="set `lineage.url` in wherry.toml to the address of the proxy, or pass that of one interface",
+            )
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((HOST, port), _Handler)
+            super().__init__((host, port), _Handler)
         except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or isinstance(error, socket.gaierror):
+                what = f"--host {host} is not an address of this machine: {error.strerror}"
+                raise UsageError(
+                    what, cure=f"pass the address of one of its interfaces, or {HOST}"
+                ) from error
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             raise UsageError(
@@ -60,11 +80,29 @@ class SiteServer(ThreadingHTTPServer):
             ) from error
         self.contents = LedgerReader()
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.host, self.public = f"[{host}]" if ":" in host else host, public
 
     @property
     def url(self) -> str:
         """The address of the pages, with the token that it asks for."""
-        return f"http://{HOST}:{self.server_port}/?{_TOKEN}={self.token}"
+        base = self.public or f"http://{self.host}:{self.server_port}"
+        return f"{base}/?{_TOKEN}={self.token}"
+
+    @property
+    def names(self) -> set[str]:
+        """What `Host` of a request may be."""
+        own = {f"{name}:{self.server_port}" for name in (HOST, "localhost", self.host)}
+        return own | self._public_names()
+
+    def is_secure(self, host: str) -> bool:
+        """Whether a request came through the proxy over https; then the cookie goes nowhere else."""
+        return (self.public or "").startswith("https:") and host.lower() in self._public_names()
+
+    def _public_names(self) -> set[str]:
+        if self.public is None:
+            return set()
+        scheme, _, place = self.public.partition("://")
+        return {place, place.removesuffix(":443" if scheme == "https" else ":80")}
 
     @property
     def cookie(self) -> str:
@@ -98,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> tuple[HTTPStatus, Page]:  # noqa: PLR0911  a table of errors
         site = cast("SiteServer", self.server)
-        if self.headers.get("Host") not in [f"{name}:{site.server_port}" for name in (HOST, "localhost")]:
+        if self.headers.get("Host", "").lower() not in site.names:
             return HTTPStatus.MISDIRECTED_REQUEST, _sorry("this server has another name")
         try:
             url = urlsplit(self.path)
@@ -140,7 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         if self._is_first:
             site = cast("SiteServer", self.server)
-            self.send_header("Set-Cookie", f"{site.cookie}={site.token}; Path=/; HttpOnly; SameSite=Lax")
+            secure = "; Secure" if site.is_secure(self.headers.get("Host", "")) else ""
+            cookie = f"{site.cookie}={site.token}; Path=/; HttpOnly; SameSite=Lax{secure}"
+            self.send_header("Set-Cookie", cookie)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         self.end_headers()
@@ -155,18 +195,27 @@ def _sorry(what: str) -> Page:
     return shell("Not shown", f"<p>{text(what)}</p>", ledger="", here="")
 
 
-def serve(port: int, ready: Callable[[str], None]) -> None:
+def _is_any(host: str) -> bool:
+    """Whether an address stands for every interface."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host
+
+
+def serve(port: int, ready: Callable[[str], None], *, host: str = HOST) -> None:
     """Serve the pages until the process is interrupted.
 
     Args:
-        port: of the loopback interface; 0 chooses a free one.
+        port: to listen on; 0 chooses a free one.
         ready: called with the address.
+        host: address of the interface to listen on.
 
     Raises:
-        UsageError: the port is taken.
+        UsageError: the port is taken, there is no such interface, or `lineage.url` is missing or invalid.
         StorageError: the ledger cannot be read.
     """
-    with SiteServer(port) as server:
+    with SiteServer(port, host, pages_url()) as server:
         server.contents.read()
         ready(server.url)
         with suppress(KeyboardInterrupt):

@@ -30,6 +30,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
 from wherry.errors import storage_error
 from wherry.staging.key import journal_key
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -209,7 +210,7 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
     if not lines:
         return (), None
     try:
-        rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
+        rows: list[dict[str, Any]] = [json_value(line.text) for line in lines]
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
             return (), f"the interrupted run had a different {' and '.join(changed)}"

@@ -9,7 +9,6 @@ read, or that names no owner, is judged by watching alone. Several leases are wa
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import socket
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetInUseError
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -229,8 +229,8 @@ def _text(path: Path) -> bytes:
 def owner_in(text: bytes) -> Owner | None:
     """The owner that a text names; None if a field is missing or invalid."""
     try:
-        return owner_from(json.loads(text))
-    except (ValueError, RecursionError):
+        return owner_from(json_value(text))
+    except ValueError:
         return None
 
 

@@ -8,7 +8,6 @@ members of the target: only objects of these runs are removed, and only where no
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from wherry.storage.ages import modified_time
 from wherry.storage.folders import PREFIX, is_staging
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import sidecar_name
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,7 +228,7 @@ def _journal_facts(area: Location) -> tuple[set[str], tuple[str, ...] | None]:
         if entry.name.startswith(_TELLING):
             for line in area.join(entry.name).read_whole(MOST_CONFIG).splitlines():
                 try:
-                    row: Any = json.loads(line.partition(b"\t")[0])
+                    row: Any = json_value(line.partition(b"\t")[0])
                     runs |= {row["run"]} if "run" in row else set()
                     members = tuple(row["members"]) if "members" in row else members
                 except (ValueError, TypeError, KeyError):

@@ -24,6 +24,7 @@ from wherry.objects.uploads import Part, Upload
 from wherry.staging.journal import FIRST_MAC, Journal, checked_lines, decode, encode, next_mac
 from wherry.staging.key import journal_key
 from wherry.storage.location import MOST_CONFIG
+from wherry.text.json_values import json_value
 from wherry.upload.run import is_inner
 from wherry.upload.uploaded_file import SentBefore
 
@@ -92,7 +93,7 @@ def read_past(area: Location, header: Header) -> JournalPast:
 
 
 def _past(lines: list[Line], header: Header, count: int) -> JournalPast:
-    rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
+    rows: list[dict[str, Any]] = [json_value(line.text) for line in lines]
     changed = [name for name in header if rows[0].get(name) != header[name]]
     if changed:
         reason = f"the interrupted run had a different {' and '.join(changed)}"

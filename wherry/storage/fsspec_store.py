@@ -30,7 +30,7 @@ from wherry.remote.listings import PAGES
 from wherry.remote.range_reads import FILLS, fill
 from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.location import Entry
-from wherry.storage.protocols import OF_SERVERS, OTHER, protocol_of
+from wherry.storage.protocols import OF_OTHER_STORES, OF_SERVERS, OTHER, protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -393,6 +393,8 @@ def remote_store(protocol: str) -> FsspecStore:
         raise _not_opened(
             protocol, "a URI of wherry has no login, and its library opens no server without one"
         )
+    if protocol in OF_OTHER_STORES:
+        raise _not_opened(protocol, "it opens other URIs unchecked")
     try:
         return FsspecStore(protocol, policy)
     except ImportError as error:

@@ -103,6 +103,8 @@ PROTOCOLS: dict[str, StorageProtocol] = {
 OTHER = StorageProtocol(READ_ONLY)  # everything else that fsspec supports
 # Their libraries take the name of the server and a login as arguments, not from the URI.
 OF_SERVERS = frozenset({"ftp", "sftp", "smb", "ssh", "webdav", "webhdfs"})
+# Their libraries open URIs of every other store by themselves, without the checks that wherry makes of its addresses.
+OF_OTHER_STORES = frozenset({"generic"})
 
 
 def protocol_of(name: str) -> StorageProtocol:

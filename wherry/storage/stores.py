@@ -268,6 +268,7 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 
     Raises:
         UsageError: the URI is empty, is a model URI, or carries credentials.
+        AddressError: a web server at an address at which clouds tell a machine its secrets.
         MissingExtraError: the package for its protocol is not installed.
     """
     found = _locate(os.fspath(uri))
@@ -301,6 +302,20 @@ def locate_below(root: str, uri: str | os.PathLike[str], opaque: frozenset[str] 
     return Location(base.store, found.path, opaque=opaque)
 
 
+def locate_recorded(uri: str) -> Location:
+    """Parse a URI that a registry or a ledger states; it must not lead to a server of this machine.
+
+    Raises:
+        AddressError: it does; pass its URI itself to read it.
+        UsageError, MissingExtraError: as `locate`.
+    """
+    if uri.startswith(("http://", "https://")):
+        from wherry.remote.addresses import require_host
+
+        require_host(uri, stated=False)
+    return locate(uri)
+
+
 def is_at_or_below(root: Location, place: Location) -> bool:
     """Whether a path is a root or lies below it, by their texts alone."""
     same = place.store.protocol == root.store.protocol
@@ -327,6 +342,10 @@ def _locate(text: str) -> Location:
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )
+    if protocol in ("http", "https"):
+        from wherry.remote.addresses import require_host
+
+        require_host(text)
     from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from wherry.errors import WherryError
 from wherry.runtime.child import command
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replace_value, small_steps
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ class Children:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        return Outcome(**json.loads(self._server.stdout.readline()))
+        return Outcome(**json_value(self._server.stdout.readline()))
 
 
 def serve() -> None:
@@ -130,7 +131,7 @@ def serve() -> None:
     formats()
     stopped: dict[int, int] = {}
     for line in sys.stdin:
-        outcome = _supervise(json.loads(line), stopped)
+        outcome = _supervise(json_value(line), stopped)
         for name in outcome.modules:
             importlib.import_module(name)
         sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
@@ -181,7 +182,7 @@ def _await_child(child: int, reading: int, after: float | None) -> Outcome:
         if after is not None and time.monotonic() >= deadline:
             os.kill(child, signal.SIGKILL)
             after = None
-    return Outcome(killed=True) if os.WIFSIGNALED(status) else Outcome(killed=False, **json.loads(report))
+    return Outcome(killed=True) if os.WIFSIGNALED(status) else Outcome(killed=False, **json_value(report))
 
 
 def _be_child(order: Order, writing: int) -> None:

@@ -30,6 +30,7 @@ from wherry.tree.spelling import renaming_of
 from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.records import (
     LedgerEntry,
+    altered_fields,
     contradictions,
     entry_at,
     receipt_difference,
@@ -169,6 +170,7 @@ def _compare_with_sidecar(checkpoint: Checkpoint, found: Hashes, sidecar: Sideca
     """The differences from the sidecar, and of the sidecar from itself."""
     yield from contradictions(sidecar)
     yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
+    yield from altered_fields(sidecar, found, checkpoint.manifest)
     yield from altered_companions(checkpoint, sidecar)
 
 
@@ -339,7 +341,9 @@ def altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fai
     Raises:
         HostileError, StorageError: one cannot be read.
     """
+    sizes = {one.name: one.size for one in checkpoint.manifest.companions}
     for companion in sidecar.manifest.companions:
+        size = sizes.get(companion.name, companion.size)
         try:
             found = digest_companion(checkpoint, companion)
         except NotFoundError:
@@ -347,3 +351,6 @@ def altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fai
             continue
         if found.sha256 != companion.sha256:
             yield Failure(companion.name, "digest mismatch in the companion file")
+        elif size != companion.size:
+            what = f"the sidecar was altered: it states {companion.size} bytes, the file has {size}"
+            yield Failure(companion.name, what)

@@ -27,6 +27,7 @@ from wherry.runtime.child import NoAnswerError
 from wherry.runtime.memory import available_memory
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.text.json_values import json_value
 from wherry.verifier.native_source import files_of, native_source
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def _ask(request: dict[str, Any], nbytes: int, variables: Mapping[str, str] = NO
             cure="a negative code is a signal; -9 usually means out of memory", retryable=done.code < 0,
         )  # fmt: skip
     try:
-        answer = json.loads(done.output)
+        answer = json_value(done.output)
     except ValueError as error:
         raise NoAnswerError(
             f"the {request['task']} check printed no result", cure="check what the library prints"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.staging.area import LOG_SUFFIX
 from wherry.storage.folders import sync_folder
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,5 +39,5 @@ def read_log(log: Path) -> dict[str, Reference]:
     """
     data = log.read_bytes()
     os.truncate(log, data.rfind(b"\n") + 1)
-    rows = [json.loads(line) for line in data.split(b"\n")[:-1]]
+    rows = [json_value(line) for line in data.split(b"\n")[:-1]]
     return {key: Reference(*place) for row in rows for key, place in row.items()}

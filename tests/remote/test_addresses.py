@@ -1,0 +1,197 @@
+"""Addresses of clouds and of this machine are refused in every spelling, after DNS and in redirects."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+import wherry
+from wherry.errors import UsageError
+from wherry.remote.addresses import (
+    ELSEWHERE,
+    LOCAL,
+    METADATA,
+    AddressError,
+    host_of,
+    kind_of_host,
+    require_address,
+    require_host,
+)
+from wherry.remote.transfers import BodyRequest, exchange
+from wherry.storage.stores import locate, locate_recorded
+
+BODY = save({"w": np.arange(16, dtype=np.float32)})
+HOSTS = [
+    line
+    for line in (Path(__file__).parents[1] / "golden/metadata-hosts.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@contextmanager
+def server(redirect=None):
+    """A server on this machine with one file; yields its port and the paths that were asked for."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_arguments):
+            pass
+
+        def do_GET(self):
+            seen.append(self.path)
+            self.send_response(302 if redirect else 200)
+            if redirect:
+                self.send_header("Location", redirect)
+            self.send_header("Content-Length", "0" if redirect else str(len(BODY)))
+            self.end_headers()
+            if self.command == "GET" and not redirect:
+                self.wfile.write(BODY)
+
+        do_HEAD = do_GET  # noqa: N815  name of the base class
+
+    one = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=one.serve_forever, daemon=True).start()
+    try:
+        yield one.server_port, seen
+    finally:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """DNS of this test: name → address; other names as always."""
+    known, real = {}, socket.getaddrinfo
+
+    def answer(host, *arguments, **named):
+        return real(known.get(host, host), *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    return known
+
+
+def test_two_hundred_spellings_of_a_metadata_address_are_refused_before_anything_is_opened():
+    assert len(set(HOSTS)) == len(HOSTS) >= 200
+    assert [host for host in HOSTS if kind_of_host(host) != METADATA] == []
+    for host in HOSTS:
+        bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        for uri in (f"http://{bracketed}/latest/meta-data/", f"https://{bracketed}:80/x.safetensors"):
+            with pytest.raises(AddressError, match="where clouds tell a machine its secrets"):
+                locate(uri)
+
+
+def test_no_spelling_is_hidden_by_what_stands_around_it():
+    for uri in (
+        "http://169.254.169.254", "http://169.254.169.254:80", "http://169.254.169.254?a=/b", "http://169.254.169.254#x",
+        "http://169.254.169.254\\@good.example/x", "https://[::ffff:a9fe:a9fe]:443/x", "http://good@169.254.169.254/",
+    ):  # fmt: skip
+        with pytest.raises(AddressError):
+            require_host(uri)
+    assert host_of("https://huggingface.co:443/a@b") == "huggingface.co"
+
+
+@pytest.mark.parametrize(
+    ("host", "kind"),
+    [
+        ("127.0.0.1", LOCAL), ("[::1]", LOCAL), ("::ffff:127.0.0.1", LOCAL), ("0.0.0.0", LOCAL), ("localhost", LOCAL),
+        ("LOCALHOST.", LOCAL), ("127.1", LOCAL), ("0x7f.1", LOCAL), ("2130706433", LOCAL), ("0177.0.0.1", LOCAL),
+        ("0", LOCAL), ("::", LOCAL), ("bucket.localhost", LOCAL), ("64:ff9b::7f00:1", LOCAL), ("10.0.0.5", ELSEWHERE),
+        ("8.8.8.8", ELSEWHERE), ("huggingface.co", ELSEWHERE), ("2606:4700::1111", ELSEWHERE), ("fd00::1", ELSEWHERE),
+        ("192.168.1.1", ELSEWHERE), ("", ELSEWHERE), ("x" * 5000, ELSEWHERE), ("0xzz", ELSEWHERE),
+        ("1.2.3.4.5", ELSEWHERE), ("metadata.example", ELSEWHERE), ("9" * 290, ELSEWHERE),
+    ],
+)  # fmt: skip
+def test_hosts_by_their_text(host, kind):
+    if set(host) == {"9"}:
+        kind_of_host(host)  # wraps around to any address; it must only end
+        return
+    assert kind_of_host(host) == kind
+
+
+def test_a_stated_address_of_this_machine_is_read_and_a_recorded_one_is_not():
+    pytest.importorskip("aiohttp")
+    with server() as (port, seen):
+        uri = f"http://127.0.0.1:{port}/m.safetensors"
+        assert locate(uri).read(0, 8) == BODY[:8]
+        before = len(seen)
+        for recorded in (
+            uri,
+            f"http://localhost:{port}/m",
+            f"http://0x7f.1:{port}/m",
+            f"http://[::1]:{port}/m",
+        ):
+            with pytest.raises(AddressError, match="an address of this machine"):
+                locate_recorded(recorded)
+        assert len(seen) == before
+    assert locate_recorded("s3://models/x").uri == "s3://models/x"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "fe80::1"])
+def test_a_name_that_dns_lets_point_here_is_refused(address, names):
+    pytest.importorskip("aiohttp")
+    names["models.example"] = address
+    with server() as (port, seen):
+        with pytest.raises(AddressError, match=f"models.example leads to {address}"):
+            wherry.detect(f"http://models.example:{port}/m.safetensors")
+        assert seen == []
+
+
+def test_a_redirect_to_a_name_that_dns_lets_point_here_is_refused(names):
+    pytest.importorskip("aiohttp")
+    names["rebound.example"] = "169.254.169.254"
+    with server(redirect="http://rebound.example/latest/") as (port, seen):
+        with pytest.raises(AddressError, match=r"rebound\.example leads to 169\.254"):
+            wherry.detect(f"http://127.0.0.1:{port}/m.safetensors")
+        assert seen
+
+
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "0xa9fea9fe", "[::ffff:a9fe:a9fe]", "metadata.google.internal"]
+)
+def test_a_redirect_to_a_metadata_address_is_refused(host):
+    pytest.importorskip("aiohttp")
+    what = "the server redirects to the metadata address"
+    with server(redirect=f"http://{host}/latest/") as (port, _seen), pytest.raises(AddressError, match=what):
+        wherry.detect(f"http://127.0.0.1:{port}/m.safetensors")
+
+
+def test_a_file_system_that_opens_other_uris_is_refused():
+    with server() as (port, seen):
+        with pytest.raises(UsageError, match="generic:// cannot be read"):
+            locate(f"generic://http://127.0.0.1:{port}/m.safetensors")
+        assert seen == []
+
+
+def test_bodies_go_to_no_metadata_address(names):
+    with server() as (port, seen):
+        names["bucket.example"] = "127.0.0.1"  # an emulator by its name: the user's configuration names it
+        url = f"http://bucket.example:{port}/x"
+        assert exchange(BodyRequest("GET", url, {}), 10).body == BODY
+        count = len(seen)
+    with pytest.raises(AddressError):
+        require_address("bucket.example", "169.254.169.254", configured=True)
+    assert count == 1
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+def test_clients_of_buckets_check_what_dns_gives(protocol, names, monkeypatch):
+    pytest.importorskip({"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}[protocol])
+    names["bucket.example"] = "169.254.169.254"
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "5")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://bucket.example:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://bucket.example:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    account = (
+        "AccountName=x;AccountKey=eA==;BlobEndpoint=http://bucket.example:9/x;DefaultEndpointsProtocol=http"
+    )
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
+    with pytest.raises(AddressError, match=r"bucket\.example leads to 169\.254"):
+        wherry.detect(f"{protocol}://models/x")

@@ -1,0 +1,245 @@
+"""addresses: which addresses of the network storage may be reached at, and the check of each connection.
+
+A URI can come from an event, a registry, a ledger or a server's redirect, and its host can be any name, which DNS may
+let point anywhere. So the rule holds for the address that a connection is made to, after DNS:
+
+- *Metadata*: addresses of the link (169.254.0.0/16, fe80::/10) and others at which clouds answer questions of a machine
+  about itself, with its credentials. No store is there, so they are always refused.
+- *Local*: this machine (127.0.0.0/8, ::1, 0.0.0.0). Allowed where a user has said so: in a URI that states the address
+  or `localhost`, and for the servers of buckets, which only the configuration of their library names. Refused for a
+  name that DNS lets point here, for redirects from elsewhere, and for URIs that a registry or the ledger states.
+
+Texts of hosts are read in every form that some resolver takes: 127.1, 0x7f.1, 017700000001, 2130706433, ::ffff:7f00:1,
+fullwidth digits, ideographic full stops; and 0-padded numbers both as octal and as decimal.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from socket import AF_INET
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
+
+from wherry.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+METADATA, LOCAL, ELSEWHERE = "metadata", "local", "elsewhere"
+_Address: TypeAlias = "IPv4Address | IPv6Address"
+_METADATA_NAMES = frozenset({
+    "instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal", "metadata.goog",
+    "metadata.google.internal", "metadata.tencentyun.com",
+})  # fmt: skip
+_LOCAL_NAMES = re.compile(r"(.*\.)?localhost|localhost\.localdomain|localhost[46]|ip6-(localhost|loopback)")
+_METADATA_NETWORKS = tuple(map(ip_network, (
+    "169.254.0.0/16", "fe80::/10",
+    "100.100.100.200/32",  # Alibaba Cloud
+    "168.63.129.16/32",  # Azure
+    "192.0.0.192/32", "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
+    "fd00:ec2::/32",  # Amazon EC2
+    "fd20:ce::254/128",  # Google Cloud
+    "fd00:42::42/128",  # Scaleway
+)))  # fmt: skip
+_LOCAL_NETWORKS = tuple(map(ip_network, ("127.0.0.0/8", "0.0.0.0/8", "::/128", "::1/128")))
+# IPv6 networks whose addresses hold one of IPv4, and by how many bits it is shifted: compatible, NAT64, 6to4.
+_HOLDING = tuple((ip_network(text), shift) for text, shift in (
+    ("::/96", 0), ("::ffff:0:0/96", 0), ("::ffff:0:0:0/96", 0), ("64:ff9b::/96", 0), ("64:ff9b:1::/48", 0),
+    ("2002::/16", 80),
+))  # fmt: skip
+_ISATAP = (0x00005EFE, 0x02005EFE)  # bits 64 to 96
+_LONGEST = 300  # characters of a host; no name in DNS is longer
+_STOPS = re.compile("[.\u3002\uff0e\uff61]")
+_MOST_PARTS = 4
+_CURE = "use a URI of a server that only stores checkpoints"
+
+
+class AddressError(StorageError):
+    """A connection to an address that no storage may be reached at."""
+
+
+def kind_of_host(host: str) -> str:
+    """What a host states by its text alone, without a question to DNS.
+
+    Args:
+        host: a name or an address in any form, with or without brackets.
+
+    Returns:
+        METADATA, LOCAL, or ELSEWHERE, which names that are not known are too.
+    """
+    text = _plain(host)
+    if text in _METADATA_NAMES:
+        return METADATA
+    kinds = {_kind_of(address) for address in _addresses(text)}
+    if METADATA in kinds:
+        return METADATA
+    return LOCAL if LOCAL in kinds or _LOCAL_NAMES.fullmatch(text) else ELSEWHERE
+
+
+def host_of(uri: str) -> str:
+    """The host of an http or https URI, without login and port; empty if there is none."""
+    place = re.split(r"[/\\?#]", uri.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::.*)?", place, re.DOTALL)
+    return found[1] if found else place
+
+
+def require_host(uri: str, *, stated: bool = True) -> None:
+    """Refuse an http or https URI by its text, before anything of it is opened.
+
+    Args:
+        uri: the URI.
+        stated: whether a user states it; else it comes from a registry, a ledger or a server.
+
+    Raises:
+        AddressError: its host is a metadata address, or this machine although no user states it.
+    """
+    host = host_of(uri)
+    kind = kind_of_host(host)
+    if kind == METADATA or (kind == LOCAL and not stated):
+        raise _refusal(host, kind, "", uri)
+
+
+def require_address(host: str, address: str, *, configured: bool) -> None:
+    """Refuse the address that a connection is about to be made to.
+
+    Args:
+        host: of the request.
+        address: that DNS gives for it, or the host itself.
+        configured: whether only the user's configuration names the servers of this connection.
+
+    Raises:
+        AddressError: it is a metadata address, or this machine although neither host nor configuration says so.
+    """
+    kind = kind_of_host(address)
+    if kind == METADATA or (kind == LOCAL and not configured and kind_of_host(host) != LOCAL):
+        raise _refusal(host, kind, address, None)
+
+
+def guard(session: Any, *, configured: bool) -> Any:
+    """Have a session of aiohttp check every address, also those that need no DNS; returns the session.
+
+    Args:
+        session: whose connector is not shared with other sessions.
+        configured: as for `require_address`.
+    """
+    connector = session.connector
+    resolve = connector._resolve_host  # noqa: SLF001  its resolver is not asked for addresses, which must be checked too
+
+    async def checked(host: str, port: int, traces: Any = None) -> Any:
+        rows = await resolve(host, port, traces)
+        for row in rows:
+            require_address(host, row["host"], configured=configured)
+        return rows
+
+    connector._resolve_host = checked  # noqa: SLF001
+    return session
+
+
+@cache
+def checking_resolver() -> Any:
+    """A resolver of aiohttp that checks what DNS gives for the servers that the user's configuration names."""
+    from aiohttp import DefaultResolver
+    from aiohttp.abc import AbstractResolver
+
+    class Resolver(AbstractResolver):
+        async def resolve(self, host: str, port: int = 0, family: Any = AF_INET) -> Any:
+            rows = await DefaultResolver().resolve(host, port, family)
+            for row in rows:
+                require_address(host, row["host"], configured=True)
+            return rows
+
+        async def close(self) -> None:
+            """Nothing is held."""
+
+    return Resolver()
+
+
+def refusal_in(error: BaseException) -> AddressError | None:
+    """The refusal of an address that a library has replaced by an exception of its own; None if there is none."""
+    found: BaseException | None = error
+    for _ in range(20):
+        if found is None or isinstance(found, AddressError):
+            return found
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _refusal(host: str, kind: str, address: str, uri: str | None) -> AddressError:
+    leads = f" leads to {address}," if address and address != host.strip("[]") else " is"
+    meaning = "where clouds tell a machine its secrets" if kind == METADATA else "an address of this machine"
+    cure = (
+        _CURE
+        if kind == METADATA
+        else "if you trust it, pass a URI that states the address, such as 127.0.0.1"
+    )
+    return AddressError(f"the address is refused: {host}{leads} {meaning}", uri=uri, cure=cure)
+
+
+def _plain(host: str) -> str:
+    """A host as resolvers see it: decoded, in lower case, with ASCII digits and dots, without unseen characters."""
+    text = unicodedata.normalize("NFKC", unquote(unquote(host[:_LONGEST])))
+    text = "".join(sign for sign in text if unicodedata.category(sign) not in ("Cf", "Cc", "Mn"))
+    words = text.strip("[]").partition("%")[0].split()
+    return ".".join(_STOPS.split(words[0])).rstrip(".").strip("[]").lower() if words else ""
+
+
+def _addresses(text: str) -> Iterator[_Address]:
+    """The addresses that a text can mean, each with those that it holds."""
+    try:
+        found = ip_address(text)
+    except ValueError:
+        yield from _loose(text)
+        return
+    yield found
+    if isinstance(found, IPv6Address):
+        yield from _held(found)
+
+
+def _held(address: IPv6Address) -> Iterator[IPv4Address]:
+    number = int(address)
+    for network, shift in _HOLDING:
+        if address in network and number > 1:
+            yield IPv4Address(number >> shift & 0xFFFFFFFF)
+    if number >> 32 & 0xFFFFFFFF in _ISATAP:
+        yield IPv4Address(number & 0xFFFFFFFF)
+    if address.teredo is not None:
+        yield from address.teredo
+
+
+def _loose(text: str) -> Iterator[IPv4Address]:
+    """IPv4 addresses in the forms of inet_aton: one to four numbers in base 8, 10 or 16, where the last fills the rest.
+
+    A number that is too large wraps around, as it does in careless parsers.
+    """
+    parts = text.split(".")
+    if not 1 <= len(parts) <= _MOST_PARTS:
+        return
+    for padded_base in (8, 10):
+        numbers = [_number(part, padded_base) for part in parts]
+        if None in numbers:
+            continue
+        *first, last = (number or 0 for number in numbers)
+        value = sum((number & 0xFF) << (24 - 8 * index) for index, number in enumerate(first))
+        yield IPv4Address(value | last & ((1 << (32 - 8 * len(first))) - 1))
+
+
+def _number(text: str, padded_base: int) -> int | None:
+    found = re.fullmatch(r"(?:(0x)([0-9a-f]*)|(0+)?(\d+))", text)
+    if found is None:
+        return None
+    if found[1]:
+        return int(found[2] or "0", 16)
+    try:
+        return int(found[4], padded_base if found[3] else 10)
+    except ValueError:
+        return None
+
+
+def _kind_of(address: _Address) -> str:
+    for kind, networks in ((METADATA, _METADATA_NETWORKS), (LOCAL, _LOCAL_NETWORKS)):
+        if any(address in network for network in networks):
+            return kind
+    return ELSEWHERE
