@@ -395,6 +395,7 @@ def _existing(given: str, location: Location) -> Location:
             uri=location.uri,
             cure=cure_of_absence(given, location),
         )
+    location.parent.require_open(location.entry)
     return location
 
 
