@@ -43,7 +43,7 @@ from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.open_file import root_within
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
-from wherry.storage.stores import LocalStore, locate, locate_below, opened
+from wherry.storage.stores import LocalStore, locate, locate_below, with_open_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +118,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         HostileError: the step or item is a link that must not be followed.
     """
     opaque = frozenset(source.allow_opaque)
-    named = opened(
+    named = with_open_root(
         locate(source.uri, opaque) if source.below is None else locate_below(source.below, source.uri, opaque)
     )
     location = _existing(source.uri, view_of_store(named))
@@ -397,6 +397,7 @@ def _existing(given: str, location: Location) -> Location:
             uri=location.uri,
             cure=cure_of_absence(given, location),
         )
+    location.parent.require_open(location.entry)
     return location
 
 

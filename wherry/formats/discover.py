@@ -29,7 +29,7 @@ from wherry.formats.unsupported_forms import unsupported_form
 from wherry.objects.listing_view import view_for_walk
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import locate, opened
+from wherry.storage.stores import locate, with_open_root
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +94,7 @@ def walk(
     location: Location, on_skip: Callable[[SkippedPath], None] | None, min_age: float, *, newest: bool
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
-    location = opened(view_for_walk(location))
+    location = with_open_root(view_for_walk(location))
     if location.entry is None:
         raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     top = location.path.count("/")

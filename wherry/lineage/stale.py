@@ -235,7 +235,7 @@ def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
     """The reasons of the further sources of a merge."""
     for one in row.asked.get("merge", {}).get("sources", ())[1:]:
         try:
-            with open_source(_stated(one["uri"], one["format"])) as checkpoint:
+            with open_source(_stated_source(one["uri"], one["format"])) as checkpoint:
                 same = present_fingerprint(checkpoint) == one["fingerprint"]
         except NotFoundError:
             yield Reason(SOURCE_GONE, f"{one['uri']} no longer exists")
@@ -246,7 +246,7 @@ def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
                 yield Reason(SOURCE_CHANGED, f"the files of {one['uri']} have changed since {row.time}")
 
 
-def _stated(uri: str, format: str | None) -> SourceRequest:
+def _stated_source(uri: str, format: str | None) -> SourceRequest:
     """The request for a checkpoint whose place only the ledger states."""
     return SourceRequest(uri, format, below=root_of(uri))
 
@@ -256,7 +256,7 @@ def _is_same(place: PlaceRecord, format: str) -> bool:
     if place.gone is not None:
         return False
     try:
-        with open_source(_stated(place.uri, format)) as checkpoint:
+        with open_source(_stated_source(place.uri, format)) as checkpoint:
             return present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
         return False  # a place that cannot be reached does not help
@@ -270,7 +270,7 @@ def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
     """Its source, with the request's options for reading it."""
     opaque = tuple(_recorded_request(row).get("allow_opaque", ()))
-    return replace(_stated(row.source_uri, format), allow_opaque=opaque)
+    return replace(_stated_source(row.source_uri, format), allow_opaque=opaque)
 
 
 def _by_route(

@@ -210,7 +210,7 @@ def entry_of(name: str, status: os.stat_result) -> Entry:
     )
 
 
-def opened(location: Location) -> Location:
+def with_open_root(location: Location) -> Location:
     """A location whose root is open: what is below it is read from the folder that the root is now.
 
     In memory, in a store of objects, and below a root that is open or cannot be opened: the location as it is.
