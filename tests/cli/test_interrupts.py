@@ -53,7 +53,8 @@ def interrupted(line, home, count):
 def require_clean_ends(line, found):
     bad = []
     for step, code, text, _reached in found["rows"]:
-        lines = text.strip().splitlines()  # before the error, what the command waited for on a machine under load
+        # Under load, a line may say what the command waits for before the error.
+        lines = text.strip().splitlines()
         ends_well = lines[-2:-1] == ["error: interrupted before completion"] and text.count("error: ") == 1
         if code != 130 or not ends_well or "Traceback" in text:
             bad.append(f"step {step} of {found['steps']}: {code}\n{text[-500:]}")
