@@ -23,6 +23,7 @@ _SAFE = {
 
 # The same, where only one file has them under such a name.
 _SAFE_IN = {
+    "integrations/mlflow_version.py": {"to"},  # quoted before
     "wherry/cli/errors.py": {"option"},  # of click
     "wherry/console/formats.py": {"name", "option.default"},
     "wherry/core/units.py": {"text"},  # a decimal number

@@ -38,7 +38,9 @@ _REPLACES = (
     "nothing is overwritten: remove the target or choose another; "
     "`--if-exists skip` accepts one that wherry wrote"
 )
-_HABITS = dict.fromkeys(("--overwrite", "--force", "--clobber", "--replace", "--exist-ok"), _REPLACES)
+_HABITS: dict[str, str] = dict.fromkeys(
+    ["--overwrite", "--force", "--clobber", "--replace", "--exist-ok"], _REPLACES
+)
 _PRINTERS = ("click", "rich")
 _OUTPUT = "standard output"
 
