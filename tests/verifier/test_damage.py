@@ -8,7 +8,16 @@ from __future__ import annotations
 import pytest
 
 from tests.support.corpus import PRESENT, needs_corpus
-from tests.support.damage import DAMAGE, OTHER_LIBRARIES, SOUND, TARGETS, Bench, damaged_target, golden, outcome
+from tests.support.damage import (
+    DAMAGE,
+    OTHER_LIBRARIES,
+    SOUND,
+    TARGETS,
+    Bench,
+    damaged_target,
+    golden,
+    outcome,
+)
 from wherry.verifier.verify import LEVELS
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint"):
