@@ -157,14 +157,14 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
         )
     Path(CONFIG).write_text(json.dumps(stated))
     try:
-        return _built(kind, names[0], tensors)
+        return _build_model(kind, names[0], tensors)
     except ImportError as error:
         raise NoModelError(
             f"{names[0]} needs a package that is not installed: {error}", cure=_READ_ALL
         ) from error
 
 
-def _built(kind: Any, name: str, tensors: Mapping[str, Any]) -> Any:
+def _build_model(kind: Any, name: str, tensors: Mapping[str, Any]) -> Any:
     """The model of a class, by the config in the current folder."""
     config = kind.config_class.from_pretrained(Path.cwd(), local_files_only=True)
     made, report = kind.from_pretrained(

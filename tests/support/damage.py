@@ -512,7 +512,7 @@ SOUND = [  # what is no damage
 ]  # fmt: skip
 
 
-def damaged(bench: Bench, name: str, damage: str) -> Path | None:
+def damaged_target(bench: Bench, name: str, damage: str) -> Path | None:
     """A target in its place, damaged; None if it has nothing that could be.
 
     Args:
@@ -545,7 +545,7 @@ def golden() -> dict[str, dict[str, dict[str, str]]]:
 def _measure(bench: Bench, damages: list[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
     for name in TARGETS:
         for damage in damages:
-            path = damaged(bench, name, damage)
+            path = damaged_target(bench, name, damage)
             if path is not None:
                 found = {}
                 for level in LEVELS:

@@ -8,7 +8,16 @@ from __future__ import annotations
 import pytest
 
 from tests.support.corpus import PRESENT, needs_corpus
-from tests.support.damage import DAMAGE, OTHER_LIBRARIES, SOUND, TARGETS, Bench, damaged, golden, outcome
+from tests.support.damage import (
+    DAMAGE,
+    OTHER_LIBRARIES,
+    SOUND,
+    TARGETS,
+    Bench,
+    damaged_target,
+    golden,
+    outcome,
+)
 from wherry.verifier.verify import LEVELS
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint"):
@@ -30,7 +39,7 @@ def bench(own_home, tmp_path_factory):
 
 @pytest.mark.parametrize(("damage", "name"), CASES)
 def test_damage_is_found_from_the_bytes_as_the_table_says(damage, name, bench):
-    path = damaged(bench, name, damage)
+    path = damaged_target(bench, name, damage)
     expected = GOLDEN[damage].get(name)
     assert (path is None) == (expected is None)
     if path is not None:
@@ -41,7 +50,7 @@ def test_damage_is_found_from_the_bytes_as_the_table_says(damage, name, bench):
 @pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize(("damage", "name"), LIBRARY_CASES)
 def test_damage_is_found_by_libraries_as_the_table_says(damage, name, bench):
-    path = damaged(bench, name, damage)
+    path = damaged_target(bench, name, damage)
     found = {level: outcome(bench, path, level) for level in OTHER_LIBRARIES}
     assert found == {level: GOLDEN[damage][name][level] for level in OTHER_LIBRARIES}
 
