@@ -245,8 +245,9 @@ class ConfigRules:
             versions use; null counts as it.
         implied: optional parameter or part → expression: a model with this config has it if it is true, and does not
             if it is false; `there.P` is whether parameter P exists.
-        ignored: attribute → the reason why its value cannot change an output; a pattern with * does not outrank
-            `usual`, a name does.
+        ignored: attribute → the reason why its value cannot change an output, which begins with its class: record,
+            device, data, training or tower; of a family also unread (by the code of its model) and shown (by the
+            tensors). A pattern with * does not outrank `usual`, a name does.
         table: the table of the file that describes the model, if it is not the whole file.
         run: files in the run's folder, one above the checkpoint, in which the system's trainer stores it.
     """
