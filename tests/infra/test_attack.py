@@ -221,7 +221,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_results(attacks, tmp_path):
 
 def test_the_results_are_of_a_whole_attack():
     data = json.loads((ROOT / "infra" / "attack-results.json").read_text())
-    assert set(data["cases"]) == {"files", "bombs", "servers", "mutations"}
+    assert set(data["cases"]) == {"files", "bombs", "servers", "situations", "mutations"}
+    assert data["cases"]["situations"] >= 190
     assert data["cases"]["servers"] >= 200
     assert data["cases"]["files"] >= 2000
     assert len({row["verb"] for row in data["verbs"] if row["phase"] == "files"}) >= 66
