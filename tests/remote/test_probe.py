@@ -23,6 +23,7 @@ from wherry.remote import probe
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch):
     monkeypatch.setattr(probe, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "0.1s")
 
 
 @pytest.fixture
