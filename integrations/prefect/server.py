@@ -1,6 +1,7 @@
 """The Prefect server that the commands talk to: its address, and whether it answers.
 
-Prefect's client waits a minute for each of several attempts and says nothing; a request beforehand says what is waited for.
+Prefect's client waits a minute for each of several attempts and says nothing; a request beforehand says what is
+waited for.
 """
 
 from __future__ import annotations
