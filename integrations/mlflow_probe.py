@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from wherry.errors import StorageError
-from wherry.remote.probe import silence_of
+from wherry.remote.probe import await_answer
 from wherry.storage.home import without_secrets
 
 START_MLFLOW = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
 
 
 def require_answer(*uris: str) -> None:
-    """Check that these stores answer, each once.
+    """Wait until these stores answer, each once.
 
     Args:
         uris: tracking and registry URIs of MLflow; files and unknown schemes are not checked.
 
     Raises:
-        StorageError: a server or database does not answer within 5 seconds; a retry can help.
+        StorageError: a server or database does not answer within twice the `storage_timeout`; a retry can help.
     """
     for uri in dict.fromkeys(uris):
-        shown = without_secrets(uri)
-        reason = silence_of(uri, shown)
-        if reason is not None:
-            raise StorageError(
-                f"MLflow does not answer: {reason}",
-                uri=shown,
-                cure=START_MLFLOW,
-                retryable=True,
-            )
+        await_answer(uri, without_secrets(uri), "MLflow", START_MLFLOW)

@@ -161,13 +161,14 @@ MISTAKES = [
     # servers that do not run
     Mistake("resolve models:/newcomers", 10, "MLflow does not answer: Connection refused (http://127.0.0.1:9)",
             "start the server, or check MLFLOW_TRACKING_URI", "resolve models:/newcomers",
-            {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}),
+            {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "WHERRY_STORAGE_TIMEOUT": "0.1s"}),
     Mistake("ls", 10, "PostgreSQL does not answer: Connection refused (postgresql://127.0.0.1:9/wherry)",
             "start the database server, or check WHERRY_LEDGER", "ls",
             {"WHERRY_LEDGER": "postgresql://wherry@127.0.0.1:9/wherry", "WHERRY_STORAGE_TIMEOUT": "0.1s"}),
     Mistake("emit HOME/one.safetensors", 2, "PREFECT_API_URL", "set PREFECT_API_URL", "help emit"),
     Mistake("emit HOME/one.safetensors", 10, "Prefect does not answer: Connection refused (http://127.0.0.1:9/api)",
-            "or check PREFECT_API_URL", "help emit", {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
+            "or check PREFECT_API_URL", "help emit",
+            {"PREFECT_API_URL": "http://127.0.0.1:9/api", "WHERRY_STORAGE_TIMEOUT": "0.1s"}),
 ]  # fmt: skip
 
 CONFIG = """[routes.llama]

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 
-from wherry.core import blank_values
+from wherry.core import blank_values, forks
 from wherry.core.forks import without_forks
 from wherry.errors import StorageError
 from wherry.ledger.record import check_chain, open_ledger, record_event
@@ -134,4 +134,18 @@ def test_a_fork_waits_for_the_imports_of_other_threads(tmp_path, monkeypatch):
     while "slow_module" not in sys.modules:
         pass
     assert forked(lambda: import_module("slow_module")) == 0
+    thread.join()
+
+
+def test_a_child_imports_anew_what_another_thread_imports_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_PATIENCE", 0.1)
+    code = "import os, time\nwhile os.getpid() == {} and not os.path.exists({!r}):\n    time.sleep(0.01)\n"
+    (tmp_path / "endless_module.py").write_text(code.format(os.getpid(), str(tmp_path / "go")))
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=import_module, args=("endless_module",))
+    thread.start()
+    while "endless_module" not in sys.modules:
+        pass
+    assert forked(lambda: import_module("endless_module")) == 0
+    (tmp_path / "go").touch()
     thread.join()

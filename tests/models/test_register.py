@@ -210,3 +210,28 @@ def test_mlflow_reports_its_use_only_if_the_user_allows_it(said, quiet):
     env |= {} if said is None else {"MLFLOW_DISABLE_TELEMETRY": said}
     done = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == quiet
+
+
+def test_the_run_of_a_registration_that_was_killed_is_ended_by_the_next(receipt, client, name):
+    """A run of another living process, or of another machine, goes on."""
+    from wherry.staging.janitor import owner_text
+
+    wherry.register(receipt.target.uri, f"{name}-first")
+    experiment = client.get_experiment_by_name("wherry").experiment_id
+    living = json.loads(owner_text())
+    owners = {"KILLED": {**living, "process_start": 1}, "RUNNING": living}
+    owners["RUNNING elsewhere"] = {
+        **living,
+        "host": "elsewhere",
+        "process_start": 1,
+        "machine": "x",
+        "boot": "x",
+    }
+    made = {
+        status: client.create_run(experiment, tags={"wherry.owner": json.dumps(owner)}).info.run_id
+        for status, owner in owners.items()
+    }
+    wherry.register(receipt.target.uri, name)
+    assert {status: client.get_run(run).info.status for status, run in made.items()} == {
+        status: status.split()[0] for status in made
+    }

@@ -116,6 +116,7 @@ def test_the_client_knows_other_stores_and_settings(server, monkeypatch):
     assert server.seen == []
 
 
-def test_no_server_answers():
+def test_no_server_answers(monkeypatch):
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "0.1s")
     with pytest.raises(StorageError, match="MLflow does not answer"):
         look_up("m", registry_uri="http://127.0.0.1:1", version="2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from contextlib import closing, contextmanager
@@ -11,18 +12,23 @@ from importlib import import_module
 import pytest
 from click import Command
 from click.testing import CliRunner
+from sqlalchemy.exc import OperationalError
 
 import wherry
 from tests.support.command import small
 from wherry.cli import main
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.mlflow_probe import require_answer
-from wherry.remote import probe
+from wherry.integrations.prefect.server import answering_server
+from wherry.ledger.record import open_ledger
+from wherry.remote import probe, waits
+from wherry.remote.retries import RetryPolicy
 
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch):
     monkeypatch.setattr(probe, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "0.1s")
 
 
 @pytest.fixture
@@ -175,3 +181,46 @@ def test_emit_says_at_once_that_prefect_does_not_answer(dead, monkeypatch):
     assert "Prefect does not answer: " in done.output
     assert f"({dead}/api)" in done.output
     assert (done.exit_code, "PREFECT_API_URL" in done.output) == (10, True)
+
+
+@pytest.mark.parametrize("waited_for", ["a ledger", "MLflow", "Prefect"])
+def test_what_is_away_is_waited_for_by_one_rule_with_one_line(waited_for, monkeypatch, caplog, tmp_path):
+    """It answers at the 6th attempt; the time that a store may take is the only limit, whatever is waited for."""
+    settings, attempts = pytest.importorskip("prefect.settings"), []
+    monkeypatch.setenv("WHERRY_STORAGE_TIMEOUT", "30s")
+    monkeypatch.setattr(RetryPolicy, "pause_after", lambda *_: 0.001)
+    monkeypatch.setattr(waits, "_watch", waits._Watch())
+    monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.001)
+
+    def silence(*_):
+        attempts.append(1)
+        told = any(" has not answered for " in record.getMessage() for record in caplog.records)
+        return "Connection refused" if len(attempts) < 6 or not told else None
+
+    if waited_for == "a ledger":
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+        with open_ledger(url) as ledger:
+            real = type(ledger._engine).begin
+
+            def begin(engine):
+                if silence():
+                    raise OperationalError("", None, Exception("Connection refused"))
+                return real(engine)
+
+            monkeypatch.setattr(ledger.backend, "away", lambda error: str(error.orig))
+            monkeypatch.setattr("sqlalchemy.engine.base.Engine.begin", begin)
+            with ledger.read():
+                pass
+    else:
+        monkeypatch.setattr(probe, "_silence", silence)
+        url = "http://127.0.0.1:9/api"
+        if waited_for == "MLflow":
+            require_answer(url)
+        else:
+            with settings.temporary_settings({settings.PREFECT_API_URL: url}):
+                assert answering_server() == url
+    assert len(attempts) >= 6
+    lines = {record.getMessage() for record in caplog.records if "has not answered" in record.getMessage()}
+    assert all(re.fullmatch(r"\S+ has not answered for \d+ s(; attempt \d+ of 60)?", line) for line in lines)
+    assert any("of 60" in line for line in lines)

@@ -15,7 +15,7 @@ from wherry.console.say import say
 from wherry.core.units import plural
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.remote.probe import reason_of
-from wherry.remote.waits import waiting
+from wherry.remote.retries import answer_policy, call_with_retries
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
@@ -158,9 +158,19 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
     server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
+
+    def attempt(_seconds: float) -> str:
+        try:
+            return post(place, event=event, step=step, api=api, timeout=_EMIT_SECONDS)
+        except HTTPError:
+            raise  # it answered
+        except OSError as error:
+            raise _not_posted(error, server, place) from error
+
     try:
-        with waiting(server):
-            number = post(place, event=event, step=step, api=api, timeout=_EMIT_SECONDS)
+        number = call_with_retries(attempt, server, answer_policy())
+    except WherryError:
+        raise
     except ValueError as error:
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:

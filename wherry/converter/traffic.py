@@ -22,7 +22,7 @@ from wherry.mover.move import Way, chunk_count
 from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
 from wherry.objects.read_ahead import STEP
 from wherry.objects.stores import object_store
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import staging_stem
 from wherry.storage.ranges import LARGEST
 from wherry.storage.stores import is_live, local_path, locate
 from wherry.upload.uploaded_file import PART_BYTES
@@ -397,6 +397,6 @@ def _held_by_staging(target: Path) -> int:
     """Bytes on disk of what interrupted runs have staged beside a target."""
     if not target.parent.is_dir():
         return 0
-    areas = (one for one in target.parent.iterdir() if one.name.startswith(f"{PREFIX}{target.name}."))
+    areas = (one for one in target.parent.iterdir() if one.name.startswith(f"{staging_stem(target.name)}."))
     files = (file for area in areas for file in area.rglob("*") if file.is_file())
     return sum(file.lstat().st_blocks * 512 for file in files)

@@ -8,12 +8,15 @@ and an export, is waited for before any of that:
 2. At the end of the main thread a hook waits for all of it: without end for threads that Python would join anyway, for
    a limited time for others.
 
-A fork has none of the threads of its parent. So a child begins without work, and does not wait at its own end.
+A fork has none of the threads of its parent. So a child begins without work, does not wait at its own end, and imports
+anew what a thread of its parent was importing.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -110,9 +113,22 @@ def _wait_for(work: Work, begun: float) -> None:
         work.on_timeout()
 
 
+def _free_imports() -> None:
+    """Let modules that threads of the parent were importing be imported anew: nothing frees their locks in a child."""
+    locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+    for name, reference in list(locks.items()):
+        if getattr(reference(), "owner", None) in (None, threading.get_ident()):
+            continue
+        del locks[name]
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            del sys.modules[name]
+
+
 def _begin_anew() -> None:
     """In a child of a fork: the threads do not exist there."""
     global _running
+    _free_imports()
     lost, _running = _running, set()
     for work in lost:
         work.ended = threading.Event()  # a thread of the parent may have held the lock of the old one

@@ -115,7 +115,7 @@ def _in_child() -> None:
 def _renew_locks(owner: object) -> None:
     """Give a module, and its classes, locks that no thread of the parent holds."""
     for name, value in list(vars(owner).items()):
-        if type(value) is _LOCK:
+        if isinstance(value, _LOCK):
             setattr(owner, name, threading.Lock())
         elif isinstance(value, cached_property) and hasattr(value, "lock"):  # before Python 3.12
             value.lock = threading.RLock()  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def _storage_time(connection: Connection) -> str | None:
     """The present time by the database server, or by the file system of a SQLite file; None if it cannot be read."""
     if connection.dialect.name != "sqlite":
         # Not now(), which is the start of the transaction: it may have waited for the ledger's lock since.
-        return _text(connection.scalar(select(func.clock_timestamp())))
+        return _text(connection.scalars(select(func.clock_timestamp())).one())
     try:
         with tempfile.TemporaryFile(dir=Path(str(connection.engine.url.database)).parent) as probe:
             probe.write(b"\0")

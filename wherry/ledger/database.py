@@ -36,14 +36,13 @@ from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.failures import UNREACHABLE
 from wherry.remote.probe import ANSWER_SECONDS
-from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
+from wherry.remote.retries import answer_policy, call_with_retries
 from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_ATTEMPTS = 60  # to begin a transaction; the time ends them sooner
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
@@ -141,9 +140,8 @@ class Ledger:
                     raise
                 raise _unanswered_error(self.uri, away) from error
 
-        policy = RetryPolicy(storage_timeout(), attempts=_ATTEMPTS)
         try:
-            begun = call_with_retries(attempt, self.uri, policy, known=self.uri in _answered)
+            begun = call_with_retries(attempt, self.uri, answer_policy(), known=self.uri in _answered)
         except StorageError as error:
             _silent[self.uri] = time.monotonic(), error
             raise

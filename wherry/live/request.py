@@ -12,7 +12,7 @@ from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.formats.registry import find_system_format
 from wherry.mover.spill import FOLDER_VARIABLE
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import staging_stem
 from wherry.storage.stores import LiveStore, locate
 
 SNAPSHOTS = ("host", "disk")
@@ -87,4 +87,4 @@ def spool_of(request: ExportRequest, mark: str) -> Path:
         parent = next(one for one in Path(location.path).parents if one.is_dir())
     else:
         parent = Path(os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir())
-    return parent / f"{PREFIX}{location.name}.{mark[:8]}.spool"
+    return parent / f"{staging_stem(location.name)}.{mark[:8]}.spool"

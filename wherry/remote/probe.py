@@ -1,4 +1,6 @@
-"""Whether a server or database answers, found out within seconds: the clients of some retry in silence for minutes.
+"""Whether a server or database answers: the clients of some retry in silence for minutes.
+
+What needs an answer waits for it as for a store: as long, and with the same line, "… has not answered for 12 s".
 
 Any answer will do, even a refusal: what it means is for the client to find out. A database is only connected to.
 """
@@ -13,6 +15,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from wherry.core.emit import opener
+from wherry.errors import StorageError
+from wherry.remote.failures import UNREACHABLE
+from wherry.remote.retries import answer_policy, call_with_retries
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
@@ -22,6 +27,33 @@ ANSWER_SECONDS = 5.0
 SILENT = "no response"  # begins the reason of a server that was waited for in vain
 # Port of a database whose URI names none, by the dialect of the URI.
 _PORTS = {"postgresql": 5432, "postgres": 5432, "mysql": 3306, "mssql": 1433}
+
+
+_answered = set[str]()  # what has answered this process
+_NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated", "resolution")
+
+
+def await_answer(uri: str, shown: str, what: str, cure: str) -> None:
+    """Wait until a server or database answers, for twice the `storage_timeout` at most.
+
+    Args:
+        uri, shown: as for `silence_of`.
+        what: its name in the error.
+        cure: what to do about it.
+
+    Raises:
+        StorageError: it does not answer; a retry can help.
+    """
+
+    def attempt(_seconds: float) -> None:
+        reason = silence_of(uri, shown)
+        if reason is not None:
+            error = StorageError(f"{what} does not answer: {reason}", uri=shown, cure=cure, retryable=True)
+            error.kind = UNREACHABLE if any(words in reason for words in _NO_HOST) else ""
+            raise error
+
+    call_with_retries(attempt, shown, answer_policy(), known=shown in _answered)
+    _answered.add(shown)
 
 
 def silence_of(uri: str, shown: str) -> str | None:

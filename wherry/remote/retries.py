@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 60.0
 TIMEOUT_VARIABLE = "WHERRY_STORAGE_TIMEOUT"
+_MOST_ATTEMPTS = 60  # until a server or database answers
 _SLOWEST = 1 << 20  # bytes a second; a slower transfer makes no progress
 
 _T = TypeVar("_T")
@@ -62,6 +63,11 @@ class RetryPolicy:
         """Seconds to wait after a failed attempt: exponential, with jitter, and never less than the store asked for."""
         longest = min(self.pause * 2 ** (attempt - 1), self.longest_pause)
         return max(longest * random.uniform(0.5, 1.0), asked or 0.0)  # noqa: S311  no secret
+
+
+def answer_policy() -> RetryPolicy:
+    """How long a server or database is waited for: as a store, and its time ends the attempts, not their number."""
+    return RetryPolicy(storage_timeout(), attempts=_MOST_ATTEMPTS)
 
 
 def storage_timeout() -> float:

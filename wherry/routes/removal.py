@@ -19,7 +19,7 @@ from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.registry import find_format
 from wherry.staging.in_use import is_in_use
 from wherry.staging.staging import lease_of, rename_without_replacing
-from wherry.storage.folders import PREFIX, is_staging, remove, sync_folder
+from wherry.storage.folders import is_staging, remove, staging_stem, sync_folder
 from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
@@ -89,7 +89,7 @@ def _foreign(place: Location, format: str) -> list[str]:
 def _hide(path: Path, checkpoint: str) -> Generator[None]:
     """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
     with storage_errors(str(path)), lease_of(path.parent, locate(path)) as held:
-        hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
+        hidden = path.with_name(f"{staging_stem(path.name)}.{secrets.token_hex(4)}")
         beside = {} if path.is_dir() else _beside(path, hidden)
         moved = {path: hidden, **beside}
         try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.storage.copy import copy_written
-from wherry.storage.folders import DRAFT, PREFIX, is_staging, sync_folder, sync_tree
+from wherry.storage.folders import DRAFT, PREFIX, is_staging, staging_stem, sync_folder, sync_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def left_for(parent: Path, name: str) -> Iterator[FormerArea]:
         name: the target's name.
     """
     # The last part of a name has no dot before its suffix, so no other target's names are matched.
-    pattern = re.compile(rf"{re.escape(PREFIX + name)}\.({_HEX})(?:-({_HEX}))?(\.[a-z]+)?")
+    pattern = re.compile(rf"{re.escape(staging_stem(name))}\.({_HEX})(?:-({_HEX}))?(\.[a-z]+)?")
     for path in parent.iterdir():
         found = pattern.fullmatch(path.name)
         if found is None:

@@ -25,7 +25,7 @@ from wherry.staging.janitor import left_behind, tidy
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
 from wherry.staging.object_clean import clean_one, leftovers
-from wherry.storage.folders import PREFIX, is_staging, remove
+from wherry.storage.folders import PREFIX, is_staging, remove, short_name
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _is_own(area: Path) -> bool:
 
 
 def _is_of_target(target: str, name: str) -> bool:
-    own = name in (target, _JOB) or name.startswith(PREFIX)
+    own = short_name(name) == target or name == _JOB or name.startswith(PREFIX)
     return own or _SPOOLED.fullmatch(name) is not None
 
 

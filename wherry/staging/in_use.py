@@ -23,7 +23,7 @@ from wherry.errors import WherryError
 from wherry.staging.janitor import owned
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import staging_stem
 from wherry.storage.home import ensure_home, home
 from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import locate
@@ -89,7 +89,7 @@ def _hold_mark(location: Location, stack: ExitStack) -> None:
 
 def _beside(location: Location) -> Path | None:
     local = location.store.capabilities.local
-    return Path(location.path).parent / f"{PREFIX}{location.name}" if local else None
+    return Path(location.path).parent / staging_stem(location.name) if local else None
 
 
 def _at_home(location: Location) -> Path:

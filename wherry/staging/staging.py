@@ -38,10 +38,10 @@ from wherry.staging.area import JOURNAL, REPLACED, SIDECAR, SPILL, set_aside
 from wherry.staging.lease import Lease
 from wherry.staging.takeover import complete, open_area
 from wherry.storage.folders import (
-    PREFIX,
     make_durable_folders,
     remove,
     remove_leftover,
+    staging_stem,
     sync_folder,
     sync_tree,
 )
@@ -98,7 +98,7 @@ class Staging:
         self._parent = Path(target.path).parent
         self._identity = identity if resume else None
         self._lease = lease_of(self._parent, target)
-        self._released = self._parent / f"{PREFIX}{target.name}.{identity}"
+        self._released = self._parent / f"{staging_stem(target.name)}.{identity}"
         self._area = Path(f"{self._released}-{self._lease.token}")
         self._new, self._inode = False, (0, 0)
         self.location = Location(LocalStore(), str(self._area / target.name))
@@ -329,12 +329,12 @@ def lease_of(folder: Path, target: Location) -> Lease:
         folder: the folder of its staging areas.
         target: the target that is written.
     """
-    return Lease(folder / f"{PREFIX}{target.name}.lease", target.uri)
+    return Lease(folder / f"{staging_stem(target.name)}.lease", target.uri)
 
 
 def tidy(target: Location) -> None:
     """Remove the files of a run that was killed just after its commit, unless another run holds the target."""
-    folder, stem = Path(target.path).parent, f"{PREFIX}{target.name}."
+    folder, stem = Path(target.path).parent, f"{staging_stem(target.name)}."
     if not target.store.capabilities.local or not any(
         path.name.startswith(stem) for path in folder.iterdir()
     ):

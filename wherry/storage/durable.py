@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
-from wherry.storage.folders import DRAFT, PREFIX, sync_folder
+from wherry.storage.folders import DRAFT, staging_stem, sync_folder
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def replace(place: Path, data: bytes, *, mode: int | None = None) -> None:
     Raises:
         OSError: the storage failed.
     """
-    draft = place.with_name(f"{PREFIX}{place.name}.{secrets.token_hex(4)}{DRAFT}")
+    draft = place.with_name(f"{staging_stem(place.name)}.{secrets.token_hex(4)}{DRAFT}")
     try:
         LocalStore().put(str(draft), data)
         if mode is not None:

@@ -12,11 +12,35 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.digest import sha256_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PREFIX = ".wherry-"
 DRAFT = ".draft"  # suffix of an incomplete file; a killed process can leave one
+
+
+_MOST_NAME = 255  # bytes of a name in a folder, on the file systems that wherry knows
+_ROOM = 48  # bytes that a name which wherry derives from another is longer, at most
+
+
+def short_name(name: str) -> str:
+    """A name from which others can be derived: a long one is cut, and ends with digits of its hash.
+
+    Names in stores of objects are not cut: they have no such limit.
+    """
+    stored = os.fsencode(name)
+    if len(stored) <= _MOST_NAME - _ROOM:
+        return name
+    end = f"~{sha256_of('name', name)[:8]}"
+    kept = stored[: _MOST_NAME - _ROOM - len(end)]
+    return kept.decode("utf-8", "ignore") + end
+
+
+def staging_stem(name: str) -> str:
+    """The beginning of the names of what runs make beside a local target until it is committed."""
+    return f"{PREFIX}{short_name(name)}"
 
 
 def is_staging(name: str) -> bool:

@@ -3,7 +3,8 @@
 `wherry.json` in a folder, `<file>.wherry.json` beside a file: the manifest with a digest per tensor, the leaf
 digests (so that a mismatch can name the damaged 4 MiB), its node of the lineage, and the receipt of the conversion
 that made it. Sidecars alone are enough to rebuild conversions and edges when every database is lost. A sidecar whose
-checkpoint file no longer exists has no meaning.
+checkpoint file no longer exists has no meaning. A file name of more than 207 bytes is cut in the sidecar's name, which
+ends with digits of its hash then.
 
 Beside a file with a step's name it is `.<file>.wherry.json`: flax treats every file whose name begins like a
 step's as a step, so it would restore from the sidecar, or delete it as the oldest step.
@@ -23,6 +24,7 @@ from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, describe_exception
 from wherry.runtime.threads import without_collection
+from wherry.storage.folders import short_name
 from wherry.text.json_scan import scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
@@ -113,7 +115,7 @@ def _beside(location: Location, name: str) -> Location:
 
 
 def _name_beside(file: str, name: str) -> str:
-    return f"{'.' if step_number(file) is not None else ''}{file}.{name}"
+    return f"{'.' if step_number(file) is not None else ''}{short_name(file)}.{name}"
 
 
 def read_sidecar(location: Location) -> Sidecar | None:

@@ -29,7 +29,7 @@ from wherry.ledger.open import resolve_named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.staging.staging import rename_without_replacing
-from wherry.storage.folders import PREFIX, sync_folder
+from wherry.storage.folders import staging_stem, sync_folder
 from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.storage.stores import LocalStore, locate
 
@@ -212,7 +212,7 @@ def _put_new(place: Location, data: bytes) -> None:
             place.store.put(place.path, data, create_only=True)
             return
         target = Path(place.path)
-        draft = target.with_name(f"{PREFIX}{target.name}.{secrets.token_hex(4)}.sidecar")
+        draft = target.with_name(f"{staging_stem(target.name)}.{secrets.token_hex(4)}.sidecar")
         try:
             LocalStore().put(str(draft), data)
             rename_without_replacing(draft, target)
