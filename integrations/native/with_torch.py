@@ -84,7 +84,7 @@ def weights(folder: Path) -> dict[str, Any]:
     load = safetensors if chosen.container == "safetensors" else archive
     names = [chosen.file]
     if chosen.form == "sharded":
-        stated: Any = json.loads(locate(str(folder / chosen.file)).read_whole(_MOST_INDEX))
+        stated: Any = json_value(locate(str(folder / chosen.file)).read_whole(_MOST_INDEX))
         names = sorted(set(stated["weight_map"].values()))
     found: dict[str, Any] = {}
     for name in names:

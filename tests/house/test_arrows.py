@@ -28,11 +28,11 @@ ROOMS: Mapping[str, str] = {
     "text": "credentials errors",
     "core": "credentials cures errors text",
     "runtime": "errors core",
-    "remote": "credentials errors core",
+    "remote": "credentials errors text core",
     "storage": "credentials errors text core runtime remote",
-    "objects": "errors installation core runtime remote storage",
+    "objects": "errors installation text core runtime remote storage",
     "upload": "errors runtime storage objects",
-    "staging": "errors core remote storage objects upload",
+    "staging": "errors text core remote storage objects upload",
     "formats": "errors core remote storage objects upload",
     "format": "formats",
     "tree": "errors text core formats",
@@ -46,11 +46,11 @@ ROOMS: Mapping[str, str] = {
     "converter": "credentials errors text version core runtime storage objects upload staging formats tree mover view"
     " config ledger",
     "merger": "errors core storage formats tree layout families mover view converter",
-    "records": "errors core runtime storage objects staging mover",
+    "records": "errors text core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",
     "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
     " converter records readings",
-    "carriers": "errors version core runtime remote formats mover config ledger converter records readings units",
+    "carriers": "errors version text core runtime remote formats mover config ledger converter records readings units",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",
@@ -62,15 +62,15 @@ ROOMS: Mapping[str, str] = {
     "lineage": "errors text version core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
     " carriers verifier",
-    "site": "credentials errors version core ledger catalog lineage",
-    "watch": "credentials errors installation core remote storage formats config ledger routes",
-    "testing": "errors core runtime storage formats mover converter",
+    "site": "credentials errors version core config ledger catalog lineage",
+    "watch": "credentials errors installation core runtime remote storage formats config ledger routes",
+    "testing": "errors text core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",
     "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config"
     " ledger converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
     " console",
-    "__main__": "cli",
+    "__main__": "core cli",
 }
 # The same inside `integrations`: containers know no format, and a format knows another only where it is named here.
 CONTAINERS: Mapping[str, str] = {

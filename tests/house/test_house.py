@@ -202,7 +202,8 @@ def test_no_leftovers_and_nothing_of_one_machine() -> None:
 
 
 # The check of a bundle is copied into each one, and needs the standard library alone; it has limits of its own.
-JSON_ROOMS = ("wherry/text/", "wherry/auditor/check.py")
+# How wherry was installed is read by its errors, which stand below all rooms.
+JSON_ROOMS = ("wherry/text/", "wherry/auditor/check.py", "wherry/installation.py")
 PARSERS = {"load", "loads", "JSONDecoder", "decoder", "scanner"}
 
 

@@ -134,7 +134,7 @@ def compare_registry(
     yield from _elsewhere(asked, known, looked)
     if asked.uri is None:
         return
-    permitted = set(_permitted(known))
+    permitted = set(_permitted_versions(known))
     for version in asked.versions:
         in_flight = _is_in_flight(version, known, later)
         registered = in_flight or _is_registered(version, known)
@@ -186,7 +186,7 @@ def _is_registered(version: ModelVersion, known: LedgerState) -> bool:
     return any((row.name, row.version) == (version.name, version.version) for row in rows)
 
 
-def _permitted(known: LedgerState) -> Iterator[tuple[str, str, str]]:
+def _permitted_versions(known: LedgerState) -> Iterator[tuple[str, str, str]]:
     """Name, version and digest of what was promoted without the gate `registered`: its policy has left it out."""
     for row in known.history:
         gates = row.get("gates") if row["kind"] == "promotion" else None

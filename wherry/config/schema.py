@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from wherry.config.options import given_by, option_field, target_of, with_options
-from wherry.config.settings import required_origin
-from wherry.config.values import Select, require_template, select
+from wherry.config.values import Select, require_template, required_origin, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
 from wherry.storage.stores import locate_below

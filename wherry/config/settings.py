@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import urlsplit
 
 from wherry.config.file import config_file
+from wherry.config.values import required_origin
 from wherry.errors import UsageError
 from wherry.storage.home import home
 
@@ -70,20 +70,6 @@ def pages_url() -> str | None:
         return required_origin(given) if given else None
     except ValueError as error:
         raise UsageError(f"invalid value of lineage.url: {error}", cure=_ORIGIN_CURE) from None
-
-
-def required_origin(text: str) -> str:
-    """The address of a server, without the slash at its end.
-
-    Raises:
-        ValueError: it is no http or https URL, or has a login, a path, a query or a fragment.
-    """
-    found = urlsplit(text)
-    alone = not (found.path.strip("/") or found.query or found.fragment or "@" in found.netloc)
-    if found.scheme not in ("http", "https") or not found.hostname or not alone or not text.isprintable():
-        raise ValueError("expected the address of a server alone, such as https://wherry.example")
-    _port = found.port  # raises if it is none
-    return f"{found.scheme}://{found.netloc.lower()}"
 
 
 def mlflow_tracking_uri() -> str:

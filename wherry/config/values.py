@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from wherry.config.lines import dotted_name
 from wherry.errors import UsageError, choose
@@ -208,3 +209,17 @@ def _has(data: Any, at: Path) -> bool:
         return True
     held: Any = dict(enumerate(data)) if isinstance(data, list) else data
     return isinstance(held, dict) and at[0] in held and _has(held[at[0]], at[1:])
+
+
+def required_origin(text: str) -> str:
+    """The address of a server, without the slash at its end.
+
+    Raises:
+        ValueError: it is no http or https URL, or has a login, a path, a query or a fragment.
+    """
+    found = urlsplit(text)
+    alone = not (found.path.strip("/") or found.query or found.fragment or "@" in found.netloc)
+    if found.scheme not in ("http", "https") or not found.hostname or not alone or not text.isprintable():
+        raise ValueError("expected the address of a server alone, such as https://wherry.example")
+    _port = found.port  # raises if it is none
+    return f"{found.scheme}://{found.netloc.lower()}"

@@ -128,13 +128,13 @@ def guard(session: Any, *, configured: bool) -> Any:
     connector = session.connector
     resolve = connector._resolve_host  # noqa: SLF001  its resolver is not asked for addresses, which must be checked too
 
-    async def checked(host: str, port: int, traces: Any = None) -> Any:
+    async def resolve_checked(host: str, port: int, traces: Any = None) -> Any:
         rows = await resolve(host, port, traces)
         for row in rows:
             require_address(host, row["host"], configured=configured)
         return rows
 
-    connector._resolve_host = checked  # noqa: SLF001
+    connector._resolve_host = resolve_checked  # noqa: SLF001
     return session
 
 

@@ -100,7 +100,7 @@ def _kind(timeout: float) -> Any:
         "read_timeout": timeout,
     }
 
-    class Checked(AioHttpTransport):
+    class CheckedTransport(AioHttpTransport):
         async def open(self) -> None:
             await super().open()
             session: Any = self.session
@@ -112,7 +112,7 @@ def _kind(timeout: float) -> Any:
             super().do_connect()
             opened: Any = self.service_client
             self.service_client = BlobServiceClient(
-                opened.url, credential=opened.credential, transport=Checked(**options), **options
+                opened.url, credential=opened.credential, transport=CheckedTransport(**options), **options
             )
 
     return OneAttempt

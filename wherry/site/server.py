@@ -13,6 +13,7 @@ import errno
 import hmac
 import ipaddress
 import secrets
+import shlex
 import socket
 from contextlib import suppress
 from http import HTTPStatus
@@ -60,7 +61,7 @@ class SiteServer(ThreadingHTTPServer):
         """
         if _is_any(host) and public is None:
             raise UsageError(
-                f"--host {host} listens on every interface, but nothing says under which name the pages are shown",
+                f"--host {shlex.quote(host)} listens on every interface, but nothing says under which name the pages are shown",
                 cure="set `lineage.url` in wherry.toml to the address of the proxy, or pass that of one interface",
             )
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -68,7 +69,7 @@ class SiteServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or isinstance(error, socket.gaierror):
-                what = f"--host {host} is not an address of this machine: {error.strerror}"
+                what = f"--host {shlex.quote(host)} is not an address of this machine: {error.strerror}"
                 raise UsageError(
                     what, cure=f"pass the address of one of its interfaces, or {HOST}"
                 ) from error

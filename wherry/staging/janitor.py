@@ -34,6 +34,7 @@ from wherry.staging.lease_watch import (
 )
 from wherry.storage.folders import PREFIX, remove
 from wherry.storage.home import ensure_home, home
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -53,7 +54,7 @@ class LeftBehind:
 
 
 @contextmanager
-def owned(path: Path) -> Generator[None]:
+def as_owner(path: Path) -> Generator[None]:
     """Name this process as the owner of what the block makes at a path, and removes again."""
     note(path)
     try:
@@ -97,7 +98,7 @@ def temporary_folder(prefix: str, parent: str | os.PathLike[str] | None = None) 
         OSError: it cannot be made.
     """
     path = Path(parent or tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(4)}"
-    with owned(path):
+    with as_owner(path):
         path.mkdir(mode=0o700)
         try:
             yield str(path)
@@ -137,8 +138,8 @@ def owner_text() -> str:
 def text_has_ended(text: str) -> bool:
     """Whether the owner that a text names was a process of this machine that has ended."""
     try:
-        found = json.loads(text[:_MOST_BYTES])
-    except (ValueError, RecursionError):
+        found = json_value(text[:_MOST_BYTES])
+    except ValueError:
         return False
     owner = owner_from(found)
     return owner is not None and _has_ended(owner, found)
@@ -162,8 +163,8 @@ def _records() -> Iterator[LeftBehind]:
 def _read(record: Path) -> tuple[Owner, dict[str, Any]] | None:
     try:
         with record.open("rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+            data = json_value(file.read(_MOST_BYTES))
+    except (OSError, ValueError):
         return None
     owner = owner_from(data)
     return (owner, data) if owner is not None and isinstance(data.get("path"), str) else None

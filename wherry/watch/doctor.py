@@ -275,15 +275,17 @@ def _left_behind() -> Iterator[Diagnosis]:
     found = service("janitor").left_behind()
     if found:
         detail = f"{plural(len(found), 'leftover')} of processes that have ended, the first {found[0].path}"
-        folder = shlex.quote(str(found[0].path.parent))
-        cure = f"run `wherry clean {folder}`; each conversion and each night removes them, too"
+        command = f"`wherry clean {shlex.quote(str(found[0].path.parent))}`"
+        cure = f"run {command}; each conversion and each night removes them, too"
         yield Diagnosis("left behind", "ok", detail, cure)
 
 
 def _sandbox() -> Diagnosis:
     """What the kernel has to limit native checks: Landlock for files, seccomp for calls and the network."""
     version, seccomp = sandbox.landlock_version(), sandbox.has_seccomp()
-    landlock = f"Landlock {version} limits files" if version else "files are not limited (no Landlock)"
+    landlock = (
+        f"Landlock limits files (version {version})" if version else "files are not limited (no Landlock)"
+    )
     calls = (
         "seccomp limits calls and the network" if seccomp else "calls and the network are not (no seccomp)"
     )
