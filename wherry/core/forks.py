@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -112,7 +112,7 @@ def _in_child() -> None:
             _renew_locks(module)
 
 
-def _renew_locks(owner: object) -> None:
+def _renew_locks(owner: Any) -> None:
     """Give a module, and its classes, locks that no thread of the parent holds."""
     for name, value in list(vars(owner).items()):
         if isinstance(value, _LOCK):
