@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 EXIT_SECONDS = 600.0  # for which a process that ends waits for work in daemon threads
 
 
-class Work:
-    """Work that runs in a thread.
+class BackgroundWork:
+    """BackgroundWork that runs in a thread.
 
     Attributes:
         what: the words for it in the log.
@@ -54,15 +54,15 @@ class Work:
         self.ended = threading.Event()
 
 
-_running = set[Work]()
+_running = set[BackgroundWork]()
 
 
-def begin(work: Work) -> None:
+def begin(work: BackgroundWork) -> None:
     """Note that work begins."""
     _running.add(work)
 
 
-def end(work: Work) -> None:
+def end(work: BackgroundWork) -> None:
     """Note that work has ended, and wake everyone who waits for it."""
     _running.discard(work)
     work.ended.set()
@@ -75,7 +75,7 @@ def waited_for(what: str) -> Generator[None]:
     if thread is threading.main_thread():
         yield
         return
-    work = Work(what, EXIT_SECONDS if thread.daemon else None)
+    work = BackgroundWork(what, EXIT_SECONDS if thread.daemon else None)
     begin(work)
     try:
         yield
@@ -102,7 +102,7 @@ def _wait() -> None:
             _wait_for(work, begun)
 
 
-def _wait_for(work: Work, begun: float) -> None:
+def _wait_for(work: BackgroundWork, begun: float) -> None:
     from wherry.core.progress import logger
 
     log = logger("wherry.export")

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from wherry.core.background import Work, begin, end
+from wherry.core.background import BackgroundWork, begin, end
 from wherry.core.progress import logger
 from wherry.errors import NotRecordedError, UsageError, WherryError, wherry_error
 from wherry.remote.waits import waiting
@@ -45,7 +45,7 @@ class Export:
         self.exit_wait = exit_wait
         self.error: WherryError | None = None
         self.receipt: Receipt | None = None
-        self._work = Work(
+        self._work = BackgroundWork(
             f"the export to {uri}", exit_wait, on_timeout=self._report_timeout, on_fork=self._fail_in_fork
         )
 
