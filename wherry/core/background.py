@@ -29,7 +29,7 @@ EXIT_SECONDS = 600.0  # for which a process that ends waits for work in daemon t
 
 
 class BackgroundWork:
-    """BackgroundWork that runs in a thread.
+    """Work that runs in a thread.
 
     Attributes:
         what: the words for it in the log.
