@@ -41,6 +41,7 @@ ALLOWED = {
     ("wherry/live/store.py", "save"): "Export.wait tells",
     ("wherry/live/store.py", "wait"): "Export.wait tells",
     ("wherry/live/handle.py", "result"): "Export.wait tells",
+    ("wherry/core/forks.py", "without_forks"): "two seconds at most, until a fork is done",
     ("wherry/core/background.py", "_wait_for"): "it logs what it waits for before the process exits",
     ("wherry/objects/azure.py", "_await_copy"): "the copy is waited for in a block",
     ("integrations/mlflow/aliases.py", "_take"): "the lock is waited for in a block",

@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,7 +30,7 @@ _LOOK = 0.01  # seconds between two looks at the imports of other threads
 _PATIENCE = 2.0  # seconds that a fork waits; what takes longer holds its locks for moments of it only
 
 
-class _GuardedBlock(NamedTuple):
+class _UnforkedBlock(NamedTuple):
     """What runs in a thread, and the file that it has open, if any."""
 
     thread: int
@@ -40,7 +40,7 @@ class _GuardedBlock(NamedTuple):
 class _ForkGate:
     """The blocks that run now, of all threads, by number."""
 
-    def __init__(self, blocks: dict[int, _GuardedBlock]) -> None:
+    def __init__(self, blocks: dict[int, _UnforkedBlock]) -> None:
         self.changed = threading.Condition()
         self.blocks = blocks
         self.forks = 0  # that wait
@@ -66,7 +66,7 @@ def without_forks(file: str = "") -> Generator[None]:
     with _state.changed:
         if all(block.thread != thread for block in _state.blocks.values()):
             _state.changed.wait_for(lambda: not _state.forks, _PATIENCE)
-        _state.blocks[number] = _GuardedBlock(thread, file)
+        _state.blocks[number] = _UnforkedBlock(thread, file)
     try:
         yield
     finally:
@@ -112,7 +112,7 @@ def _in_child() -> None:
             _renew_locks(module)
 
 
-def _renew_locks(owner: object) -> None:
+def _renew_locks(owner: Any) -> None:
     """Give a module, and its classes, locks that no thread of the parent holds."""
     for name, value in list(vars(owner).items()):
         if isinstance(value, _LOCK):

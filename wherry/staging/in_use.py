@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
 from wherry.errors import WherryError
-from wherry.staging.janitor import as_owner
+from wherry.staging.janitor import owning
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge
 from wherry.storage.folders import staging_stem
@@ -78,7 +78,7 @@ def _hold_mark(location: Location, stack: ExitStack) -> None:
             if place is not None:
                 mark = place.with_name(f"{place.name}.{secrets.token_hex(4)}{_SUFFIX}")
                 with ExitStack() as held:
-                    held.enter_context(as_owner(mark))
+                    held.enter_context(owning(mark))
                     held.enter_context(Lease(mark, location.uri))
                     stack.enter_context(held.pop_all())
                 return

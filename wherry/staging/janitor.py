@@ -54,7 +54,7 @@ class LeftBehind:
 
 
 @contextmanager
-def as_owner(path: Path) -> Generator[None]:
+def owning(path: Path) -> Generator[None]:
     """Name this process as the owner of what the block makes at a path, and removes again."""
     note(path)
     try:
@@ -98,7 +98,7 @@ def temporary_folder(prefix: str, parent: str | os.PathLike[str] | None = None) 
         OSError: it cannot be made.
     """
     path = Path(parent or tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(4)}"
-    with as_owner(path):
+    with owning(path):
         path.mkdir(mode=0o700)
         try:
             yield str(path)
