@@ -52,7 +52,6 @@ ALLOWED = {
     ("wherry/runtime/child.py", "run"): "a check works, whose limit is stated",
     ("wherry/runtime/child.py", "_watch"): "a check works, whose limit is stated",
     # two seconds at most
-    ("wherry/core/forks.py", "without_forks"): "a fork of another thread is waited for",
     ("wherry/core/forks.py", "_before_fork"): "transactions of other threads are waited for",
     ("wherry/staging/lease.py", "_lock"): "held for a moment",
     ("wherry/runtime/child.py", "result"): "the time for which a process is asked to end",

@@ -61,7 +61,8 @@ class SiteServer(ThreadingHTTPServer):
         """
         if _is_any(host) and public is None:
             raise UsageError(
-                f"--host {shlex.quote(host)} listens on every interface, but nothing says under which name the pages are shown",
+                f"--host {shlex.quote(host)} listens on every interface, but nothing says under which name"
+                " the pages are shown",
                 cure="set `lineage.url` in wherry.toml to the address of the proxy, or pass that of one interface",
             )
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
