@@ -39,7 +39,6 @@ LINES = {
     "lineage show 1": "lineage show HOME/converted",
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
-    "promote URI --model 1": "promote HOME/converted --model pasted",
     "promote URI --model 11": "promote HOME/converted --model pasted --alias champion",
     "resolve 1": "resolve models:/pasted",
     "clean 1": "clean HOME",

@@ -56,7 +56,7 @@ _CURES = {
     "registration-unknown": "find out who registered it; `wherry ledger rebuild ROOT` records it in a new ledger",
     "registration-pending": "run `wherry register` again; it resumes where it was interrupted",
     "registration-altered": "register it again under the recorded digest, and find out who changed the tags",
-    "alias-unregistered": "find out who moved the alias, and promote a registered version: `wherry promote URI --name "
+    "alias-unregistered": "find out who moved the alias, and promote a registered version: `wherry promote URI --model "
     "NAME`; to permit this version, promote it with a policy that has `unregistered = true`",
     "registration-without-bytes": "restore the checkpoint, or delete the model version",
 }
