@@ -62,7 +62,7 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter units"
     " carriers verifier",
     "site": "credentials errors version core ledger catalog lineage",
-    "watch": "credentials errors core remote storage formats config ledger routes",
+    "watch": "credentials errors core runtime remote storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",

@@ -190,7 +190,7 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     from wherry.ledger.resolve import checkpoint_uri
 
     chosen_routes(config)
-    text = checkpoint_uri(uri)
+    text = os.fspath(checkpoint_uri(uri))
     return [
         _explain(route, _found_below(route, locate(text).uri)) if _is_below(route, text) else _outside(route)
         for route in config.routes
