@@ -161,9 +161,9 @@ def sandbox_finding(monkeypatch, version, seccomp):
 @pytest.mark.parametrize(
     ("version", "seccomp", "state", "words"),
     [
-        (7, True, "ok", ("Landlock 7 limits files", "seccomp limits calls and the network")),
+        (7, True, "ok", ("files are limited (Landlock 7)", "seccomp limits calls and the network")),
         (0, True, "missing", ("files are not limited", "seccomp limits calls and the network")),
-        (7, False, "missing", ("Landlock 7 limits files", "no seccomp")),
+        (7, False, "missing", ("files are limited (Landlock 7)", "no seccomp")),
     ],
 )
 def test_the_sandbox_of_native_checks_is_named(version, seccomp, state, words, monkeypatch):

@@ -191,12 +191,12 @@ def confine_files(reads: Iterable[str], writes: Iterable[str], *, network: bool 
         )
     handled = sum(rights for since, rights in _RIGHTS if since <= version)
     scopes = _SCOPES if version >= _SCOPED_VERSION else 0
-    ruleset = _require_success(_CREATE, *_buffer(struct.pack("=QQQ", handled, 0, scopes), version), 0)
+    ruleset = _call_kernel(_CREATE, *_buffer(struct.pack("=QQQ", handled, 0, scopes), version), 0)
     try:
         for path, rights in file_rules(reads, writes, network=network):
             _add_rule(ruleset, path, rights & handled)
         _forgo_privileges()
-        _require_success(_RESTRICT, ruleset, _ALL_THREADS if version >= _ALL_THREADS_VERSION else 0)
+        _call_kernel(_RESTRICT, ruleset, _ALL_THREADS if version >= _ALL_THREADS_VERSION else 0)
     finally:
         os.close(ruleset)
     return True
@@ -218,7 +218,7 @@ def _add_rule(ruleset: int, path: str, rights: int) -> None:
         if not Path(path).is_dir():
             rights &= _OF_FILES
         rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
-        _require_success(_ADD, ruleset, _BELOW_PATH, rule, 0)
+        _call_kernel(_ADD, ruleset, _BELOW_PATH, rule, 0)
     finally:
         os.close(place)
 
@@ -239,7 +239,7 @@ def confine_calls(*, network: bool = False) -> bool:
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
     _forgo_privileges()
-    _require_success(_MACHINES[name].seccomp, _SET_FILTER, _FILTER_ALL_THREADS, header)
+    _call_kernel(_MACHINES[name].seccomp, _SET_FILTER, _FILTER_ALL_THREADS, header)
     return True
 
 
@@ -287,7 +287,7 @@ def _syscall(number: int, *words: object) -> int:
     return call(*(ctypes.c_long(word) if isinstance(word, int) else word for word in (number, *words)))
 
 
-def _require_success(number: int, *words: object) -> int:
+def _call_kernel(number: int, *words: object) -> int:
     result = _syscall(number, *words)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} (system call {number})")

@@ -283,9 +283,7 @@ def _left_behind() -> Iterator[Diagnosis]:
 def _sandbox() -> Diagnosis:
     """What the kernel has to limit native checks: Landlock for files, seccomp for calls and the network."""
     version, seccomp = sandbox.landlock_version(), sandbox.has_seccomp()
-    landlock = (
-        f"Landlock limits files (version {version})" if version else "files are not limited (no Landlock)"
-    )
+    landlock = f"files are limited (Landlock {version})" if version else "files are not limited (no Landlock)"
     calls = (
         "seccomp limits calls and the network" if seccomp else "calls and the network are not (no seccomp)"
     )
