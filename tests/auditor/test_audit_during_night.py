@@ -37,7 +37,7 @@ def night(tmp_path, monkeypatch, url, capfd):
 
     def meet(during):
         service = SimpleNamespace(
-            registered_versions=lambda *_: query(during), mark_version=lambda *_, **__: None
+            registered_versions=lambda *_, **__: query(during), mark_version=lambda *_, **__: None
         )
         monkeypatch.setattr(registrations, "service", lambda _name: service)
         code, printed = typed(AUDIT, tmp_path, capfd)

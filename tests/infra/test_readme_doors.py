@@ -164,6 +164,7 @@ def test_variables_and_options_that_are_mentioned_exist():
     assert {name for name in named if f'"{name}"' not in code} <= {
         "WHERRY_VENV",
         "WHERRY_CORPUS",
+        "WHERRY_EVERY_BYTE",
         "PREFECT_WORKER_QUERY_SECONDS",
     }
     fields = set(re.findall(r"`(\w+)=[^`]*`", PAGES["trainers"]))

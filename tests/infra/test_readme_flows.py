@@ -128,8 +128,8 @@ def site(tmp_path_factory):
             vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4,
             feed_forward_proj="gated-gelu", tie_word_embeddings=True,
         )).save_pretrained("hf")  # fmt: skip
-        wherry.convert("hf", "older", to="safetensors")
-        wherry.register("older", "small", alias="candidate")
+        wherry.convert("hf", "models/older", to="safetensors")
+        wherry.register("models/older", "small", alias="candidate")
         wherry.promote("models:/small@candidate")
         wherry.convert("hf", "runs/t5x/small/checkpoint_1000", to="t5x-orbax", lineage=False)
         Path("runs/t5x/small/checkpoint_1000/wherry.json").unlink()  # as T5X would have left it
@@ -176,7 +176,7 @@ def test_the_trial_and_the_questions(here):
     assert Path("copy/model.safetensors").is_file()
     done = subprocess.run([sys.executable, "-I", "evidence.zip"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(["resolve", "models:/small@champion"]).strip() == str(here / "older")
+    assert told(["resolve", "models:/small@champion"]).strip() == str(here / "models/older")
     with open_ledger("sqlite:///rebuilt.db") as rebuilt:
         assert not check_chain(rebuilt).altered
     levels(here)

@@ -96,10 +96,10 @@ def test_a_place_below_a_target_is_opened_and_must_not_become_a_link_out_of_it(t
 
 def test_an_audit_reads_no_place_that_no_route_has(receipt, routed, opened):
     report = audit("all", record=False)
-    assert "unreachable" in {finding.kind for finding in report.findings}
+    assert "outside-routes" in {finding.kind for finding in report.findings}
     assert not [path for path in opened if path.startswith(receipt.target.uri)]
     named = audit([str(Path(receipt.target.uri).parent)], record=False)
-    assert "unreachable" not in {finding.kind for finding in named.findings}, "the user names this root"
+    assert "outside-routes" not in {finding.kind for finding in named.findings}, "the user names this root"
 
 
 def test_stale_reads_no_source_that_no_route_has(receipt, routed, opened):

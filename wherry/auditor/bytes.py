@@ -267,7 +267,7 @@ def _without_sidecar(
 def _note(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
     from wherry.ledger.record import record_verification
 
-    if any(one.kind == "unreachable" for one in done.findings):
+    if any(one.kind in ("unreachable", "outside-routes") for one in done.findings):
         return done  # the bytes were not read
     try:
         record_verification(ledger, verification_subject(done, known), outcome_of(done))

@@ -70,7 +70,9 @@ class PlaceAudit(NamedTuple):
         self, found: list[Finding], level: str, seconds: float, devices: str = ""
     ) -> PlaceAudit:
         """The result with those of a deeper check; verified bytes settle findings about times and sizes of files."""
-        read = level != self.row.level and not any(one.kind == "unreachable" for one in found)
+        read = level != self.row.level and not any(
+            one.kind in ("unreachable", "outside-routes") for one in found
+        )
         settled = () if not read else _OPEN if not found else (_OPEN[-1],)
         kept = [one for one in self.findings if one.kind not in settled]
         every = (*kept, *found)
@@ -176,9 +178,7 @@ class _Look:
             try:
                 below = root_of(self.place.uri)
             except HostileError as error:
-                yield about(
-                    self.place, "unreachable" if self.required else "source-gone", error.what, cure=error.cure
-                )
+                yield about(self.place, "outside-routes", error.what, cure=error.cure)
                 return
         locate_one = locate_recorded if self.stated else locate
         location = locate_one(self.place.uri) if below is None else locate_below(below, self.place.uri)

@@ -61,6 +61,9 @@ KINDS: dict[str, Kind] = {
         0,
         "its files changed since they were recorded; reading the bytes shows whether it is intact",
     ),
+    "outside-routes": Kind(
+        "warning", 0, "a recorded place in no folder that a route reads or writes: it was not read"
+    ),
     "source-gone": Kind("warning", 0, "a converted source no longer exists"),
     "source-changed": Kind("warning", 0, "a source changed after it was converted"),
     "registry-not-asked": Kind("warning", 0, "the model registry was not compared"),

@@ -29,7 +29,8 @@ from wherry.converter.command import (
 from wherry.core.digest import canonical_json
 from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
-from wherry.errors import NotFoundError, WherryError
+from wherry.core.units import plural
+from wherry.errors import HostileError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.lineage.route_rules import as_routed, rules_at, rules_for
 from wherry.runtime import threads
@@ -129,7 +130,23 @@ def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord],
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
         rows = [row for row in current_conversions(ledger, chosen) if _has_source(row)]
-        return rows, referenced_nodes(ledger, {row.source_digest for row in rows})
+        judged = [row for row in rows if _is_below_a_root(row.source_uri)]
+        if len(judged) < len(rows):
+            first = next(row.source_uri for row in rows if row not in judged)
+            _log.warning(
+                "%s not judged: their sources, the first of them %s, are in no folder that a route reads or writes",
+                plural(len(rows) - len(judged), "conversion"), first,
+            )  # fmt: skip
+        return judged, referenced_nodes(ledger, {row.source_digest for row in judged})
+
+
+def _is_below_a_root(uri: str) -> bool:
+    """Whether a place that the ledger states may be opened."""
+    try:
+        root_of(uri)
+    except HostileError:
+        return False
+    return True
 
 
 def _has_source(row: ConversionRecord) -> bool:

@@ -195,10 +195,10 @@ def _addresses(text: str) -> Iterator[_Address]:
         return
     yield found
     if isinstance(found, IPv6Address):
-        yield from _embedded(found)
+        yield from _addresses_in(found)
 
 
-def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
+def _addresses_in(address: IPv6Address) -> Iterator[IPv4Address]:
     number = int(address)
     for network, shift in _HOLDING:
         if address in network and number > 1:
