@@ -15,12 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import demo_site as site
 import demo_telling as tell
 from demo_bucket import emulated_bucket
-from demo_webhook import webhook
+
+from tests.support.webhook import webhook_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,12 +189,13 @@ def bad_night(folder: Path) -> bool:
 
     tell.title("11. A copy of a checkpoint arrives cut off; the next night converts the others, and says so")
     cut = site.cut_off(folder)
-    with webhook() as (url, messages):
-        os.environ |= {"WHERRY_NOTIFY_WEBHOOK": url, "no_proxy": "127.0.0.1"}
+    with webhook_server("/hooks/ml-platform") as hook:
+        os.environ |= {"WHERRY_NOTIFY_WEBHOOK": hook.url, "no_proxy": "127.0.0.1"}
         try:
             state = flow(return_state=True)
         finally:
             del os.environ["WHERRY_NOTIFY_WEBHOOK"]
+    messages = [body["text"] for _path, body in hook.got]
     tell.print_final_state(state)
     tell.bad_night(state.message, messages)
     return state.is_completed() and any("1 damaged" in text and str(cut) in text for text in messages)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 NAME = "wherry-demo"
 # protocol → the variable with which its libraries, and so wherry, find a server
@@ -28,7 +27,6 @@ def emulated_bucket(protocol: str, folder: Path) -> Generator[str]:
     Yields:
         URI of the bucket's folder of models.
     """
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.support import buckets
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the web server of moto logs every request

@@ -44,7 +44,7 @@ _VALUE = r"'[^']*'|[^\s'`;]*[^\s'`;,.:)]"
 _OPTION = rf"(?<![\w-])--([a-z][a-z-]*[a-z])(?![\w-])(?: (?!(?:{_GOES_ON})\b|--)({_VALUE}))?"
 _COMMAND = r"`wherry ([a-z-]+)((?: [^`]*)?)`"
 # A command that reads a checkpoint and does not name it yet.
-_UNNAMED = r"`wherry (inspect|verify|detect|discover)((?: --[a-z-]+(?: [a-z]+)?)*)`"
+_UNNAMED = r"`wherry (inspect|verify|detect|discover)(?! --help)((?: --[a-z-]+(?: [a-z]+)?)*)`"
 
 
 def about(cure: str, uri: str | None) -> str:

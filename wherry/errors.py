@@ -276,6 +276,7 @@ class InterruptedRunError(WherryError):
     """Stopped by Ctrl-C or SIGTERM. The same command resumes the work; `wherry clean` removes what is left."""
 
     exit_code = 130
+    usual_cure = "run the same command again; it resumes where it was interrupted"
 
 
 _MORE_MEMORY = "give the process more memory, or lower the budget with --memory"

@@ -77,7 +77,8 @@ def test_every_verb_speaks_json(model, tmp_path):
     assert {"file", "seen"} == set(detection["evidence"][0])
     verification = json.loads(wherry("verify", out, "--level", "digest", "--json").stdout)
     assert set(verification) == {
-        "uri", "level", "verdict", "ok", "tensors", "seconds", "bytes", "ledger", "checkpoint_digest", "weights_digest",
+        "uri", "level", "verdict", "ok", "tensors", "seconds", "bytes", "ledger", "recorded", "checkpoint_digest",
+        "weights_digest",
     }  # fmt: skip
     assert verification["tensors"] == {"checked": 1, "failed": []}
     inspection = json.loads(wherry("inspect", out, "--sha256", "--json").stdout)

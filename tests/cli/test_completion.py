@@ -119,5 +119,6 @@ def test_the_scripts_of_other_shells_are_valid(shell, tmp_path):
     script = subprocess.run(
         [sys.executable, "-m", "wherry", "completion", shell], capture_output=True, text=True, check=True
     )
+    assert "wherry" in script.stdout
     (tmp_path / "script").write_text(script.stdout)
     subprocess.run([program, "-n", str(tmp_path / "script")], check=True, timeout=60)

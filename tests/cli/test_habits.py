@@ -129,8 +129,11 @@ def test_progress_in_a_log_has_a_line_every_so_often(monkeypatch, capsys):
 
 
 def test_a_log_that_cannot_be_written_ends_no_work(monkeypatch):
+    written = []
+
     class Full:
-        def write(self, _text):
+        def write(self, text):
+            written.append(text)
             raise OSError(28, "No space left on device")
 
         def isatty(self):
@@ -143,6 +146,7 @@ def test_a_log_that_cannot_be_written_ends_no_work(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Full())
     with tables.bar(quiet=False) as report:
         report(Progress("convert", 1, 7, 1.0, None, "a"))
+    assert written
 
 
 @pytest.mark.parametrize("words", ["--quiet", "--json"])

@@ -17,6 +17,8 @@ import wherry
 from tests.support.command import small
 from tests.support.readme import ROOT
 from tests.support.tiny_models import save_tiny
+from wherry.cli.errors import interrupt_error
+from wherry.core import interrupts
 
 VERBS = [
     "convert HOME/a.safetensors HOME/STEP --to orbax",
@@ -74,6 +76,10 @@ def test_ctrl_c_at_any_step_is_130_and_one_message(line, home):
 def test_ctrl_c_at_some_steps_of_a_conversion_is_130_and_one_message(home):
     require_clean_ends(VERBS[0], interrupted(VERBS[0], home, 8))
     assert not list(home.glob(".wherry-*lease*"))
+
+
+def test_what_is_printed_before_the_errors_are_imported_are_their_words():
+    assert f"error: {interrupt_error().for_shell()}\n" == interrupts._TEXT
 
 
 SWALLOWED = """

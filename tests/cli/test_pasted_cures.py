@@ -68,7 +68,7 @@ def folder(tmp_path_factory, own_home):
     wherry.register(folder / "converted", "pasted")
     save_tiny(folder / "llama", "llama")
     (folder / "wherry.toml").write_text(
-        f'[routes.r]\nroot = "{folder}/llama"\nmin_age = 0\n'
+        f'links = ["{folder}"]\n[routes.r]\nroot = "{folder}/llama"\nmin_age = 0\n'
         f'targets = [{{ format = "orbax", uri = "{folder}/out/{{name}}" }}]\n'
     )
     key = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(folder / "key.pem")]

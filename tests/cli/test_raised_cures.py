@@ -183,7 +183,7 @@ ROWS = [
     Raised("detect az://c@acc.dfs.core.windows.net/p",
            "… names the storage account …; a URI of wherry names only the container",
            r"set (\S+=\S+) and write (az://\S+)", "<1> detect <2> --help"),
-    Raised("verify HOME/.wherry-0123456789abcdef-left", "staging area of an unfinished conversion", COMMAND),
+    Raised("inspect HOME/.wherry-0123456789abcdef-left", "staging area of an unfinished conversion", COMMAND),
     Raised("verify HOME/several", "not a checkpoint of any known format", COMMAND),
     Raised("verify blake3:00000000", "no checkpoint with this digest in the ledger", COMMAND),
     Raised("formats orbx", "unknown format …", "did you mean (orbax)", "formats <1>"),

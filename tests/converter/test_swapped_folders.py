@@ -136,6 +136,7 @@ def test_a_swap_at_every_moment_gives_the_original_or_an_error(run, way, back, n
     below = str(folder.parent) if named == "by a route" else None
     never = Swap(folder, outside)
     assert converted(place, tmp_path / "out", monkeypatch, never, below) is not None
+    assert never.count > 3, "every moment"
     outcomes = set()
     for at in range(1, never.count + 1):
         swap = Swap(folder, outside, at, back)

@@ -177,6 +177,7 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv_name:
             sys.meta_path.remove(self)
+            print("sent", flush=True)
             os.kill(os.getpid(), {signal})
             return None
 sys.argv_name = sys.argv.pop(1)
@@ -202,6 +203,7 @@ def test_a_signal_in_the_middle_of_an_import_is_an_interrupt(source, tmp_path, m
     done = subprocess.run(
         [sys.executable, "-c", code, module, *words], capture_output=True, text=True, timeout=120, check=False
     )
+    assert "sent" in done.stdout, f"{module} is not imported"
     there = (tmp_path / "o" / ".metadata").exists()
     assert done.returncode == (0 if there else 130), done.stderr
     assert there or done.stderr.lstrip().startswith("error: interrupted before completion")

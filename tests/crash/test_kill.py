@@ -158,7 +158,7 @@ def slow(*arguments):
     return real(*arguments)
 mover.Carrier._carry = slow
 threads.worker_count = lambda: 1  # so that it lasts several groups on any machine
-main(sys.argv[1:])
+main()
 """
 
 

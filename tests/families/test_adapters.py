@@ -243,7 +243,7 @@ def rewritten(file, keys, change):
 
 
 def refused(step, base, tmp_path, **more):
-    with pytest.raises(WherryError):
+    with pytest.raises(WherryError, match="alpha"):
         wherry.convert(step, tmp_path / "back", to="huggingface", config=base, lineage=False, **more)
 
 

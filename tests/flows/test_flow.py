@@ -66,7 +66,7 @@ def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source
     ]
     assert float(bar.data) == 100.0
     assert re.search(r": 2 of 2 units, \S+ \S+ of .*, \d workers?, 0 failed attempts$", bar.description)
-    with pytest.raises(ValueError, match="engine"):
+    with pytest.raises(ValueError, match="String should match pattern"):
         ConvertSpec(source="a", target="b", to="hf", on="horses")
 
 

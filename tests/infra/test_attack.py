@@ -80,7 +80,7 @@ def test_the_verb_that_hangs_is_named_and_the_others_run_once(hanging, tmp_path,
     monkeypatch.setattr(wherry.cli, "main", lambda line: time.sleep(60) if line[0] == words else 0)
     server = Server(tmp_path, tmp_path, tmp_path / "home", tmp_path)
     names = list(verbs.LOOKING)
-    found = list(server.examine(Case("a/b", lambda folder: folder), names, seconds=1.0))
+    found = list(server.examine(Case("a/b", lambda folder: folder), names, seconds=5.0))
     assert [run.verb for run in found] == names
     assert [run.verb for run in found if "hung" in run.faults] == [hanging]
 

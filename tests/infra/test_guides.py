@@ -143,4 +143,5 @@ def test_the_first_bad_night_is_what_its_page_says(place, caplog):
         done = CliRunner().invoke(cli, words[1:])
         assert (done.exit_code, text in done.output) == (0, True), done.output
     named = set(re.findall(r"\bwherry_[a-z_]+", PAGES["bad-night"]))
+    assert named
     assert named <= set(HELP)

@@ -281,7 +281,9 @@ def test_pools_and_files_that_are_named_are_there():
 
 def test_the_alerts_are_about_metrics_that_are_written():
     part = PAGES["operation"] + PAGES["bad-night"]
-    assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics.HELP)
+    named = set(re.findall(r"\bwherry_[a-z_]+", part))
+    assert named
+    assert named <= set(metrics.HELP)
     flows = "".join(path.read_text() for path in (ROOT / "flows").glob("*.py"))
     for name in re.findall(r'flow="([\w-]+)"', part):
         assert f'ending("{name}"' in flows, f"nothing notes the end of {name}"

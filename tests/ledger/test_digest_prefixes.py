@@ -24,7 +24,7 @@ VERBS = {
     "inspect DIGEST": "PLACE",
     "verify DIGEST": "ok",
     "resolve DIGEST": "PLACE",
-    "ls DIGEST": "SHORT",
+    "ls DIGEST": "DIGITS",
     "du DIGEST": "1",
     "audit DIGEST": "1 of them ok",
     "emit DIGEST --json": "PLACE",
@@ -66,7 +66,8 @@ def test_the_beginning_of_a_digest_names_a_checkpoint(line, here, monkeypatch):
     digest = receipt.target.checkpoint_digest.partition(":")[2][:12]
     code, text = typed(line.replace("DIGEST", digest))
     wanted = VERBS[line].replace("PLACE", receipt.target.uri)
-    wanted = wanted.replace("SHORT", short(receipt.target.checkpoint_digest))
+    shown = short(receipt.target.checkpoint_digest)
+    wanted = wanted.replace("SHORT", shown).replace("DIGITS", shown.partition(":")[2])
     assert (code, wanted in text.replace("\n", "")) == (0, True), text
 
 

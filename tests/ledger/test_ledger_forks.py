@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
@@ -33,7 +35,8 @@ def forked(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork_waits_for_the_transaction_of_another_thread(tmp_path):
+def test_a_fork_waits_for_the_transaction_of_another_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_PATIENCE", 60.0)
     url, inside, leave, left = f"sqlite:///{tmp_path / 'ledger.db'}", *(threading.Event() for _ in range(3))
 
     def hold():
@@ -65,15 +68,15 @@ def test_a_child_begins_anew():
     assert forked(lambda: forked(lambda: None)) == 0
 
 
-def test_a_fork_waits_until_the_ledger_is_closed(tmp_path):
+def test_a_fork_waits_until_the_ledger_is_closed(tmp_path, monkeypatch):
     """Between its transactions, too: the child has SQLite's list of the locks of its parent, but not the locks."""
-    url, inside, leave, left = f"sqlite:///{tmp_path / 'ledger.db'}", *(threading.Event() for _ in range(3))
+    monkeypatch.setattr(forks, "_PATIENCE", 60.0)
+    url, inside, leave = f"sqlite:///{tmp_path / 'ledger.db'}", threading.Event(), threading.Event()
 
     def hold():
         with open_ledger(url):
             inside.set()
             leave.wait(60)
-        left.set()
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -126,15 +129,24 @@ def test_a_child_gets_locks_that_no_thread_of_its_parent_holds(held):
     thread.join()
 
 
+@contextmanager
+def importing(name):
+    """While the block begins, another thread imports a module."""
+    thread, deadline = threading.Thread(target=import_module, args=(name,)), time.monotonic() + 60
+    thread.start()
+    while name not in sys.modules:
+        assert thread.is_alive(), f"{name} cannot be imported"
+        assert time.monotonic() < deadline, f"{name} is not imported"
+        time.sleep(0.001)
+    yield
+    thread.join()
+
+
 def test_a_fork_waits_for_the_imports_of_other_threads(tmp_path, monkeypatch):
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.5)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    thread = threading.Thread(target=import_module, args=("slow_module",))
-    thread.start()
-    while "slow_module" not in sys.modules:
-        pass
-    assert forked(lambda: import_module("slow_module")) == 0
-    thread.join()
+    with importing("slow_module"):
+        assert forked(lambda: import_module("slow_module")) == 0
 
 
 def test_a_child_imports_anew_what_another_thread_imports_for_long(tmp_path, monkeypatch):
@@ -142,10 +154,6 @@ def test_a_child_imports_anew_what_another_thread_imports_for_long(tmp_path, mon
     code = "import os, time\nwhile os.getpid() == {} and not os.path.exists({!r}):\n    time.sleep(0.01)\n"
     (tmp_path / "endless_module.py").write_text(code.format(os.getpid(), str(tmp_path / "go")))
     monkeypatch.syspath_prepend(tmp_path)
-    thread = threading.Thread(target=import_module, args=("endless_module",))
-    thread.start()
-    while "endless_module" not in sys.modules:
-        pass
-    assert forked(lambda: import_module("endless_module")) == 0
-    (tmp_path / "go").touch()
-    thread.join()
+    with importing("endless_module"):
+        assert forked(lambda: import_module("endless_module")) == 0
+        (tmp_path / "go").touch()

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
+from tests.support.noting_server import noting_server
 from tests.support.registry import converted, flip_a_bit, moved
 from wherry.cli import cli
 from wherry.config.settings import mlflow_tracking_uri
@@ -160,29 +161,16 @@ def test_damage_is_a_verdict_of_the_verbs_not_of_the_name(receipt, name):
 
 def test_a_tag_that_leads_to_this_machine_is_passed_over_without_a_request(receipt, name, stores):
     """Who may write tags of a registry must not choose what a worker asks."""
-    import http.server
-    import threading
-
     import mlflow as upstream
 
-    seen = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET  # noqa: N815  name of the base class
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     client = upstream.MlflowClient(**stores)
-    for host in ("127.0.0.1", "localhost", "0x7f.1"):
-        client.set_model_version_tag(name, "1", "wherry.uri", f"http://{host}:{server.server_port}/admin")
-        assert wherry.resolve(f"models:/{name}@champion").uri == receipt.target.uri  # a place of the ledger
-    server.shutdown()
-    server.server_close()
-    assert seen == []
+    with noting_server() as (port, paths):
+        for host in ("127.0.0.1", "localhost", "0x7f.1"):
+            client.set_model_version_tag(name, "1", "wherry.uri", f"http://{host}:{port}/admin")
+            assert (
+                wherry.resolve(f"models:/{name}@champion").uri == receipt.target.uri
+            )  # a place of the ledger
+    assert paths == []
 
 
 def test_a_digest_is_found_by_the_registry_alone(receipt, name, monkeypatch, tmp_path):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import wherry
+from tests.support.noting_server import noting_server
 from tests.support.registry import converted
 from wherry.auditor.audit import audit
 from wherry.cli import cli
@@ -21,6 +20,7 @@ from wherry.core.algorithms import digest_uri
 from wherry.errors import HostileError
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.lineage.stale import stale
+from wherry.remote.addresses import ELSEWHERE
 
 CONFIG = """
 [routes.r]
@@ -49,7 +49,7 @@ def routed(tmp_path, monkeypatch, receipt):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The paths that are opened, by any function of this process."""
+    """The paths that are given to `os.open`."""
     import os
 
     found, real = [], os.open
@@ -102,8 +102,9 @@ def test_an_audit_reads_no_place_that_no_route_has(receipt, routed, opened):
     assert "outside-routes" not in {finding.kind for finding in named.findings}, "the user names this root"
 
 
-def test_stale_reads_no_source_that_no_route_has(receipt, routed, opened):
-    assert stale() is not None
+def test_stale_reads_no_source_that_no_route_has(receipt, routed, opened, caplog):
+    assert stale() == []
+    assert "not judged: their sources" in caplog.text
     assert not [path for path in opened if path.startswith(receipt.source.uri)]
 
 
@@ -115,33 +116,25 @@ def test_dots_do_not_lead_out_of_a_root(routed, tmp_path):
             root_of(text)
 
 
-def test_without_routes_there_are_no_roots(receipt):
+def test_without_routes_there_are_no_roots(receipt, opened):
+    wherry.open(receipt.target.uri).close()
+    assert [path for path in opened if path.startswith(receipt.target.uri)], "and the fixture sees it"
     assert root_of("/anywhere") is None
     assert wherry.resolve(digest_uri(receipt.target.checkpoint_digest)).uri == receipt.target.uri
 
 
-def test_a_tag_of_the_registry_sends_no_request(receipt, routed, request, tmp_path):
+def test_a_tag_of_the_registry_sends_no_request(receipt, routed, request, tmp_path, monkeypatch):
     """Whoever writes tags names a server of the network in which wherry runs."""
     mlflow = pytest.importorskip("mlflow")
-    requests = []
-
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            requests.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET  # noqa: N815  a name of the base class
-
-        def log_message(self, *_what):
-            pass
-
+    monkeypatch.setattr(
+        "wherry.remote.addresses.kind_of_host", lambda _host: ELSEWHERE
+    )  # only the roots refuse it
     name = re.sub(r"\W+", "-", request.node.name)
     wherry.register(receipt.target.uri, name, alias="candidate")
     client = mlflow.MlflowClient(mlflow_tracking_uri(), mlflow_tracking_uri())
     shutil.rmtree(receipt.target.uri)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client.set_model_version_tag(name, "1", "wherry.uri", f"http://127.0.0.1:{server.server_port}/a/b")
+    with noting_server() as (port, requests):
+        client.set_model_version_tag(name, "1", "wherry.uri", f"http://127.0.0.1:{port}/a/b")
         for words in (
             ["resolve", f"models:/{name}@candidate"],
             ["verify", f"models:/{name}/1"],
@@ -152,6 +145,5 @@ def test_a_tag_of_the_registry_sends_no_request(receipt, routed, request, tmp_pa
             done = CliRunner().invoke(cli, words)
             refused = isinstance(done.exception, HostileError) or done.exit_code == HostileError.exit_code
             assert refused, (words, done.output, done.exception)
-        server.shutdown()
     assert requests == []
     assert not (tmp_path / "copy").exists()

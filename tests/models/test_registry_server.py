@@ -146,7 +146,7 @@ def test_a_server_without_users_knows_nobody(server, tmp_path):
         with pytest.raises(MismatchError, match="no user that the registry's server has authenticated"):
             wherry.promote(
                 converted(tmp_path).target.uri,
-                name="anybody",
+                model="anybody",
                 policy={"approvers": ["admin"]},
                 tracking_uri=url,
                 registry_uri=url,

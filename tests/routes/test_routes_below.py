@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import os
-import threading
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.command import small
+from tests.support.noting_server import noting_server
 from wherry.cli import cli
 from wherry.errors import HostileError
 from wherry.formats.checkpoint import open_source
@@ -20,26 +19,15 @@ from wherry.routes.routes import explain, load_config
 from wherry.routes.scores import score
 from wherry.storage.sidecar import read_sidecar
 
-CONFIG = """
-[routes.r]
+ROUTE = """
+[routes.{name}]
 root = "{root}/runs"
 select = "all"
 min_age = 0
 
-[[routes.r.targets]]
+[[routes.{name}.targets]]
 format = "torch-zip"
 uri = "{uri}"
-"""
-
-SECOND = """
-[routes.s]
-root = "{root}/runs"
-select = "all"
-min_age = 0
-
-[[routes.s.targets]]
-format = "torch-zip"
-uri = "{root}/more/{{run}}.pt"
 """
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -47,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 def config(folder, uri):
     (folder / "runs").mkdir(exist_ok=True)
-    (folder / "wherry.toml").write_text(CONFIG.format(root=folder, uri=uri))
+    (folder / "wherry.toml").write_text(ROUTE.format(name="r", root=folder, uri=uri))
     return load_config(folder / "wherry.toml")
 
 
@@ -85,7 +73,7 @@ def test_a_run_that_is_a_link_out_of_the_root_is_not_followed(tmp_path):
 
 
 def test_a_route_states_its_reason_although_the_link_is_refused_below_another_root(tmp_path):
-    text = CONFIG.format(root=tmp_path, uri=f"{tmp_path}/models/{{run}}.pt")
+    text = ROUTE.format(name="r", root=tmp_path, uri=f"{tmp_path}/models/{{run}}.pt")
     wide = text.replace("routes.r", "routes.wide").replace(
         f'root = "{tmp_path}/runs"', f'root = "{tmp_path}"'
     )
@@ -115,7 +103,7 @@ def test_what_a_survey_reads_beside_a_checkpoint_lies_below_the_root(tmp_path):
 
 
 def test_filters_that_exclude_a_checkpoint_are_named(tmp_path):
-    read = config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
+    config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
     file = tmp_path / "wherry.toml"
     file.write_text(file.read_text().replace("min_age = 0", 'min_age = 0\nruns = ["kept"]'))
     checkpoint(tmp_path / "runs" / "kept")
@@ -125,8 +113,9 @@ def test_filters_that_exclude_a_checkpoint_are_named(tmp_path):
     assert done.exit_code == 0, done.output
     line = " ".join(done.output.split())
     assert "1 checkpoint excluded by `runs` or `formats` of every route" in line, done.output
-    assert read is not None
-    file.write_text(f"{file.read_text()}{SECOND.format(root=tmp_path)}")
+    file.write_text(
+        f"{file.read_text()}{ROUTE.format(name='s', root=tmp_path, uri=f'{tmp_path}/more/{{run}}.pt')}"
+    )
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
     assert "excluded by" not in done.output, "the other route takes it"
@@ -136,7 +125,7 @@ def test_an_event_says_which_route_excludes_its_checkpoint(tmp_path, monkeypatch
     config(tmp_path, f"{tmp_path}/models/{{run}}.pt")
     file = tmp_path / "wherry.toml"
     text = file.read_text().replace("min_age = 0", 'min_age = 0\nformats = ["orbax"]')
-    file.write_text(text + SECOND.format(root=tmp_path))
+    file.write_text(text + ROUTE.format(name="s", root=tmp_path, uri=f"{tmp_path}/more/{{run}}.pt"))
     run = checkpoint(tmp_path / "runs" / "run")
     monkeypatch.setenv("WHERRY_CONFIG", str(file))
     monkeypatch.setattr("wherry.core.emit.emit", lambda *_place, **_more: "1")
@@ -160,26 +149,12 @@ def test_a_run_that_becomes_a_link_after_the_survey_is_not_followed(tmp_path):
 
 
 def test_the_uri_of_an_event_is_compared_with_the_roots_before_anything_is_opened(tmp_path):
-    asked = []
-
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET  # noqa: N815  a name of the base class
-
-        def log_message(self, *_what):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        uri = f"http://127.0.0.1:{server.server_port}/some/service/"
+    with noting_server() as (port, paths):
+        uri = f"http://127.0.0.1:{port}/some/service/"
         [row] = explain(uri, config(tmp_path, f"{tmp_path}/out/{{run}}.pt"))
-        server.shutdown()
     assert not row.takes
     assert row.reason.startswith("it is not below")
-    assert asked == []
+    assert paths == []
 
 
 def test_an_event_in_a_bucket_logs_in_to_no_store_where_no_route_has_a_root(tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ from wherry.core.digest import canonical_json
 from wherry.errors import HostileError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
-from wherry.storage.location import native_path, path_uri
+from wherry.storage.local_paths import native_path
+from wherry.storage.location import path_uri
 from wherry.storage.stores import locate
 
 pytest_plugins = ("tests.support.warm_command",)
@@ -38,6 +39,7 @@ STARTED = ("discover", "detect", "plan", "convert")  # as processes of their own
 NAMES = {"text": "mü 模".encode(), "bytes": b"m\xff\xfe"}
 KINDS = pytest.mark.parametrize("kind", ["bytes", pytest.param("text", marks=pytest.mark.slow)])
 CONFIG = b"""
+links = ["%s"]
 [routes.r]
 root = "%s"
 min_age = 0
@@ -63,8 +65,7 @@ def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_c
     small(Path(os.fsdecode(folder)) / "run" / "checkpoint-1" / "model.safetensors")
     source, target = folder + b"/run/checkpoint-1/model.safetensors", folder + b"/out"
     (tmp_path / "wherry.toml").write_bytes(
-        CONFIG
-        % (quote(folder).encode() and uri_of(folder + b"/run").encode(), uri_of(folder + b"/night").encode())
+        CONFIG % tuple(uri_of(place).encode() for place in (folder, folder + b"/run", folder + b"/night"))
     )
     env = {
         **LOCALES[locale], "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",

@@ -29,7 +29,9 @@ def without_docstrings(tree):
 @cache
 def texts():
     """The strings of the code that are sentences with a command or an option, each with its module."""
-    modules = [path for path in MODULES if path.name != "cures.py"]
+    modules = [
+        path for path in MODULES if path.name not in ("cures.py", "installation.py")
+    ]  # which has pip's and uv's
     found = [(path, text) for path in modules for text in without_docstrings(ast.parse(path.read_text()))]
     return [
         (path, text) for path, text in found if COMMAND.search(text) or (" " in text and OPTION.search(text))

@@ -88,7 +88,7 @@ def spec_of(verb, source, target):
         return WorkSpec(job=target)
     options = {"max_shard_size": SHARD}
     return ConvertSpec(
-        source=source, target=target, to="hf", options=options, engine="processes:2", unit=str(UNIT)
+        source=source, target=target, to="hf", options=options, on="processes:2", unit=str(UNIT)
     )
 
 

@@ -119,7 +119,7 @@ def _was_printing(error: OSError) -> bool:
 
 def interrupt_error() -> WherryError:
     """The error for Ctrl-C and SIGTERM."""
-    error = InterruptedRunError(interrupts.WHAT, cure=interrupts.CURE)
+    error = InterruptedRunError("interrupted before completion")
     done = interrupts.committed_targets()
     if not done:
         return error

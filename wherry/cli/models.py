@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,7 +73,9 @@ def promote(
     The version that had the alias becomes `previous`. SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION
     or, with --model, the URI of a checkpoint.
     """
+    from wherry.config.roots import typed_by_a_person
     from wherry.console import tables
+    from wherry.ledger.resolve import is_model_uri
     from wherry.models.promote import promote as carry_out
     from wherry.models.promote import rollback as go_back
 
@@ -87,7 +90,8 @@ def promote(
             done = go_back(subject, alias=alias, progress=progress, **arguments)
         else:
             further: dict[str, Any] = {"model": model, "policy": policy, "to_registry_uri": to_registry_uri}
-            done = carry_out(subject, alias=alias, progress=progress, **further, **arguments)
+            with nullcontext() if is_model_uri(subject) else typed_by_a_person(subject):
+                done = carry_out(subject, alias=alias, progress=progress, **further, **arguments)
     _show_promotion(done, json_=json_)
 
 

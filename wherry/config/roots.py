@@ -2,12 +2,15 @@
 
 A tag of the model registry, a statement of the ledger and a parameter of a flow can be written by others than the
 user who opens what they name. So it is opened only below one of these folders, as is what a route finds. Without
-routes there are no roots, and only the links in a checkpoint are limited.
+routes there are no roots, and only the links in a checkpoint are limited. What a person types is opened, also where
+the records of the same command state it again.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from wherry.config.config import load_config
@@ -16,10 +19,27 @@ from wherry.storage.links import allowed_roots
 from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below, locate_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from wherry.config.config import Config
     from wherry.storage.location import Location
+
+
+_typed: ContextVar[str] = ContextVar("typed", default="")
+
+
+@contextmanager
+def typed_by_a_person(uri: str) -> Generator[None]:
+    """Around a command on a checkpoint whose place a person has typed.
+
+    Args:
+        uri: the place.
+    """
+    before = _typed.set(locate(uri).uri)
+    try:
+        yield
+    finally:
+        _typed.reset(before)
 
 
 def root_of(uri: str | os.PathLike[str]) -> str | None:
@@ -32,7 +52,7 @@ def root_of(uri: str | os.PathLike[str]) -> str | None:
 
     Returns:
         The innermost root, part of a target's template before its first field, or folder in `links` that holds it; None
-        where no routes are configured, and for a training state in memory.
+        where no routes are configured, for a training state in memory, and for what a person has typed.
 
     Raises:
         HostileError: routes are configured, and none of these folders holds it.
@@ -42,6 +62,8 @@ def root_of(uri: str | os.PathLike[str]) -> str | None:
     if not config.routes or is_live(text):
         return None
     place = locate(text)
+    if place.uri == _typed.get():
+        return None
     parts = place.path.split("/")
     holding = [root for root in _roots(config) if is_at_or_below(locate(root), place)]
     if holding and ".." not in parts:
@@ -49,7 +71,7 @@ def root_of(uri: str | os.PathLike[str]) -> str | None:
     raise HostileError(
         "a record or parameter names a place that no route reads or writes",
         uri=place.uri,
-        cure=f'allow its folder in wherry.toml: links = ["{place.parent.path}"]'
+        cure=f'allow its folder in wherry.toml: links = ["{place.parent.uri}"]'
         if place.store.capabilities.local
         else f'add it to wherry.toml as the root of a route: root = "{place.parent.uri}"',
     )

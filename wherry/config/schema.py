@@ -16,6 +16,7 @@ from wherry.config.options import given_by, option_field, target_of, with_option
 from wherry.config.values import Select, require_template, required_origin, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
+from wherry.storage.local_paths import local_path
 from wherry.storage.stores import locate_below
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _check_choice(text: str) -> str:
 
 
 def _absolute(text: str) -> str:
-    if not os.path.isabs(os.path.expanduser(text)):  # noqa: PTH111, PTH117  text alone
+    if not os.path.isabs(local_path(text) or ""):  # noqa: PTH117  text alone
         raise ValueError("expected an absolute path")
     return text
 

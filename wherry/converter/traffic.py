@@ -23,8 +23,9 @@ from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
 from wherry.objects.read_ahead import STEP
 from wherry.objects.stores import object_store
 from wherry.storage.folders import staging_stem
+from wherry.storage.local_paths import local_path
 from wherry.storage.ranges import LARGEST
-from wherry.storage.stores import is_live, local_path, locate
+from wherry.storage.stores import is_live, locate
 from wherry.upload.uploaded_file import PART_BYTES
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Handler = Callable[[int, FrameType | None], object]
 
 INTERRUPTED = 130  # the exit code
-WHAT = "interrupted before completion"
-CURE = "run the same command again; it resumes where it was interrupted"
+# The words of InterruptedRunError, whose module is not imported yet.
+_TEXT = "error: interrupted before completion\ncure: run the same command again; it resumes where it was interrupted\n"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOADING = {ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__}
 
@@ -61,7 +61,7 @@ _state = _State()
 
 def end_at_once() -> None:
     """Let the signals end the process while it is imported."""
-    _install(lambda _number, _frame: _leave(INTERRUPTED, f"error: {WHAT}\ncure: {CURE}\n"))
+    _install(lambda _number, _frame: _leave(INTERRUPTED, _TEXT))
 
 
 def interrupt() -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from wherry.remote.addresses import require_address
+from wherry.remote.addresses import AddressError, require_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -91,27 +91,32 @@ def exchange(
 
     Raises:
         TimeoutError: it took longer.
+        AddressError: the host leads to an address that must not be reached.
         StorageError: the answer is longer than the buffer.
         urllib3.exceptions.HTTPError: the connection failed.
     """
     from urllib3 import Timeout
+    from urllib3.exceptions import HTTPError
 
     deadline = time.monotonic() + seconds
     pieces = list(views) if views is not None else None
     headers = dict(request.headers)
     if pieces is not None:
         headers["Content-Length"] = str(sum(one.nbytes for one in pieces))
-    answer: Any = _pool(request.certificates).urlopen(
-        request.method,
-        request.url,
-        body=None if pieces is None else _blocks(pieces, deadline),
-        headers=headers,
-        redirect=False,
-        retries=False,
-        preload_content=False,
-        decode_content=False,
-        timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
-    )
+    try:
+        answer: Any = _pool(request.certificates).urlopen(
+            request.method,
+            request.url,
+            body=None if pieces is None else _blocks(pieces, deadline),
+            headers=headers,
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
+        )
+    except HTTPError as error:
+        raise next((one for one in error.args if isinstance(one, AddressError)), error) from None
     try:
         known = {name.lower(): value for name, value in answer.headers.items()}
         if into is None or answer.status >= _FIRST_FAILURE:

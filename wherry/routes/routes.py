@@ -21,7 +21,8 @@ from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import HostileError, NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
-from wherry.storage.stores import is_at_or_below, local_path, locate
+from wherry.storage.local_paths import local_path
+from wherry.storage.stores import is_at_or_below, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

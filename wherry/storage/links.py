@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from wherry.core.services import service
 from wherry.errors import HostileError
+from wherry.storage.local_paths import local_path
 
 _CACHED = ("models--", "datasets--", "spaces--")
 _ATTEMPTS = 100
@@ -143,7 +144,7 @@ def allowed_roots() -> tuple[str, ...]:
         if stated
         else service("settings").configured_value("links") or ()
     )
-    return tuple(real_path(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
+    return tuple(real_path(path) for folder in folders if (path := local_path(folder)) is not None)
 
 
 def link_refusal(path: str, real: str) -> HostileError:

@@ -7,7 +7,6 @@ overwrite, whether a put can be create-only, whether byte ranges can be read and
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -130,15 +129,6 @@ def path_uri(path: str) -> str:
         return data.decode()  # valid UTF-8 that an ASCII locale did not decode
     except UnicodeDecodeError:
         return f"file://{quote(data)}"
-
-
-def native_path(text: str) -> str:
-    """A path in the encoding of this process's locale; the inverse of `path_uri` for a bare path."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
-    return text
 
 
 def _require_a_name(name: str, uri: str) -> None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote
 
 from wherry.credentials import uri_has_credentials
 from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_error, storage_errors
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
-from wherry.storage.location import Entry, Location, native_path
+from wherry.storage.local_paths import local_path
+from wherry.storage.location import Entry, Location
 from wherry.storage.open_file import (
     loop_refusal,
     open_regular,
@@ -360,31 +361,6 @@ def _require_no_account(text: str) -> None:
             f"{text} names the storage account {account!r}; a URI of wherry names only the container",
             cure=f"set AZURE_STORAGE_ACCOUNT_NAME={shlex.quote(account)} and write {shlex.quote(f'az://{container}{path}')}",
         )
-
-
-def local_path(uri: str) -> str | None:
-    """The path of this machine that a URI means, with the home folder for `~`; None for a URI of another store.
-
-    Raises:
-        UsageError: the URI names another machine.
-    """
-    protocol, separator, _ = uri.partition("://")
-    if not separator:
-        return native_path(os.path.expanduser(uri))  # noqa: PTH111  a string
-    return _path_of_file_uri(uri) if protocol == "file" else None
-
-
-def _path_of_file_uri(text: str) -> str:
-    """The path of `file:///path` or `file://localhost/path`."""
-    parts = urlsplit(text)
-    if "@" in parts.netloc:
-        raise UsageError("a URI must not carry credentials", cure="write the path alone")
-    if parts.netloc not in ("", "localhost"):
-        raise UsageError(
-            f"{text} names the host {parts.netloc!r}; expected a path of this machine",
-            cure=f"write file:///{parts.netloc}{parts.path}, or the path alone",
-        )
-    return os.fsdecode(unquote_to_bytes(parts.path.encode("utf-8", "surrogateescape")))
 
 
 def local_location(path: str, *, configurable: bool = True) -> Location:

@@ -503,10 +503,10 @@ def _refusal(
 
 
 def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> WherryError | None:
-    """What a config states that no family's layouts mean, if every tensor of the checkpoint fits one; else None.
+    """The refusal of a config that states what no layout supports, although every tensor fits a family; else None.
 
-    Nor where the config or the user names the model, whatever other model the tensors resemble.
-    Several families may have the tensors: it is the refusal in which most of them agree.
+    None too if the config or the user names the model. If several families refuse it, the most frequent refusal is
+    returned.
 
     Args:
         checkpoint: the source, to which no family applies.
