@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
-# Options of those commands that the functions have not.
+# Options of those commands that the functions do not have.
 COMMANDS_ONLY = frozenset(
     ("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit")
 )

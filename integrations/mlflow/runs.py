@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.core.algorithms import spellings
+from wherry.core.progress import logger
 from wherry.integrations.mlflow.client import (
     ATTEMPT_TAG,
     EXISTS,
@@ -50,7 +51,8 @@ _EXTERNAL = {"mlflow.model.isExternal": "true"}
 _NOT_IN_NAMES = re.compile(r"[/:.%\"']+")
 _LONGEST_NAME = 200
 OWNER_TAG = "wherry.owner"
-_MOST_ZOMBIES = 100  # that are ended at once
+_log = logger(__name__)
+_MOST_ABANDONED = 100  # that are ended at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,10 @@ def record_run(
         facts: what else is known about it.
     """
     experiment = _experiment(client)
-    end_zombies(client, experiment)
+    try:
+        end_abandoned_runs(client, experiment)
+    except MlflowException as error:
+        _log.warning("runs of processes that have ended could not be closed: %s", error)
     noted = {**tags, MLFLOW_RUN_NOTE: description(tags), OWNER_TAG: owner_text()}
     run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
     run_id: str = run.info.run_id
@@ -105,7 +110,7 @@ def record_run(
     return RunRecord(run_id, links, recorded.undo)
 
 
-def end_zombies(client: MlflowClient, experiment: str) -> list[str]:
+def end_abandoned_runs(client: MlflowClient, experiment: str) -> list[str]:
     """End the runs of processes of this machine that have ended in the middle of a registration.
 
     Args:
@@ -118,7 +123,7 @@ def end_zombies(client: MlflowClient, experiment: str) -> list[str]:
     running = client.search_runs(
         [experiment],
         f"attributes.status = 'RUNNING' and tags.`{OWNER_TAG}` LIKE '%'",
-        max_results=_MOST_ZOMBIES,
+        max_results=_MOST_ABANDONED,
     )
     ended = [run.info.run_id for run in running if text_has_ended(run.data.tags[OWNER_TAG])]
     for run_id in ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -147,5 +148,8 @@ def test_what_a_conversion_read_back_counts_as_verified(tmp_path):
     ):
         wherry.convert(source, tmp_path / name, to=to, verify=how)
     wherry.verify(tmp_path / "later", level="present", record=True)
+    for how in ("digest", "none"):  # the last conversion there is not read back
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        wherry.convert(source, tmp_path / "again", to="dcp", verify=how)
     found = {one.uri.rpartition("/")[2]: one.verified for one in listing()}
-    assert found == {"source": "", "read": "read-back: ok", "unread": "", "later": "present: ok"}
+    assert found == {"source": "", "read": "read-back: ok", "unread": "", "later": "present: ok", "again": ""}

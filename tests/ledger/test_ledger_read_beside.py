@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,22 @@ def file(tmp_path, monkeypatch):
 def test_a_sound_ledger_has_its_entry(file):
     assert entry_at(URI).node == NODE
     assert irregular_sqlite_file(file) is None
+
+
+def test_a_log_that_sqlite_removes_while_it_is_looked_at_is_no_irregular_file(file, monkeypatch):
+    """The last connection that another thread closes removes it: a conversion of a night was not recorded then."""
+    log, real = file.with_name(f"{file.name}-wal"), Path.stat
+    log.touch()
+
+    def stat(path, **how):
+        found = real(path, **how)
+        if path == log:
+            log.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert irregular_sqlite_file(file) is None
+    assert not log.exists()
 
 
 @pytest.mark.parametrize("table", ["location", "checkpoint", "tombstone", "conversion"])

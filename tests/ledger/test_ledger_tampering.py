@@ -20,10 +20,14 @@ pytest_plugins = ["tests.support.ledger"]  # its fixtures
         "DELETE FROM {}edge",
         "DELETE FROM {}statement",
         "TRUNCATE {}statement CASCADE",
-        "INSERT INTO {0}statement SELECT seq + 7, hash, 'h', kind, schema, content, body, time, storage_time"
-        " FROM {0}statement",
-        "INSERT INTO {0}statement SELECT seq + 1, prev, 'h', kind, schema, content, body, time, storage_time"
-        " FROM {0}statement",
+        (
+            "INSERT INTO {0}statement SELECT seq + 7, hash, 'h', kind, schema, content, body, time, storage_time"
+            " FROM {0}statement"
+        ),
+        (
+            "INSERT INTO {0}statement SELECT seq + 1, prev, 'h', kind, schema, content, body, time, storage_time"
+            " FROM {0}statement"
+        ),
         "INSERT OR REPLACE INTO statement SELECT * FROM statement",
     ],
 )

@@ -298,6 +298,13 @@ def test_what_a_process_sent_before_its_end_counts(folder):
     assert shares.gather_shares(folder, {}, {}, [1], patience=LONG) == {}
 
 
+def test_what_failed_in_a_process_is_said_also_after_its_end(folder):
+    _gone(folder, 1)
+    shares.put_failure(folder, 1, StorageError("disk full"))
+    with pytest.raises(IncompleteError, match="process 1 failed: disk full"):
+        shares.gather_shares(folder, {}, {}, [1], patience=LONG)
+
+
 def test_process_0_that_has_ended_is_named_and_its_folder_removed(folder):
     pid = _gone(folder, 0)
     with pytest.raises(StorageError, match=rf"process 0 has ended \(process number {pid} on "):

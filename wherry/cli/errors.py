@@ -135,12 +135,8 @@ def document(error: WherryError) -> dict[str, Any]:
     return error.to_json()
 
 
-_PLACES = (
-    "source",
-    "uri",
-    "job",
-    "a",
-)  # arguments that are the checkpoint, or the job, that a command is about
+_PLACES = ("source", "uri", "a")  # arguments that are the checkpoint that a command is about
+_JOBS = ("job", "target")  # that are a job, or its target
 
 
 def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) -> None:
@@ -157,12 +153,13 @@ def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) 
     command = group.commands[words[at]]
     with suppress(click.ClickException):
         typed = command.make_context(words[at], list(words[at + 1 :]), resilient_parsing=True).params
-        place = next((typed[name] for name in _PLACES if typed.get(name)), None)
-        if place is None:
-            return
-        if error.uri is None:
+        place, job = (
+            next((typed[name] for name in names if typed.get(name)), None) for names in (_PLACES, _JOBS)
+        )
+        if place is not None and error.uri is None:
             error.cure = cures.about(error.cure, place)
-        error.cure = cures.about_job(error.cure, place)
+        if job is not None:
+            error.cure = cures.about_job(error.cure, job)
 
 
 def flush_output() -> StorageError | None:

@@ -15,7 +15,7 @@ from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import sha256_of
-from wherry.core.interrupts import committing
+from wherry.core.interrupts import committing, settle
 from wherry.core.keypath import render
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
@@ -283,6 +283,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     except WherryError as error:
         if not isinstance(error, StorageError):
             staging.withdraw()
+            settle([job.target.uri])
         raise
     return receipt
 

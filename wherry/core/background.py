@@ -14,9 +14,7 @@ anew what a thread of its parent was importing.
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -84,7 +82,7 @@ def waited_for(what: str) -> Generator[None]:
 
 
 def wait_at_exit() -> None:
-    """Register the wait for the end of the main thread; what was registered last runs first.
+    """Register the wait for the end of the main thread; Python runs the last registered hook first.
 
     It is done twice: when wherry is imported, and after the executors of Python have registered theirs, which would
     refuse the tasks of the work that is waited for.
@@ -105,7 +103,7 @@ def _wait() -> None:
 def _wait_for(work: BackgroundWork, begun: float) -> None:
     from wherry.core.progress import logger
 
-    log = logger("wherry.export")
+    log = logger(__name__)
     log.info("waiting for %s before the process exits", work.what)
     left = None if work.exit_wait is None else max(work.exit_wait - (time.monotonic() - begun), 0)
     if not work.ended.wait(left):
@@ -113,22 +111,9 @@ def _wait_for(work: BackgroundWork, begun: float) -> None:
         work.on_timeout()
 
 
-def _free_imports() -> None:
-    """Let modules that threads of the parent were importing be imported anew: nothing frees their locks in a child."""
-    locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
-    for name, reference in list(locks.items()):
-        if getattr(reference(), "owner", None) in (None, threading.get_ident()):
-            continue
-        del locks[name]
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            del sys.modules[name]
-
-
 def _begin_anew() -> None:
     """In a child of a fork: the threads do not exist there."""
     global _running
-    _free_imports()
     lost, _running = _running, set()
     for work in lost:
         work.ended = threading.Event()  # a thread of the parent may have held the lock of the old one

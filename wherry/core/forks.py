@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOCK = type(threading.Lock())
 _LOOK = 0.01  # seconds between two looks at the imports of other threads
-_PATIENCE = 2.0  # seconds that a fork waits; what takes longer holds its locks for moments of it only
+_PATIENCE = 2.0  # seconds that a fork waits; a longer block holds the locks of SQLite only briefly
 
 
 class _UnforkedBlock(NamedTuple):
@@ -89,11 +89,23 @@ def _before_fork() -> None:
         _state.changed.wait(_LOOK)
 
 
-def _imports_elsewhere() -> bool:
-    """Whether another thread imports a module: the child would wait for that import for ever."""
-    locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
-    owners = (getattr(reference(), "owner", None) for reference in tuple(locks.values()))
-    return any(owner not in (None, threading.get_ident()) for owner in owners)
+def _imports_elsewhere() -> list[str]:
+    """The modules that other threads import: the child would wait for these imports for ever."""
+    rows = [(name, getattr(reference(), "owner", None)) for name, reference in tuple(_module_locks().items())]
+    return [name for name, owner in rows if owner not in (None, threading.get_ident())]
+
+
+def _module_locks() -> dict[str, Any]:
+    return getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+
+
+def _free_imports() -> None:
+    """Let modules that threads of the parent were importing be imported anew: nothing frees their locks in a child."""
+    for name in _imports_elsewhere():
+        del _module_locks()[name]
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            del sys.modules[name]
 
 
 def _in_parent() -> None:
@@ -107,6 +119,7 @@ def _in_child() -> None:
     _inherited.update(block.file for block in _state.blocks.values() if block.file)
     own = {number: block for number, block in _state.blocks.items() if block.thread == threading.get_ident()}
     _state = _ForkGate(own)
+    _free_imports()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "wherry":
             _renew_locks(module)

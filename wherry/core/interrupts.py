@@ -25,7 +25,7 @@ from importlib.machinery import ExtensionFileLoader
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
     from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object]
@@ -45,7 +45,7 @@ class _State:
         held: what is committed at present, or was; until then signals are raised.
         noted: whether one came meanwhile.
         raised: whether one was raised.
-        committed: the targets that were committed.
+        committed: the targets that were committed, and are not recorded yet.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def were_raised() -> bool:
 
 
 def committed_targets() -> list[str]:
-    """The targets that were committed before the signal that was raised."""
+    """The targets that were committed before the signal that was raised, and were not recorded."""
     return _state.committed
 
 
@@ -112,10 +112,17 @@ def go_on() -> None:
     Raises:
         KeyboardInterrupt: a signal came.
     """
-    if _state.held and threading.current_thread() is threading.main_thread():
-        _state.held = ""
-        if _state.noted:
-            _interrupt(signal.SIGINT, None)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _state.held = ""
+    if _state.noted:  # also in a commit that has failed since
+        _state.noted = False
+        _interrupt(signal.SIGINT, None)
+
+
+def settle(uris: Collection[str]) -> None:
+    """Note that committed targets are recorded, or withdrawn: they are no longer done without a record."""
+    _state.committed = [uri for uri in _state.committed if uri not in uris]
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:

@@ -345,10 +345,11 @@ def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
             query.join(tables.statement, told.seq == done.statement).order_by(done.statement)
         ).all()
         last = {row[0]: row[1] for row in connection.execute(later)}
+    made = {(digest, uri): rest for digest, uri, *rest in rows}  # in their order: the last one stays
     return {
-        (digest, uri): VerificationRecord(level, "ok", time)
-        for digest, uri, statement, time, level in rows
-        if level and statement > last.get(digest, 0)
+        place: VerificationRecord(level, "ok", time)
+        for place, (statement, time, level) in made.items()
+        if level and statement > last.get(place[0], 0)
     }
 
 

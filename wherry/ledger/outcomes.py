@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core import interrupts
 from wherry.core.request import SourceRequest
 from wherry.errors import (
     MissingExtraError,
@@ -79,6 +80,7 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         error = not_recorded(cause, [one.target.uri for one in rest])
         error.result = (*done, *(replace(one, lineage=REFUSED + cause.what) for one in rest))
         raise error from cause
+    interrupts.settle([one.target.uri for one in receipts])
     after_record()
     return tuple(done)
 

@@ -138,8 +138,8 @@ def gather_shares(
         with waiting(str(folder), what=f"the share of process {rank}"):
             share, ended = _share_of(folder, rank, patience)
         if share is None or "failed" in share:
-            why = f"sent no share within {patience:g} s" if share is None else f"failed: {share['failed']}"
-            why = ended or why
+            silent = ended or f"sent no share within {patience:g} s"
+            why = silent if share is None else f"failed: {share['failed']}"
             raise IncompleteError(
                 f"process {rank} {why}",
                 uri=str(folder),

@@ -76,7 +76,11 @@ class _Watch:
             starts = not self._running
             self._running = True
         if starts:
-            threading.Thread(target=self._look_on, name="wherry-waits", daemon=True).start()
+            try:
+                threading.Thread(target=self._look_on, name="wherry-waits", daemon=True).start()
+            except RuntimeError:  # there are no more threads: nobody is told, but the work goes on
+                with self._lock:
+                    self._running = False
         return number
 
     def remove(self, number: int) -> None:

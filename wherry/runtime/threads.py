@@ -37,7 +37,7 @@ def carrier_count() -> int:
 
 
 class ThreadPool(Executor):
-    """An executor of threads which takes tasks also while the process ends, as long as a thread can give it some.
+    """An executor of threads which takes tasks also while the process ends, for as long as some thread submits them.
 
     That of the standard library refuses tasks once the main thread has ended, and with them the work of every other
     thread, for which Python waits nevertheless. The threads are daemons: whoever opens a pool waits for its tasks.

@@ -15,6 +15,7 @@ a killed one makes its files again, but does not send again what the Hub has.
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,9 @@ class CopiedStaging:
             members: names of commit members, relative to the target.
         """
         self.target = target
-        self.folder = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        self.folder = Path(tempfile.gettempdir()) / f"wherry-upload-{secrets.token_hex(8)}"
         note(self.folder)
+        self.folder.mkdir(mode=0o700)
         self._local = Staging(local_location(str(self.folder / target.name)), "0" * 8, resume=False)
         self.location, self.journal, self.spill = (
             self._local.location,

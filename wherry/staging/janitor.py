@@ -1,12 +1,12 @@
-"""janitor: what runs make outside of their targets, by owner, so that what a dead one left is removed.
+"""janitor: temporary files outside of targets, with their owners, so that those of ended processes are removed.
 
-A mark beside a source, a temporary folder and the spool of an export are not found from any target. So before one of
+A mark next to a source, a temporary folder and the spool of an export are not found from any target. So before one of
 them is made, an owner's file in `WHERRY_HOME/made` says where it will be, and which process makes it: its host, number
 and start, and the boot of the machine. The file goes when the work ends. What belongs to a process of this machine
 that has ended is removed by the next conversion or export, by `wherry clean` and each night, whatever its age; what
 belongs to a process of another machine is left to that machine.
 
-A home that cannot be written costs nothing but this: the work goes on.
+If the home cannot be written, only this is lost: the work goes on.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def tidy() -> list[LeftBehind]:
                 done.append(left)
             left.record.unlink(missing_ok=True)
         except OSError as error:
-            _log.debug("%s, which process left, cannot be removed: %s", left.path, error)
+            _log.debug("%s, left by a process that has ended, cannot be removed: %s", left.path, error)
     return done
 
 

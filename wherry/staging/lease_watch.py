@@ -274,7 +274,8 @@ def _pid_namespace() -> str:
         space = Path(_PID_NAMESPACE).readlink()
     except OSError:
         return ""  # not Linux, or hidden from us
-    return f"{this_boot()} {space}" if this_boot() else ""
+    boot = this_boot()
+    return f"{boot} {space}" if boot else ""
 
 
 class _Process(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing, contextmanager
+import stat
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,9 +93,16 @@ def _without_user(scheme: str, rest: str) -> str:
 
 
 def irregular_sqlite_file(file: Path) -> Path | None:
-    """A file of a SQLite database that is no regular file, for example a pipe, at which SQLite would wait forever."""
-    found = (file.with_name(f"{file.name}{suffix}") for suffix in _SQLITE_SUFFIXES)
-    return next((one for one in found if one.exists() and not one.is_file()), None)
+    """A file of a SQLite database that is no regular file, for example a pipe, at which SQLite would wait forever.
+
+    Each file is looked at once: SQLite removes two of them whenever the last connection closes.
+    """
+    for suffix in _SQLITE_SUFFIXES:
+        part = file.with_name(f"{file.name}{suffix}")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISREG(part.stat().st_mode):
+                return part
+    return None
 
 
 @contextmanager
@@ -116,7 +124,7 @@ def sqlite_to_read(file: Path, tables: Collection[str], timeout: float = 5) -> G
         raise sqlite3.DatabaseError("not a regular file")
     named = f"{file.as_uri()}?mode=ro"
     with (
-        without_forks(),
+        without_forks(os.path.realpath(file)),
         closing(sqlite3.connect(named, uri=True, timeout=timeout, isolation_level=None)) as connection,
     ):
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
