@@ -359,6 +359,18 @@ def named(row):
     return " ".join([row.line, *row.where.values()])
 
 
+@pytest.fixture
+def no_server(row):
+    """For commands that use Prefect: a server that other tests of this process have started is not configured."""
+    if not row.line.startswith("deploy"):
+        yield
+        return
+    settings = pytest.importorskip("prefect.settings")
+    with settings.temporary_settings(restore_defaults={settings.PREFECT_API_URL}):
+        yield
+
+
+@pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_a_cure_that_is_pasted_ends_the_error(row, home, capfd):
     with pytest.MonkeyPatch.context() as patch:

@@ -440,4 +440,4 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     with suppress(OSError):
         say_lines("\n".join([f"error: {error.for_shell()}", *(f"note: {note}" for note in notes)]), err=True)
     flush_output()
-    sys.exit(error.exit_code)
+    interrupts.leave(error.exit_code)
