@@ -116,7 +116,10 @@ def exchange(
             timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
         )
     except HTTPError as error:
-        raise next((one for one in error.args if isinstance(one, AddressError)), error) from None
+        refused = next((one for one in error.args if isinstance(one, AddressError)), None)
+        if refused is not None:
+            raise refused from None
+        raise  # with its cause, which says what kind of failure it is
     try:
         known = {name.lower(): value for name, value in answer.headers.items()}
         if into is None or answer.status >= _FIRST_FAILURE:
