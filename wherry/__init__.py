@@ -33,7 +33,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from wherry.core import background as _background
+from wherry.core import import_locks as _import_locks
 from wherry.version import __version__ as __version__
+
+assert _import_locks  # a program may fork while one of its threads imports what follows
 
 if TYPE_CHECKING:
     from wherry.auditor.audit import audit as audit
@@ -124,9 +127,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'wherry' has no attribute {name!r}")
     module, attribute = _DOOR[name].split(":")
     with _background.waited_for(f"the import of wherry.{name}"):
-        value = getattr(import_module(module), attribute)
-        from wherry.core.calls import usage_checked
+        from wherry.core.calls import usage_checked  # first: from now on, forks wait for the imports of this thread
 
+        value = getattr(import_module(module), attribute)
     if isinstance(value, FunctionType):
         value = usage_checked(f"wherry.{name}")(value)
         value.__module__, value.__qualname__ = __name__, name  # by which pickle finds it

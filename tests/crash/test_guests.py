@@ -128,6 +128,54 @@ handle.result()
     assert done.stdout == "2 the export runs in another process, which forked this one\n0 False\n"
 
 
+FORK_IN_AN_IMPORT = """
+import os, signal, sys, threading
+from importlib.util import find_spec
+import wherry
+begun, go, parent, slow = threading.Event(), threading.Event(), os.getpid(), sys.argv.pop(1)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != slow or os.getpid() != parent:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        real = spec.loader.exec_module
+        def run(module):
+            begun.set()
+            go.wait(60)
+            real(module)
+        spec.loader.exec_module = run
+        return spec
+sys.meta_path.insert(0, Finder())
+thread = threading.Thread(target=lambda: wherry.convert)
+thread.start()
+assert begun.wait(60), f"{slow} is not imported"
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    wherry.convert(*sys.argv[1:], to="dcp")
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+go.set()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "wherry.converter.convert",
+        pytest.param("wherry.core.forks", marks=pytest.mark.full),
+        pytest.param("logging", marks=pytest.mark.full),
+    ],
+)
+def test_a_child_that_was_forked_in_the_first_import_converts(source, tmp_path, slow):
+    words = [sys.executable, "-c", FORK_IN_AN_IMPORT, slow, str(source), str(tmp_path / "o")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert (tmp_path / "o" / ".metadata").exists()
+
+
 @pytest.mark.parametrize("daemon", [True, False])
 def test_a_program_that_ends_waits_for_a_conversion_in_a_thread(source, tmp_path, daemon):
     code = (

@@ -8,8 +8,7 @@ and an export, is waited for before any of that:
 2. At the end of the main thread a hook waits for all of it: without end for threads that Python would join anyway, for
    a limited time for others.
 
-A fork has none of the threads of its parent. So a child begins without work, does not wait at its own end, and imports
-anew what a thread of its parent was importing.
+A fork has none of the threads of its parent. So a child begins without work and does not wait at its own end.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A child of a fork has the locks of all threads as they were at that moment, and 
 another thread held is never given back there. SQLite has such locks for the whole process, so a child that writes into
 the ledger would wait for ever. It also has a list of the file locks of the process, which a child does not have though
 the list says so: parent and child would write at once, and spoil the file. And a module that another thread imports is
-locked in the child for ever.
+half made in the child, which must import it anew (`wherry.core.import_locks`).
 
 A fork therefore waits for what runs in `without_forks`, but not without end. After that the child knows what was open.
 """
@@ -21,6 +21,8 @@ import time
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.core.import_locks import imports_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -85,27 +87,8 @@ def _before_fork() -> None:
     _state.changed.acquire()
     _state.forks += 1
     deadline = time.monotonic() + _PATIENCE
-    while (not _state.only_own() or _imports_elsewhere()) and time.monotonic() < deadline:
+    while (not _state.only_own() or imports_elsewhere()) and time.monotonic() < deadline:
         _state.changed.wait(_LOOK)
-
-
-def _imports_elsewhere() -> list[str]:
-    """The modules that other threads import: the child would wait for these imports for ever."""
-    rows = [(name, getattr(reference(), "owner", None)) for name, reference in tuple(_module_locks().items())]
-    return [name for name, owner in rows if owner not in (None, threading.get_ident())]
-
-
-def _module_locks() -> dict[str, Any]:
-    return getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
-
-
-def _free_imports() -> None:
-    """Let modules that threads of the parent were importing be imported anew: nothing frees their locks in a child."""
-    for name in _imports_elsewhere():
-        del _module_locks()[name]
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            del sys.modules[name]
 
 
 def _in_parent() -> None:
@@ -119,7 +102,6 @@ def _in_child() -> None:
     _inherited.update(block.file for block in _state.blocks.values() if block.file)
     own = {number: block for number, block in _state.blocks.items() if block.thread == threading.get_ident()}
     _state = _ForkGate(own)
-    _free_imports()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "wherry":
             _renew_locks(module)
